@@ -1,0 +1,1 @@
+"""The measuring harness: the loop that a validator times, run here first."""

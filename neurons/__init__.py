@@ -1,0 +1,1 @@
+"""The processes of the subnet: the miner daemon, the validator, its API."""

@@ -1,0 +1,1 @@
+"""The mining daemon: journal, state machine, fork, client and the steps between them."""

@@ -1,0 +1,1 @@
+"""The arrows of the cycle, one file a step: publish, measure, claim, commit, reveal, follow."""

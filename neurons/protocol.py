@@ -1,0 +1,313 @@
+"""The wire of the validator API: messages, commitment, signed texts, blocks and leagues.
+
+Shared by the miner, the validator and the API server, so that one change serves all three.
+Times on this wire are naive UTC in ISO form. No number on it may be NaN or infinite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+HOTKEY_HEADER = "Hotkey"
+SIGNATURE_HEADER = "Signature"
+
+GENESIS_UNIX = 1_609_459_200
+"""Unix time of block 0: 2021-01-01T00:00:00Z. Blocks are wall-clock time, not chain height."""
+
+BLOCK_SECONDS = 12
+"""Seconds in a block on the public server."""
+
+TOP_SHARES = (0.60, 0.25, 0.10, 0.05)
+"""Share of the emission for ranks 1 to 4."""
+
+FAILURES_BEFORE_BAN = 5
+BAN_HOURS = 24
+ROUND_HOURS = 48
+
+
+def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
+    """Return the block number at `unix` seconds since 1970, as the server counts blocks."""
+    return int(unix - GENESIS_UNIX) // block_seconds
+
+
+def commitment_hash(salt: str, fork_url: str) -> str:
+    """Return the lower-case SHA-256 hex of the salt's text followed by the URL, to the letter."""
+    return hashlib.sha256((salt + fork_url).encode()).hexdigest()
+
+
+Benchmarks = dict[str, dict[str, float]]
+"""Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
+
+
+def submission_text(
+    fork_url: str,
+    commit_hash: str,
+    tokens_per_sec: float,
+    benchmarks: Mapping[str, Mapping[str, float]] | None,
+    repo_hash: str | None = None,
+) -> str:
+    """Return the text that a submission's or a reveal's body `signature` signs."""
+    figures = json.dumps(benchmarks or {}, sort_keys=True)
+    return f"{fork_url}{commit_hash}{tokens_per_sec}{figures}{repo_hash or ''}"
+
+
+LEAGUES: tuple[tuple[int, str, float], ...] = (
+    (0, "100k", 0.5),
+    (200_000, "200k", 0.75),
+    (300_000, "300k", 1.0),
+    (400_000, "400k", 1.25),
+    (500_000, "500k", 1.5),
+    (600_000, "600k", 1.75),
+    (700_000, "700k", 2.0),
+    (800_000, "800k", 2.25),
+    (900_000, "900k", 2.5),
+    (1_000_000, "1M", 3.0),
+)
+"""Lower bound of the target length in tokens (inclusive), league name, score multiplier."""
+
+
+def league_of(target_sequence_length: int) -> tuple[str, float]:
+    """Return the league's name and multiplier for a target length in tokens."""
+    name, factor = LEAGUES[0][1:]
+    for lower, league, multiplier in LEAGUES:
+        if target_sequence_length >= lower:
+            name, factor = league, multiplier
+    return name, factor
+
+
+def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
+    """Return what the ranking sorts by: tokens per second times the league's multiplier."""
+    return tokens_per_sec * league_of(target_sequence_length)[1]
+
+
+def _full_hash(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{40}", value):
+        raise ValueError("must be a full lower-case 40-digit commit hash")
+    return value
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("must be a lower-case 64-digit SHA-256")
+    return value
+
+
+CommitHash = Annotated[str, AfterValidator(_full_hash)]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteBenchmarks = dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
+
+
+class Message(BaseModel):
+    """Base of every message: unknown fields of a newer server are kept out, not refused."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class RegisterRequest(Message):
+    """Body of POST /register_miner."""
+
+    hotkey: str
+    model_name: str
+    league: str
+
+
+class RegisterReply(Message):
+    """Reply of POST /register_miner; status is `registered` or `already_registered`."""
+
+    status: str
+    hotkey: str
+    model_name: str
+    league: str
+
+
+class Round(Message):
+    """Reply of GET /get_current_round."""
+
+    id: int
+    round_number: int
+    start_time: str
+    end_time: str
+    status: str
+    time_remaining_seconds: int
+    baseline_submission_id: int | None = None
+    winner_hotkey: str | None = None
+    total_submissions: int = 0
+
+
+class CommitRequest(Message):
+    """Body of POST /commit_submission; `signature` signs `commitment_hash`."""
+
+    miner_hotkey: str
+    commitment_hash: Sha256
+    target_sequence_length: int = Field(gt=0)
+    signature: str
+
+
+class CommitReply(Message):
+    """Reply of POST /commit_submission."""
+
+    submission_id: int
+    commitment_hash: str
+    reveal_block: int
+    estimated_reveal_time: str
+    message: str = ""
+
+
+class RevealRequest(Message):
+    """Body of POST /reveal_submission; `signature` signs `submission_text(...)`."""
+
+    submission_id: int
+    miner_hotkey: str
+    commitment_salt: str
+    fork_url: str
+    commit_hash: CommitHash
+    tokens_per_sec: Speed
+    signature: str
+    vram_mb: Mebibytes | None = None
+    benchmarks: FiniteBenchmarks | None = None
+    docker_image: str | None = None
+
+
+class RevealReply(Message):
+    """Reply of POST /reveal_submission."""
+
+    submission_id: int
+    miner_hotkey: str
+    fork_url: str
+    commit_hash: str
+    is_revealed: bool
+    message: str = ""
+
+
+class SubmitRequest(Message):
+    """Body of POST /submit_kernel, the direct submission without commit and reveal."""
+
+    miner_hotkey: str
+    fork_url: str
+    commit_hash: CommitHash
+    target_sequence_length: int = Field(gt=0)
+    tokens_per_sec: Speed
+    signature: str
+    repo_hash: str | None = None
+    vram_mb: Mebibytes | None = None
+    benchmarks: FiniteBenchmarks | None = None
+
+
+class SubmitReply(Message):
+    """Reply of POST /submit_kernel."""
+
+    submission_id: int
+    created_at: str
+
+
+class PendingReveal(Message):
+    """One commitment that waits for its reveal; the hash is its first 16 digits and `...`."""
+
+    submission_id: int
+    miner_hotkey: str
+    commitment_hash: str
+    reveal_block: int
+    blocks_remaining: int
+    can_reveal: bool
+    created_at: str
+
+    def is_of(self, hotkey: str, commitment: str) -> bool:
+        """Tell whether this row is the commitment `commitment` of `hotkey`."""
+        prefix = self.commitment_hash.removesuffix("...")
+        return self.miner_hotkey == hotkey and len(prefix) >= 16 and commitment.startswith(prefix)
+
+
+class PendingReveals(Message):
+    """Reply of GET /pending_reveals."""
+
+    current_block: int
+    pending_reveals: Sequence[PendingReveal] = ()
+
+
+class QueuedSubmission(Message):
+    """A submission that no validator has marked yet, as GET /get_submission_stats lists it.
+
+    A committed row that is not revealed has no `fork_url`, `commit_hash` and `tokens_per_sec`
+    of its own yet.
+    """
+
+    id: int
+    miner_hotkey: str
+    fork_url: str | None = None
+    commit_hash: str | None = None
+    repo_hash: str | None = None
+    target_sequence_length: int
+    tokens_per_sec: float | None = None
+    vram_mb: float | None = None
+    benchmarks: Benchmarks | None = None
+    validated: bool = False
+    is_revealed: bool = True
+    ip_address: str | None = None
+    created_at: str
+
+
+class Performer(Message):
+    """One row of `top_performers`. `rank`, `score` and `weighted_score` are this project's own
+    server's additions; the public server leaves them out."""
+
+    id: int
+    miner_hotkey: str
+    tokens_per_sec: float
+    target_sequence_length: int
+    created_at: str
+    validated: bool | None = None
+    rank: int | None = None
+    score: float | None = None
+    weighted_score: float | None = None
+
+
+class SubmissionStats(Message):
+    """Reply of GET /get_submission_stats."""
+
+    total_submissions: int
+    recent_submissions: Sequence[QueuedSubmission] = ()
+    stats: dict[str, Any] = Field(default_factory=dict)
+    top_performers: Sequence[Performer] = ()
+
+
+class Weight(Message):
+    """One row of GET /get_weights, best rank first."""
+
+    uid: int
+    hotkey: str
+    weight: float
+
+
+class Weights(Message):
+    """Reply of GET /get_weights."""
+
+    epoch: int
+    weights: Sequence[Weight] = ()
+
+
+class MarkValidatedRequest(Message):
+    """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking."""
+
+    submission_id: int
+    score: float = Field(ge=0, allow_inf_nan=False)
+
+
+class FailureRequest(Message):
+    """Body of POST /record_failure."""
+
+    ip_address: str
+
+
+class CreateRoundRequest(Message):
+    """Body of POST /create_round."""
+
+    duration_hours: int = Field(default=ROUND_HOURS, gt=0)
+    baseline_submission_id: int | None = None

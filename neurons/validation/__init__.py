@@ -1,0 +1,1 @@
+"""What the validator does to one submission: sandbox, import check, timing, verdict."""

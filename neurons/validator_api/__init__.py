@@ -1,0 +1,1 @@
+"""The validator API: HTTP routes over a database."""

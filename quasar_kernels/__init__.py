@@ -1,0 +1,1 @@
+"""QuasarAttention: its reference, and the overlay that a fork receives."""
