@@ -1,0 +1,157 @@
+"""Who this miner is: hotkey, signatures, registration. The one importer of bittensor.
+
+bittensor is imported when first used: half a second that `status` and `doctor` need not pay.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neurons.errors import ConfigError, QuasarError
+from neurons.observe import get_logger
+
+CHAIN_SECONDS = 20.0
+OFFLINE = "offline"
+
+log = get_logger("identity")
+
+
+class ChainUnreachable(QuasarError):
+    """The subtensor network did not answer; nothing is known about the registration."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A hotkey that can sign.
+
+    Attributes:
+        hotkey: the ss58 address, public.
+    """
+
+    hotkey: str
+    _keypair: Any = field(repr=False, compare=False)
+
+    def sign(self, text: str) -> str:
+        """Return the sr25519 signature of the UTF-8 text in hex, without 0x."""
+        return bytes(self._keypair.sign(text.encode())).hex()
+
+
+def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
+    """Return where the hotkey's private file lies."""
+    return path.expanduser() / name / "hotkeys" / hotkey
+
+
+def wallet_warnings(name: str, hotkey: str, path: Path) -> list[str]:
+    """Return what is unsafe about the wallet's files, one sentence each."""
+    warnings = []
+    coldkey = path.expanduser() / name / "coldkey"
+    if coldkey.exists():
+        warnings.append(
+            f"the coldkey's private file lies on this machine ({coldkey}); the miner does not need "
+            "it: keep it elsewhere and remove it here"
+        )
+    private = hotkey_file(name, hotkey, path)
+    if private.exists() and private.stat().st_mode & 0o077:
+        warnings.append(f"others can read the hotkey file: chmod 600 {private}")
+    return warnings
+
+
+def load_identity(name: str, hotkey: str, path: Path) -> Identity:
+    """Load the hotkey `hotkey` of the wallet `name` under `path`.
+
+    Raises:
+        ConfigError: the file is missing, encrypted or unreadable; the text has the remedy.
+    """
+    private = hotkey_file(name, hotkey, path)
+    btcli = f"--wallet.name {name} --wallet.hotkey {hotkey} --wallet.path {path.expanduser()}"
+    setting = f"WALLET_MINER_NAME={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
+    if not private.is_file():
+        raise ConfigError(
+            f"No hotkey at {private} ({setting}). Create it with `btcli wallet new_hotkey {btcli}` "
+            "or copy the hotkey file from where it was made."
+        )
+    import bittensor as bt
+
+    wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path.expanduser()))
+    try:
+        if wallet.hotkey_file.is_encrypted():
+            raise ConfigError(
+                f"The hotkey at {private} is encrypted ({setting}) and a daemon cannot type its "
+                f"password. Write it without one: `btcli wallet regen_hotkey --no-use-password "
+                f"{btcli}`."
+            )
+        keypair = wallet.hotkey
+    except ConfigError:
+        raise
+    except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
+        raise ConfigError(
+            f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting}). Check "
+            f"`chmod 600 {private}` and its owner, or write it again: `btcli wallet regen_hotkey "
+            f"{btcli}`."
+        ) from None  # the cause may quote the file
+    for warning in wallet_warnings(name, hotkey, path):
+        log.warning(warning)
+    return Identity(keypair.ss58_address, keypair)
+
+
+def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
+    """Return the hotkey under `path`, made there without a password when it does not exist yet.
+
+    It belongs to nobody and is worth nothing: for the run that stays on this machine.
+    """
+    if not hotkey_file(name, hotkey, path).exists():
+        import bittensor as bt
+
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path))
+        # suppress: without it the mnemonic is printed
+        wallet.create_new_hotkey(use_password=False, overwrite=True, suppress=True)
+    return load_identity(name, hotkey, path)
+
+
+def verify(hotkey: str, text: str, signature_hex: str) -> bool:
+    """Tell whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
+    from bittensor.sp_core import Keypair
+
+    try:
+        signature = bytes.fromhex(signature_hex.removeprefix("0x"))
+        return bool(Keypair(ss58_address=hotkey).verify(text.encode(), signature))
+    except ValueError:  # not an address, not hex, not 64 bytes
+        return False
+
+
+def registered_uid(
+    hotkey: str, netuid: int, network: str, seconds: float = CHAIN_SECONDS
+) -> int | None:
+    """Ask the chain for the hotkey's uid on the subnet.
+
+    Returns:
+        The uid, or None when the hotkey is not registered there.
+
+    Raises:
+        ChainUnreachable: no answer within `seconds`, or the network is `offline`.
+    """
+    if network == OFFLINE:
+        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
+    answer: list[int | None] = []
+    failure: list[str] = []
+
+    def ask() -> None:
+        try:
+            import bittensor as bt
+
+            answer.append(bt.Subtensor(network).neurons.uid(hotkey_ss58=hotkey, netuid=netuid))
+        except Exception as error:  # any failure of the chain's client means the same here
+            failure.append(f"{type(error).__name__}: {error}")
+
+    # The client has no time limit of its own on every path; a daemon thread ends with the process.
+    thread = threading.Thread(target=ask, name="subtensor", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if answer:
+        return answer[0]
+    reason = failure[0] if failure else f"no answer in {seconds:g} s"
+    raise ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")

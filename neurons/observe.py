@@ -1,0 +1,179 @@
+"""Structured logs: one line an event, made for `tail -f`, with secrets taken out.
+
+`configure` is called once by each process's entry point; everything else asks `get_logger`.
+Records of the standard library's loggers (uvicorn, bittensor, warnings) take the same path.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+REDACTED = "[redacted]"
+LOG_FILE_BYTES = 10 * 2**20
+LOG_FILES_KEPT = 5
+QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_interface")
+"""Libraries whose chatter below WARNING an operator does not need."""
+
+_SECRET_KEY = re.compile(
+    r"(?:^|[_\-.])(?:token|salt|signature|password|authorization|secret|mnemonic)$", re.IGNORECASE
+)
+# Well-known shapes, so that a secret that nobody registered does not slip through either.
+_SECRET_SHAPE = re.compile(
+    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MINIMUM_SECRET = 4  # shorter values would blank out ordinary words
+
+_secrets: set[str] = set()
+
+
+def register_secret(value: str) -> None:
+    """Take `value` out of every line logged from now on (a salt, a signature header)."""
+    if len(value) >= _MINIMUM_SECRET:
+        _secrets.add(value)
+
+
+def redact(text: str) -> str:
+    """Return `text` without the registered secrets and without well-known secret shapes."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    return _SECRET_SHAPE.sub(REDACTED, text)
+
+
+def redact_value(value: Any, key: str = "") -> Any:
+    """Return `value` with secrets taken out, following mappings and sequences."""
+    if key and value is not None and _SECRET_KEY.search(key):
+        return REDACTED
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {name: redact_value(item, str(name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [redact_value(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return redact(str(value))
+
+
+def _redact_event(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {key: redact_value(value, key) for key, value in event.items() if key[0] != "_"}
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str) and (not text or re.search(r'[\s="]', text)):
+        text = json.dumps(text, ensure_ascii=False)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def render_console(_: WrappedLogger, __: str, event: EventDict) -> str:
+    """Render `2026-01-31 12:00:00Z info    sentence  key=value`; a traceback follows, indented.
+
+    Control characters are escaped: text of a remote server cannot forge a line of the log.
+    """
+    rest = dict(event)
+    moment, level = str(rest.pop("timestamp", "")), str(rest.pop("level", ""))
+    sentence = _CONTROL.sub(" ", str(rest.pop("event", "")))
+    trace = rest.pop("exception", None)
+    rest.pop("logger", None)
+    words = " ".join(f"{key}={_word(value)}" for key, value in rest.items())
+    line = f"{moment} {level:<8}{sentence}" + (f"  {words}" if words else "")
+    if trace:
+        line += "".join(f"\n    {row}" for row in str(trace).splitlines())
+    return line
+
+
+def _report_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    get_logger("uncaught").critical("uncaught exception", exc_info=(kind, error, trace))
+
+
+def configure(
+    level: str = "INFO",
+    fmt: str = "console",
+    secrets: Iterable[str] = (),
+    file: Path | None = None,
+) -> None:
+    """Send this process's log to stderr, and to a rotated `file` when one is given.
+
+    Args:
+        level: DEBUG, INFO, WARNING or ERROR.
+        fmt: `console` for people, `json` for machines (one object a line).
+        secrets: values that must never appear in a line.
+        file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
+    """
+    for secret in secrets:
+        register_secret(secret)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%SZ", utc=True),
+    ]
+    renderer: Processor
+    if fmt == "json":
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+        shared[-1] = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    else:
+        renderer = render_console
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()],
+        processors=[structlog.processors.format_exc_info, _redact_event, renderer],
+    )
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if file is not None:
+        handlers.append(_file_handler(file))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        root.addHandler(handler)
+    root.setLevel(level)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,  # a test may configure again
+    )
+    sys.excepthook = _report_uncaught
+    threading.excepthook = lambda args: _report_uncaught(
+        args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
+
+
+def _file_handler(file: Path) -> logging.Handler:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file.touch(mode=0o600)
+    return logging.handlers.RotatingFileHandler(
+        file, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES_KEPT - 1, encoding="utf-8"
+    )
+
+
+def get_logger(name: str, **context: object) -> structlog.stdlib.BoundLogger:
+    """Return a logger whose every line carries `context`."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name, **context)
+    return logger
