@@ -66,11 +66,11 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
         ConfigError: the file is missing, encrypted or unreadable; the text has the remedy.
     """
     private = hotkey_file(name, hotkey, path)
-    btcli = f"--wallet.name {name} --wallet.hotkey {hotkey} --wallet.path {path.expanduser()}"
+    btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
     setting = f"WALLET_MINER_NAME={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
     if not private.is_file():
         raise ConfigError(
-            f"No hotkey at {private} ({setting}). Create it with `btcli wallet new_hotkey {btcli}` "
+            f"No hotkey at {private} ({setting}). Create it with `btcli wallet new-hotkey {btcli}` "
             "or copy the hotkey file from where it was made."
         )
     import bittensor as bt
@@ -80,7 +80,7 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
         if wallet.hotkey_file.is_encrypted():
             raise ConfigError(
                 f"The hotkey at {private} is encrypted ({setting}) and a daemon cannot type its "
-                f"password. Write it without one: `btcli wallet regen_hotkey --no-use-password "
+                f"password. Write it again without one: `btcli wallet regen-hotkey --overwrite "
                 f"{btcli}`."
             )
         keypair = wallet.hotkey
@@ -89,8 +89,8 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
     except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
         raise ConfigError(
             f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting}). Check "
-            f"`chmod 600 {private}` and its owner, or write it again: `btcli wallet regen_hotkey "
-            f"{btcli}`."
+            f"`chmod 600 {private}` and its owner, or write it again: `btcli wallet regen-hotkey "
+            f"--overwrite {btcli}`."
         ) from None  # the cause may quote the file
     for warning in wallet_warnings(name, hotkey, path):
         log.warning(warning)

@@ -1,0 +1,74 @@
+"""Reads a .env file as text: nothing in it is evaluated, expanded or executed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dotenv.parser import parse_stream
+
+WITHOUT_EFFECT = {
+    "AGENT_ITERATIONS": "there is no tuner yet; it has no effect",
+    "MINER_INFERENCE_PORT": "there is no inference server yet; it has no effect",
+    "MODEL_NAME": "there is no inference server yet; it has no effect",
+    "MINER_MODEL_NAME": "no language model writes kernels here; REFERENCE_MODEL is registered",
+    "MINER_MAX_RETRIES": "no language model writes kernels here",
+    "MINER_USE_DEVICE_MAP": "no language model writes kernels here",
+    "USE_FULL_CONTEXT": "no language model writes kernels here",
+    "CONTEXT_MAX_FILES": "no language model writes kernels here",
+    "CONTEXT_MAX_SIZE": "no language model writes kernels here",
+    "BYOC_FILE_PATH": "edit quasar_kernels/overlay, or use REPO_PATH",
+    "HF_TOKEN": "no gated model is downloaded",
+    "DOCKER_USERNAME": "no Docker image is built",
+    "DEBUG": "use LOG_LEVEL=DEBUG",
+    "WALLET_NAME": "use WALLET_MINER_NAME or WALLET_VALIDATOR_NAME",
+    "HOTKEY_NAME": "use WALLET_HOTKEY",
+}
+"""Names that older .env files hold; accepted, each with the reason why it does nothing."""
+
+
+@dataclass
+class EnvFile:
+    """What a .env file says.
+
+    Attributes:
+        values: name to text, without empty ones (an empty value means unset).
+        warnings: sentences for the log; they quote no value.
+        problems: lines that cannot be read, as sentences that quote no value.
+    """
+
+    values: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
+    """Read `path`; `known` are the names that mean something. A missing file reads as empty."""
+    result = EnvFile()
+    if not path.is_file():
+        return result
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            bindings = list(parse_stream(stream))
+    except (OSError, UnicodeDecodeError) as error:
+        result.problems.append(f"{path} cannot be read ({type(error).__name__}): save it as UTF-8.")
+        return result
+    for binding in bindings:
+        if binding.error or (binding.key is not None and binding.value is None):
+            number = binding.original.line
+            result.problems.append(f"line {number} of {path} cannot be read: write NAME=value.")
+        elif binding.key and binding.value:
+            result.values[binding.key] = binding.value
+    result.warnings += [_explain(name, known) for name in result.values if name not in known]
+    if path.stat().st_mode & 0o077:
+        result.warnings.append(f"others can read {path}: chmod 600 {path}")
+    return result
+
+
+def _explain(name: str, known: Collection[str]) -> str:
+    if name in WITHOUT_EFFECT:
+        return f"{name} is ignored: {WITHOUT_EFFECT[name]}"
+    close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.75)
+    return f"{name} is not a setting and is ignored" + (f": {close[0]} is meant?" if close else "")
