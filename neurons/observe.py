@@ -79,7 +79,7 @@ def _word(value: Any) -> str:
 
 
 def render_console(_: WrappedLogger, __: str, event: EventDict) -> str:
-    """Render `2026-01-31 12:00:00Z info    sentence  key=value`; a traceback follows, indented.
+    """Render `2026-01-31 12:00:00Z info     sentence  key=value`; a traceback follows, indented.
 
     Control characters are escaped: text of a remote server cannot forge a line of the log.
     """
@@ -89,7 +89,7 @@ def render_console(_: WrappedLogger, __: str, event: EventDict) -> str:
     trace = rest.pop("exception", None)
     rest.pop("logger", None)
     words = " ".join(f"{key}={_word(value)}" for key, value in rest.items())
-    line = f"{moment} {level:<8}{sentence}" + (f"  {words}" if words else "")
+    line = f"{moment} {level:<8} {sentence}" + (f"  {words}" if words else "")
     if trace:
         line += "".join(f"\n    {row}" for row in str(trace).splitlines())
     return line

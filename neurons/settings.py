@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
-    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -59,7 +58,7 @@ def _token(value: SecretStr) -> SecretStr:
 
 
 def _absolute(value: Path) -> Path:
-    return value.expanduser().absolute()
+    return PROJECT / value.expanduser()  # the same folder wherever the process is started
 
 
 def _words(value: Any) -> Any:
@@ -288,6 +287,17 @@ class Settings(BaseSettings):
         "The hotkeys that may write verdicts: the registered validators.",
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the merging to `load_settings`, which knows where each value came from."""
+        return (init_settings,)
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is worth a warning in the log about where the settings came from."""
@@ -342,19 +352,13 @@ def load_settings(
 def _build(
     sources: Mapping[str, dict[str, Any]], file: EnvFile, process: Process | None
 ) -> Settings:
-    class Sourced(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return tuple(InitSettingsSource(settings_cls, values) for values in sources.values())
-
     problems = list(file.problems)
+    values = ChainMap(*sources.values())
     try:
-        settings = Sourced()
+        settings = Settings(**values)
     except ValidationError as error:
         problems += _field_problems(error, sources)
-    problems += _missing(ChainMap(*sources.values()), process)
+    problems += _missing(values, process)
     if problems:
         raise ConfigError("\n".join(problems))
     settings._warnings = tuple(file.warnings)

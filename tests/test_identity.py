@@ -1,0 +1,110 @@
+"""Identity: real wallet files and real signatures; a clear sentence where a person must act."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bittensor import Wallet
+from bittensor.sp_core import Keypair
+
+from neurons import identity
+from neurons.errors import ConfigError
+
+
+def test_a_throwaway_is_made_once_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = identity.create_throwaway(tmp_path / "wallets")
+    second = identity.create_throwaway(tmp_path / "wallets")
+    assert first.hotkey == second.hotkey
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""  # above all no mnemonic
+    private = identity.hotkey_file("throwaway", "default", tmp_path / "wallets")
+    assert private.stat().st_mode & 0o077 == 0
+    assert "Keypair" not in repr(first)
+
+
+def test_signatures_verify_against_the_address_only(tmp_path: Path) -> None:
+    me = identity.create_throwaway(tmp_path)
+    signature = me.sign("text with ü")
+    assert len(bytes.fromhex(signature)) == 64
+    # the independent check: bittensor's own verification of the UTF-8 bytes
+    assert Keypair(ss58_address=me.hotkey).verify("text with ü".encode(), bytes.fromhex(signature))
+    assert identity.verify(me.hotkey, "text with ü", signature)
+    assert identity.verify(me.hotkey, "text with ü", "0x" + signature)
+    assert not identity.verify(me.hotkey, "another text", signature)
+    alice = Keypair.create_from_uri("//Alice").ss58_address
+    assert not identity.verify(alice, "text with ü", signature)
+
+
+@pytest.mark.parametrize("signature", ["", "zz", "ab" * 63, "ab" * 64, "0x"])
+def test_a_malformed_signature_is_only_false(signature: str) -> None:
+    alice = Keypair.create_from_uri("//Alice").ss58_address
+    assert not identity.verify(alice, "text", signature)
+    assert not identity.verify("not an address", "text", signature)
+
+
+def test_a_missing_hotkey_names_settings_and_command(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        identity.load_identity("quasar_miner", "hot", tmp_path)
+    text = str(caught.value)
+    assert "WALLET_MINER_NAME=quasar_miner" in text
+    names = f"--wallet quasar_miner --wallet-hotkey hot --wallet-path {tmp_path}"
+    assert f"`btcli wallet new-hotkey {names}`" in text
+
+
+def test_the_named_command_makes_the_hotkey_that_was_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    command = str(caught.value).split("`")[1].split()
+    btcli = Path(sys.executable).with_name(command[0])
+    done = subprocess.run([btcli, *command[1:]], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")
+
+
+def test_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None:
+    wallet = Wallet(name="w", hotkey="hot", path=str(tmp_path))
+    wallet.create_new_hotkey(
+        use_password=True, overwrite=True, suppress=True, hotkey_password="canary-password"
+    )
+    with pytest.raises(ConfigError, match="is encrypted") as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "btcli wallet regen-hotkey" in str(caught.value)
+
+
+def test_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -> None:
+    private = identity.hotkey_file("w", "hot", tmp_path)
+    private.parent.mkdir(parents=True)
+    private.write_text('{"secretSeed": "canary"}')
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "canary" not in str(caught.value)
+
+
+def test_warnings_about_a_coldkey_and_an_open_hotkey(tmp_path: Path) -> None:
+    identity.create_throwaway(tmp_path, "w", "hot")
+    assert identity.wallet_warnings("w", "hot", tmp_path) == []
+    identity.hotkey_file("w", "hot", tmp_path).chmod(0o644)
+    (tmp_path / "w" / "coldkey").write_text("{}")
+    coldkey, open_file = identity.wallet_warnings("w", "hot", tmp_path)
+    assert "coldkey" in coldkey
+    assert "chmod 600" in open_file
+
+
+def test_offline_asks_no_chain() -> None:
+    with pytest.raises(identity.ChainUnreachable, match="offline"):
+        identity.registered_uid("5abc", 24, identity.OFFLINE)
+
+
+def test_an_unreachable_chain_is_told_in_bounded_time() -> None:
+    with pytest.raises(identity.ChainUnreachable, match="out of reach"):
+        identity.registered_uid("5abc", 24, "ws://127.0.0.1:9", seconds=5)
+
+
+def test_bittensor_is_imported_only_when_needed() -> None:
+    code = "import sys, neurons.identity; assert 'bittensor' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

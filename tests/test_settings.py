@@ -1,0 +1,185 @@
+"""Settings: precedence, every error at once, .env read as text, .env.example kept fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+
+from neurons import env_example
+from neurons.errors import ConfigError
+from neurons.settings import Settings, load_settings
+
+NOTHING: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def no_project_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("neurons.settings.ENV_FILE", tmp_path / "absent")
+
+
+def env_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / ".env"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(0o600)
+    return path
+
+
+def problems(**kwargs: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(**kwargs)  # type: ignore[arg-type]
+    return str(caught.value).splitlines()
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "NETUID=1\nCLAIM_RUNS=4\nPORT=9001\n")
+    settings = load_settings(
+        {"netuid": 3, "claim_runs": None},
+        path,
+        {"NETUID": "2", "PORT": "9002"},
+        defaults={"port": 9003, "claim_headroom": 0.5},
+    )
+    assert (settings.netuid, settings.port) == (3, 9002)
+    assert settings.claim_runs == 4  # a flag that is not given hides nothing
+    assert settings.claim_headroom == 0.5
+    assert settings.wallet_hotkey == "default"
+
+
+def test_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    path = env_file(
+        tmp_path,
+        "\ufeffexport GITHUB_USERNAME='ada'\r\n"
+        'WALLET_HOTKEY="hot-1" # a comment\r\n'
+        f"REFERENCE_MODEL=$(touch {proof})\r\n"
+        "SUBTENSOR_NETWORK=${GITHUB_USERNAME}`id`\r\n"
+        "NETUID=\r\n",
+    )
+    settings = load_settings(env_file=path, environ={"HOME": "/nowhere"})
+    assert settings.github_username == "ada"
+    assert settings.wallet_hotkey == "hot-1"
+    assert settings.reference_model == f"$(touch {proof})"
+    assert settings.subtensor_network == "${GITHUB_USERNAME}`id`"
+    assert settings.netuid == 24  # an empty value means unset
+    assert not proof.exists()
+
+
+def test_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\n")
+    lines = problems(
+        flags={"target_sequence_length": "-5"},
+        env_file=path,
+        environ={"VALIDATOR_API_URL": "http://example.org", "LOG_FORMAT": "xml"},
+        process="miner",
+    )
+    text = "\n".join(lines)
+    assert f"CLAIM_HEADROOM='2' ({path}): give a share from 0 to 0.9." in lines
+    assert "TARGET_SEQUENCE_LENGTH='-5' (flag): give a positive whole number of tokens" in text
+    assert "LOG_FORMAT='xml' (environment): give console or json." in lines
+    assert "VALIDATOR_API_URL='http://example.org'" in text
+    assert "OPTIMIZATION_INTERVAL='nan'" in text
+    assert f"line 3 of {path}" in text
+    assert "GITHUB_TOKEN is not set" in text
+    assert "GITHUB_USERNAME is not set" in text
+    assert len(lines) == 8
+
+
+def test_a_secret_is_not_quoted_in_an_error() -> None:
+    lines = problems(environ={"GITHUB_TOKEN": "your_secret_canary", "GITHUB_USERNAME": "a b"})
+    assert lines[0].startswith("GITHUB_TOKEN=[redacted] (environment): is still the placeholder")
+    assert "canary" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("VALIDATOR_API_URL", "http://192.168.1.9:8000"),
+        ("VALIDATOR_API_URL", "https://user:pw@example.org"),
+        ("VALIDATOR_API_URL", "ftp://example.org"),
+        ("FORK_REMOTE", "https://token@github.com/a/b"),
+        ("TARGET_SEQUENCE_LENGTH", "0"),
+        ("TARGET_SEQUENCE_LENGTH", "1e5"),
+        ("CLAIM_RUNS", "0"),
+        ("BENCH_TIMEOUT_SECONDS", "inf"),
+        ("PORT", "65536"),
+        ("PUBLISH_AT", "later"),
+        ("DEVICE", "tpu"),
+        ("GITHUB_UPSTREAM", "no-owner"),
+        ("GITHUB_USERNAME", "your_github_username"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
+    (line,) = problems(environ={variable: value})
+    assert line.startswith(f"{variable}={value!r} (environment): ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("VALIDATOR_API_URL", "https://example.org/", "https://example.org"),
+        ("VALIDATOR_API_URL", "http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("TARGET_SEQUENCE_LENGTH", "auto", "auto"),
+        ("TARGET_SEQUENCE_LENGTH", "1000000", 1_000_000),
+        ("ENABLE_LOGIT_VERIFICATION", "false", False),
+        ("VALIDATOR_HOTKEYS", "5abc, 5def", ("5abc", "5def")),
+        ("STATE_DIR", "/var/lib/quasar", Path("/var/lib/quasar")),
+        ("STATE_DIR", "state-2", env_example.PROJECT / "state-2"),
+    ],
+)
+def test_a_good_value_is_read(variable: str, value: str, expected: object) -> None:
+    assert getattr(load_settings(environ={variable: value}), variable.lower()) == expected
+
+
+@pytest.mark.parametrize("place", ["REPO_PATH", "FORK_REMOTE"])
+def test_the_token_is_not_needed_with_an_own_repository(place: str) -> None:
+    environ = {"VALIDATOR_API_URL": "https://example.org", place: "/srv/fork"}
+    assert load_settings(environ=environ, process="miner").github_token is None
+
+
+def test_token_and_username_go_together() -> None:
+    environ = {"VALIDATOR_API_URL": "https://example.org", "GITHUB_TOKEN": "ghp_" + "x" * 36}
+    (line,) = problems(environ=environ, process="miner")
+    assert line.startswith("GITHUB_USERNAME is not set")
+    assert load_settings(environ=environ, process="validator").github_username is None
+
+
+def test_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nAGENT_ITERATIONS=5\n")
+    warnings = "\n".join(load_settings(env_file=path, environ=NOTHING).warnings)
+    assert "GITHUB_TOKN is not a setting and is ignored: GITHUB_TOKEN is meant?" in warnings
+    assert "MINER_MODEL_NAME is ignored: " in warnings
+    assert "AGENT_ITERATIONS is ignored: there is no tuner yet" in warnings
+    assert "canary" not in warnings
+
+
+def test_a_file_that_others_can_read_is_warned_about(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "NETUID=1\n")
+    assert load_settings(env_file=path, environ=NOTHING).warnings == ()
+    path.chmod(0o644)
+    assert f"chmod 600 {path}" in load_settings(env_file=path, environ=NOTHING).warnings[0]
+
+
+def test_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
+    assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
+    assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
+
+
+def test_secrets_do_not_show_in_the_settings_text() -> None:
+    environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
+    settings = load_settings(environ=environ)
+    assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert settings.secrets() == list(environ.values())
+
+
+def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path: Path) -> None:
+    text = env_example.EXAMPLE.read_text(encoding="utf-8")
+    assert text == env_example.render(), "run: python -m neurons.env_example"
+    # Uncommented as a whole, the file says exactly what the code's defaults say.
+    lines = [line.removeprefix("# ") for line in text.splitlines() if "=" in line.split(" ")[-1]]
+    assigned = [
+        line for line in lines if line.split("=")[0] in map(str.upper, Settings.model_fields)
+    ]
+    path = env_file(tmp_path, "\n".join(assigned))
+    assert set(dotenv_values(path)) == {name.upper() for name in Settings.model_fields}
+    assert load_settings(env_file=path, environ=NOTHING) == load_settings(environ=NOTHING)
