@@ -1,0 +1,231 @@
+"""The miner's memory: every submission and what happened to it, in SQLite.
+
+An intent is written before its act and the outcome after it, each with its event in one
+transaction that is on the disk (synchronous=FULL) before the call returns.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from neurons.errors import QuasarError
+from neurons.mining.cycle import State, Submission
+from neurons.mining.schema import CLOSED_STATES, open_database, transaction
+
+__all__ = ["Event", "Journal", "StaleSubmission", "Submission"]
+
+EVENTS_KEPT = 5000
+CLOSED_KEPT = 1000
+
+_COLUMNS = tuple(field.name for field in fields(Submission))
+# Constants of this file and field names of our own class: nothing from outside is in the SQL.
+_INSERT = (
+    f"INSERT INTO submissions ({', '.join(_COLUMNS[1:])}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * (len(_COLUMNS) - 1))})"
+)
+_UPDATE = (
+    f"UPDATE submissions SET {', '.join(f'{name} = ?' for name in _COLUMNS[1:])} "  # noqa: S608
+    "WHERE id = ? AND state = ?"
+)
+
+
+class StaleSubmission(QuasarError):
+    """Another process moved the submission meanwhile: read it again."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a submission's history.
+
+    Attributes:
+        at: Unix seconds.
+        kind: `moved`, or `acknowledged` when a person told a held submission to go on.
+    """
+
+    at: float
+    kind: str
+    state: State
+    note: str | None
+
+
+class Journal:
+    """The submissions of one state folder. One thread and, by the lock, one daemon at a time.
+
+    Args:
+        path: the database; its folder is made with mode 0700, the file with 0600.
+
+    Raises:
+        ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = open_database(path)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def create(
+        self,
+        hotkey: str,
+        target_sequence_length: int,
+        *,
+        mode: str,
+        publish_at: str,
+        api_url: str,
+        now: float,
+        auto_target: bool = False,
+    ) -> Submission:
+        """Write down a NEW submission and return it.
+
+        Raises:
+            sqlite3.IntegrityError: this hotkey has a live one for the target already.
+        """
+        draft = Submission(
+            id=0,
+            hotkey=hotkey,
+            target_sequence_length=target_sequence_length,
+            mode=mode,
+            publish_at=publish_at,
+            api_url=api_url,
+            auto_target=auto_target,
+            created_at=now,
+            updated_at=now,
+        )
+        with transaction(self._database):
+            cursor = self._database.execute(_INSERT, _values(draft))
+            key = int(cursor.lastrowid or 0)
+            self._add_event(key, now, "moved", State.NEW, None)
+        return self.get(key)
+
+    def transition(
+        self, before: Submission, after: Submission, *, kind: str = "moved"
+    ) -> Submission:
+        """Replace `before` by `after` and record it as an event, in one transaction.
+
+        Raises:
+            StaleSubmission: the journal no longer holds `before`'s state.
+            sqlite3.IntegrityError: `after` would be a second live one of its hotkey and target.
+        """
+        with transaction(self._database):
+            cursor = self._database.execute(
+                _UPDATE, (*_values(after), before.id, before.state.value)
+            )
+            if cursor.rowcount != 1:
+                raise StaleSubmission(f"Submission {before.id} is no longer {before.state.value}.")
+            self._add_event(after.id, after.updated_at, kind, after.state, after.reason)
+            if after.closed:
+                self._prune()
+        return after
+
+    def get(self, key: int) -> Submission:
+        """Return the submission with the journal's own number `key`."""
+        return self._one("id = ?", (key,), f"no submission {key}")
+
+    def live(self, hotkey: str, target_sequence_length: int | None = None) -> Submission | None:
+        """Return the hotkey's live submission; without a target, the newest with `auto_target`."""
+        where = f"hotkey = ? AND state NOT IN {CLOSED_STATES} AND "
+        if target_sequence_length is None:
+            return self._find(where + "auto_target = 1", (hotkey,))
+        return self._find(where + "target_sequence_length = ?", (hotkey, target_sequence_length))
+
+    def live_submissions(self, hotkey: str | None = None) -> list[Submission]:
+        """Return every live submission, newest first, of one hotkey or of all."""
+        where = f"state NOT IN {CLOSED_STATES} AND (? IS NULL OR hotkey = ?)"
+        return self._select(where, (hotkey, hotkey), 1000)
+
+    def latest(self, limit: int = 1, *, hotkey: str | None = None) -> list[Submission]:
+        """Return the `limit` newest submissions, newest first, of one hotkey or of all."""
+        return self._select("(? IS NULL OR hotkey = ?)", (hotkey, hotkey), limit)
+
+    def last_closed(self, hotkey: str, target_sequence_length: int | None) -> Submission | None:
+        """Return the newest closed submission; without a target, of those with `auto_target`."""
+        where = f"hotkey = ? AND state IN {CLOSED_STATES} AND "
+        if target_sequence_length is None:
+            return self._find(where + "auto_target = 1", (hotkey,))
+        return self._find(where + "target_sequence_length = ?", (hotkey, target_sequence_length))
+
+    def rejections(self, hotkey: str) -> int:
+        """Count the REJECTED verdicts since the last VALIDATED one or a person's act."""
+        row = self._database.execute(
+            """SELECT count(*) FROM events JOIN submissions ON submissions.id = events.submission
+                WHERE hotkey = :hotkey AND events.kind = 'moved' AND events.state = 'REJECTED'
+                AND events.id > coalesce((SELECT max(events.id) FROM events
+                    JOIN submissions ON submissions.id = events.submission WHERE hotkey = :hotkey
+                    AND (events.state = 'VALIDATED' OR events.kind = 'acknowledged')), 0)""",
+            {"hotkey": hotkey},
+        ).fetchone()
+        return int(row[0])
+
+    def events(self, key: int) -> list[Event]:
+        """Return the history of one submission, oldest first, as far as it is kept."""
+        rows = self._database.execute(
+            "SELECT at, kind, state, note FROM events WHERE submission = ? ORDER BY id", (key,)
+        )
+        return [Event(row["at"], row["kind"], State(row["state"]), row["note"]) for row in rows]
+
+    def _add_event(self, key: int, at: float, kind: str, state: State, note: str | None) -> None:
+        self._database.execute(
+            "INSERT INTO events (submission, at, kind, state, note) VALUES (?, ?, ?, ?, ?)",
+            (key, at, kind, state.value, note),
+        )
+
+    def _prune(self) -> None:
+        self._database.execute(
+            "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (EVENTS_KEPT,)
+        )
+        self._database.execute(
+            f"""DELETE FROM submissions WHERE state IN {CLOSED_STATES} AND id NOT IN (
+                SELECT id FROM submissions WHERE state IN {CLOSED_STATES}
+                ORDER BY id DESC LIMIT ?)""",  # noqa: S608
+            (CLOSED_KEPT,),
+        )
+
+    def _one(self, where: str, values: tuple[Any, ...], absent: str) -> Submission:
+        found = self._find(where, values)
+        if found is None:
+            raise LookupError(f"The journal has {absent}.")
+        return found
+
+    def _find(self, where: str, values: tuple[Any, ...]) -> Submission | None:
+        found = self._select(where, values, 1)
+        return found[0] if found else None
+
+    def _select(self, where: str, values: tuple[Any, ...], limit: int) -> list[Submission]:
+        rows = self._database.execute(
+            f"SELECT * FROM submissions WHERE {where} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            (*values, limit),
+        )
+        return [_submission(row) for row in rows]
+
+
+def _values(submission: Submission) -> tuple[Any, ...]:
+    values = []
+    for name in _COLUMNS[1:]:
+        value = getattr(submission, name)
+        if isinstance(value, State):
+            value = value.value
+        values.append(json.dumps(value, allow_nan=False) if isinstance(value, dict) else value)
+    return tuple(values)
+
+
+def _submission(row: sqlite3.Row) -> Submission:
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    values["state"] = State(values["state"])
+    values["auto_target"] = bool(values["auto_target"])
+    if values["resume_state"] is not None:
+        values["resume_state"] = State(values["resume_state"])
+    if values["benchmarks"] is not None:
+        values["benchmarks"] = json.loads(values["benchmarks"])
+    return Submission(**values)

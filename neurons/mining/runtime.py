@@ -1,0 +1,119 @@
+"""What keeps one daemon alive and stoppable: the lock, the signals, the waits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from neurons.errors import ConfigError, QuasarError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(QuasarError):
+    """A person or the system asked the daemon to end; nothing is wrong."""
+
+
+class StateLock:
+    """The right to use a state folder, held by one process.
+
+    It is the kernel's flock on an open file: it ends with the process, also by kill -9, so no
+    stale lock exists. The file stays and holds the last owner's pid.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = state_dir / "lock"
+        # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 20).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise ConfigError(
+                f"Another miner (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
+                "Stop it first, or give this one its own STATE_DIR."
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> StateLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@contextmanager
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.
+
+    The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
+    could not call `stop.set()` safely: it may interrupt the main thread inside `stop.wait()`, at
+    the moment when that holds the event's lock.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(target=_watch, args=(reader, stop), name="signals", daemon=True)
+    thread.start()
+    previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, _noted) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_descriptor)
+        os.close(writer)  # the thread reads the end of the pipe and returns
+        thread.join()
+        os.close(reader)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Do nothing: a signal reaches the wake-up descriptor only if it has a handler."""
+
+
+def _watch(reader: int, stop: threading.Event) -> None:
+    while received := os.read(reader, 1):
+        if received[0] not in STOP_SIGNALS:
+            continue
+        if stop.is_set():
+            os._exit(128 + received[0])
+        stop.set()
+
+
+class Waiter:
+    """Waits that a stop ends at once, on the monotonic clock.
+
+    Args:
+        stop: set when the daemon must end.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, seconds: float) -> None:
+        """Wait `seconds`.
+
+        Raises:
+            Stopped: the stop came before or during the wait.
+        """
+        # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
+        if self._stop.wait(max(seconds, 0.0)):
+            raise Stopped("asked to stop")

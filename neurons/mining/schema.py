@@ -1,0 +1,150 @@
+"""The journal's database file: how it is opened, checked and brought up to date."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from neurons.errors import ConfigError
+
+BUSY_MILLISECONDS = 5000
+
+CLOSED_STATES = "('VALIDATED', 'REJECTED', 'UNRANKED', 'ABANDONED')"
+"""The states of `cycle.CLOSED` in SQL."""
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "submissions",
+        (
+            """CREATE TABLE submissions (
+                id INTEGER PRIMARY KEY AUTOINCREMENT,
+                hotkey TEXT NOT NULL,
+                target_sequence_length INTEGER NOT NULL,
+                mode TEXT NOT NULL,
+                publish_at TEXT NOT NULL,
+                api_url TEXT NOT NULL,
+                auto_target INTEGER NOT NULL,
+                state TEXT NOT NULL,
+                resume_state TEXT,
+                content_digest TEXT,
+                fork_url TEXT,
+                commit_hash TEXT,
+                report TEXT,
+                tokens_per_sec REAL,
+                vram_mb REAL,
+                benchmarks TEXT,
+                salt TEXT,
+                commitment_hash TEXT,
+                round_id INTEGER,
+                submission_id INTEGER,
+                reveal_block INTEGER,
+                rank INTEGER,
+                weight REAL,
+                score REAL,
+                weighted_score REAL,
+                reason TEXT,
+                remedy TEXT,
+                retry_at REAL,
+                attempts INTEGER NOT NULL,
+                created_at REAL NOT NULL,
+                updated_at REAL NOT NULL
+            )""",
+            f"""CREATE UNIQUE INDEX one_live_submission
+                ON submissions (hotkey, target_sequence_length)
+                WHERE state NOT IN {CLOSED_STATES}""",
+        ),
+    ),
+    (
+        "events",
+        (
+            """CREATE TABLE events (
+                id INTEGER PRIMARY KEY AUTOINCREMENT,
+                submission INTEGER NOT NULL REFERENCES submissions (id) ON DELETE CASCADE,
+                at REAL NOT NULL,
+                kind TEXT NOT NULL,
+                state TEXT NOT NULL,
+                note TEXT
+            )""",
+            "CREATE INDEX events_of_submission ON events (submission)",
+        ),
+    ),
+)
+"""In order, never edited once released: a change of the schema is a new entry."""
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open the journal at `path`, made with mode 0600 in a folder of mode 0700, up to date.
+
+    Raises:
+        ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.chmod(0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"The journal {path} cannot be opened ({error.strerror}). Check the owner and the mode "
+            "of the folder STATE_DIR, or give another one."
+        ) from error
+    database = sqlite3.connect(path, timeout=BUSY_MILLISECONDS / 1000, isolation_level=None)
+    database.row_factory = sqlite3.Row
+    try:
+        _prepare(database, path)
+    except sqlite3.OperationalError:
+        database.close()
+        raise  # locked or disk full: the file is sound
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise ConfigError(
+            f"The journal {path} is damaged ({error}). It was left as it is. Put a backup in its "
+            f"place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), or move "
+            "it away to start anew; then a commitment that waits for its reveal is lost with its "
+            "salt."
+        ) from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise sqlite3.DatabaseError(str(problem))
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA foreign_keys = ON")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS applied "
+        "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, at TEXT DEFAULT CURRENT_TIMESTAMP)"
+    )
+    version = database.execute("SELECT coalesce(max(version), 0) FROM applied").fetchone()[0]
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"The journal {path} was written by a newer version of this program (schema "
+            f"{version}, this one knows {len(MIGRATIONS)}). It was left as it is. Update the "
+            "program, or put the copy from before the update in its place."
+        )
+    for number, (name, statements) in enumerate(MIGRATIONS[version:], start=version + 1):
+        with transaction(database):
+            for statement in statements:
+                database.execute(statement)
+            database.execute("INSERT INTO applied (version, name) VALUES (?, ?)", (number, name))
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block does as one unit, or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
