@@ -98,11 +98,36 @@ def _sha256(value: str) -> str:
     return value
 
 
+def _plain(value: str) -> str:
+    if any(ord(character) < 32 for character in value):
+        raise ValueError("must not contain control characters")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_plain)]
+"""A short text; PostgreSQL cannot store NUL, and nothing here needs the other controls."""
+
+Length = Annotated[int, Field(gt=0, le=2**31 - 1)]
+"""A sequence length in tokens."""
+
+RowId = Annotated[int, Field(le=2**31 - 1)]
+"""A row of the server's database."""
+
 CommitHash = Annotated[str, AfterValidator(_full_hash)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-FiniteBenchmarks = dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
+FiniteBenchmarks = Annotated[
+    dict[
+        Annotated[str, Field(max_length=16)],
+        Annotated[
+            dict[Annotated[str, Field(max_length=32)], Mebibytes],
+            Field(max_length=8),
+        ],
+    ],
+    Field(max_length=64),
+]
+"""`Benchmarks` as a request may carry them: finite, not negative, and few enough to list."""
 
 
 class Message(BaseModel):
@@ -114,18 +139,22 @@ class Message(BaseModel):
 class RegisterRequest(Message):
     """Body of POST /register_miner."""
 
-    hotkey: str
-    model_name: str
+    hotkey: Text
+    model_name: Text
     league: str
 
 
 class RegisterReply(Message):
-    """Reply of POST /register_miner; status is `registered` or `already_registered`."""
+    """Reply of POST /register_miner; status is `registered` or `already_registered`.
+
+    `uid` is this project's own server's addition.
+    """
 
     status: str
     hotkey: str
     model_name: str
     league: str
+    uid: int | None = None
 
 
 class Round(Message):
@@ -145,10 +174,10 @@ class Round(Message):
 class CommitRequest(Message):
     """Body of POST /commit_submission; `signature` signs `commitment_hash`."""
 
-    miner_hotkey: str
+    miner_hotkey: Text
     commitment_hash: Sha256
-    target_sequence_length: int = Field(gt=0)
-    signature: str
+    target_sequence_length: Length
+    signature: Text
 
 
 class CommitReply(Message):
@@ -164,16 +193,16 @@ class CommitReply(Message):
 class RevealRequest(Message):
     """Body of POST /reveal_submission; `signature` signs `submission_text(...)`."""
 
-    submission_id: int
-    miner_hotkey: str
-    commitment_salt: str
-    fork_url: str
+    submission_id: RowId
+    miner_hotkey: Text
+    commitment_salt: Text
+    fork_url: Text
     commit_hash: CommitHash
     tokens_per_sec: Speed
-    signature: str
+    signature: Text
     vram_mb: Mebibytes | None = None
     benchmarks: FiniteBenchmarks | None = None
-    docker_image: str | None = None
+    docker_image: Text | None = None
 
 
 class RevealReply(Message):
@@ -190,22 +219,30 @@ class RevealReply(Message):
 class SubmitRequest(Message):
     """Body of POST /submit_kernel, the direct submission without commit and reveal."""
 
-    miner_hotkey: str
-    fork_url: str
+    miner_hotkey: Text
+    fork_url: Text
     commit_hash: CommitHash
-    target_sequence_length: int = Field(gt=0)
+    target_sequence_length: Length
     tokens_per_sec: Speed
-    signature: str
-    repo_hash: str | None = None
+    signature: Text
+    repo_hash: Text | None = None
     vram_mb: Mebibytes | None = None
     benchmarks: FiniteBenchmarks | None = None
 
 
 class SubmitReply(Message):
-    """Reply of POST /submit_kernel."""
+    """Reply of POST /submit_kernel; the server repeats what it stored."""
 
     submission_id: int
     created_at: str
+    miner_hotkey: str | None = None
+    fork_url: str | None = None
+    commit_hash: str | None = None
+    repo_hash: str | None = None
+    target_sequence_length: int | None = None
+    tokens_per_sec: float | None = None
+    vram_mb: float | None = None
+    benchmarks: Benchmarks | None = None
 
 
 class PendingReveal(Message):
@@ -255,8 +292,11 @@ class QueuedSubmission(Message):
 
 
 class Performer(Message):
-    """One row of `top_performers`. `rank`, `score` and `weighted_score` are this project's own
-    server's additions; the public server leaves them out."""
+    """One row of `top_performers`.
+
+    `validated`, `rank`, `score` and `weighted_score` are this project's own server's additions;
+    the public server leaves them out. `rank` is the place in the submission's own round.
+    """
 
     id: int
     miner_hotkey: str
@@ -294,20 +334,23 @@ class Weights(Message):
 
 
 class MarkValidatedRequest(Message):
-    """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking."""
+    """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking.
 
-    submission_id: int
+    The server answers 400, not 422, when `submission_id` is missing.
+    """
+
+    submission_id: RowId | None = None
     score: float = Field(ge=0, allow_inf_nan=False)
 
 
 class FailureRequest(Message):
     """Body of POST /record_failure."""
 
-    ip_address: str
+    ip_address: Text
 
 
 class CreateRoundRequest(Message):
     """Body of POST /create_round."""
 
-    duration_hours: int = Field(default=ROUND_HOURS, gt=0)
-    baseline_submission_id: int | None = None
+    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=24 * 366)
+    baseline_submission_id: RowId | None = None

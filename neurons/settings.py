@@ -286,6 +286,12 @@ class Settings(BaseSettings):
         "ss58 addresses with commas between",
         "The hotkeys that may write verdicts: the registered validators.",
     )
+    trusted_proxies: Words = _setting(
+        (),
+        SERVER,
+        "IP addresses or networks with commas between",
+        "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names.",
+    )
 
     @classmethod
     def settings_customise_sources(

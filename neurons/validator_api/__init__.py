@@ -1,1 +1,1 @@
-"""The validator API: HTTP routes over a database."""
+"""The validator API: registration, submissions, rounds, ranking and bans over HTTP."""

@@ -1,0 +1,102 @@
+"""`python -m neurons.validator_api`: serves the API until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from neurons import observe
+from neurons.errors import EX_CONFIG, ConfigError
+from neurons.settings import Settings, load_settings
+from neurons.validator_api.app import create_app
+from neurons.validator_api.config import ApiConfig
+
+GRACE_SECONDS = 5
+
+log = observe.get_logger("validator_api")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; return the exit status (78: only a person can mend it)."""
+    parser = argparse.ArgumentParser(prog="python -m neurons.validator_api", description=__doc__)
+    parser.add_argument("--host", help="address to listen on (HOST)")
+    parser.add_argument("--port", help="port to listen on, 0 for a free one (PORT)")
+    parser.add_argument("--port-file", type=Path, help="write the port there once it answers")
+    given = parser.parse_args(arguments)
+    observe.configure()
+    try:
+        settings = load_settings({"host": given.host, "port": given.port}, process="api")
+        observe.configure(settings.log_level, settings.log_format, settings.secrets())
+        for warning in settings.warnings:
+            log.warning(warning)
+        server = Server(settings, given.port_file)
+    except ConfigError as error:
+        log.error(str(error))
+        return EX_CONFIG
+    # uvicorn raises the signal again once it has stopped; ending on request is a success.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server.run()
+    return 0 if server.started else EX_CONFIG
+
+
+def config_of(settings: Settings) -> ApiConfig:
+    """Return what the settings say about the API; SQLite in the state folder by default."""
+    if settings.database_url is not None:
+        database_url = settings.database_url.get_secret_value()
+    else:
+        database_url = f"sqlite:///{settings.state_dir / 'validator_api.db'}"
+    return ApiConfig(
+        database_url=database_url,
+        blocks_until_reveal=settings.blocks_until_reveal,
+        block_time_seconds=settings.block_time_seconds,
+        validator_hotkeys=frozenset(settings.validator_hotkeys),
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn on the project's log, which says where it listens.
+
+    Raises:
+        ConfigError: the database cannot be opened.
+    """
+
+    def __init__(self, settings: Settings, port_file: Path | None = None) -> None:
+        self._port_file = port_file
+        super().__init__(
+            uvicorn.Config(
+                create_app(config_of(settings)),
+                host=settings.host,
+                port=settings.port,
+                log_config=None,  # neurons.observe takes uvicorn's loggers too
+                log_level="warning",
+                access_log=False,  # our own line shows neither the query nor headers
+                server_header=False,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=list(settings.trusted_proxies),
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then tell the port to the log and to the port file."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        if self._port_file is not None:
+            part = self._port_file.with_name(f"{self._port_file.name}.part")
+            part.write_text(f"{port}\n")
+            os.replace(part, self._port_file)  # a reader never sees half a number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
