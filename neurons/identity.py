@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from neurons.errors import ConfigError, QuasarError
-from neurons.observe import get_logger
 
 CHAIN_SECONDS = 20.0
 OFFLINE = "offline"
-
-log = get_logger("identity")
 
 
 class ChainUnreachable(QuasarError):
@@ -92,8 +89,6 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
             f"`chmod 600 {private}` and its owner, or write it again: `btcli wallet regen-hotkey "
             f"--overwrite {btcli}`."
         ) from None  # the cause may quote the file
-    for warning in wallet_warnings(name, hotkey, path):
-        log.warning(warning)
     return Identity(keypair.ss58_address, keypair)
 
 

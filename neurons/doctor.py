@@ -1,0 +1,275 @@
+"""Checks that this machine and these settings can mine: each failure comes with its remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from harness.report import Environment
+from harness.runner import MeasurementError, probe
+from neurons import identity
+from neurons.errors import ConfigError
+from neurons.machine import gpus
+from neurons.mining.outcomes import http_date
+from neurons.settings import Settings
+
+Level = Literal["ok", "warning", "failure"]
+
+PYTHON_MINIMUM = (3, 10)
+GIT_MINIMUM = (2, 25)
+DISK_NEEDED_GB, DISK_WANTED_GB = 1.0, 5.0
+CLOCK_SECONDS = 30.0
+HTTP_SECONDS = 10.0
+CHAIN_SECONDS = 12.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `remedy` is empty when `level` is ok."""
+
+    name: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return the finding as it stands in `doctor --json`."""
+        return asdict(self)
+
+
+def ok(name: str, detail: str) -> Check:
+    """A check that passed."""
+    return Check(name, "ok", detail)
+
+
+def warning(name: str, detail: str, remedy: str) -> Check:
+    """Something that does not stop the miner."""
+    return Check(name, "warning", detail, remedy)
+
+
+def failure(name: str, detail: str, remedy: str) -> Check:
+    """Something that the miner cannot work with."""
+    return Check(name, "failure", detail, remedy)
+
+
+def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
+    """Yield every check that applies, the quick ones first.
+
+    Args:
+        settings: as the miner would use them.
+        embedded: the run stays on this machine, so nothing outside it is looked at.
+    """
+    yield python()
+    yield from software(settings.device)
+    yield gpu(settings.device)
+    yield nvcc()
+    yield git()
+    yield disk(settings.state_dir)
+    if embedded:
+        yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
+        return
+    yield from environment_file(settings)
+    yield from wallet(settings)
+    yield from api(settings)
+    if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
+        yield token(settings)
+    yield registration(settings)
+
+
+def python() -> Check:
+    """The interpreter's version."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MINIMUM:
+        return failure(
+            "python", version, "Install Python 3.10 or newer and run scripts/install.sh."
+        )
+    return ok("python", f"{version} at {sys.executable}")
+
+
+def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Check]:
+    """torch and triton, as a child process sees them: this one never imports torch."""
+    repair = "Remove .venv and run scripts/install.sh."
+    try:
+        found = look(device=device)
+    except MeasurementError as error:
+        tail = error.log_tail.strip().splitlines()
+        yield failure("torch", " ".join([error.reason, *tail[-1:]]), repair)
+        return
+    build = f"CUDA {found.cuda}" if found.cuda else "without CUDA"
+    if device == "cuda" and found.device != "cuda":
+        yield failure("torch", f"{found.torch}, {build}, sees no GPU", repair)
+    else:
+        yield ok("torch", f"{found.torch}, {build}")
+    if found.triton:
+        yield ok("triton", found.triton)
+    elif device == "cuda":
+        yield failure("triton", "not installed", repair)
+    else:
+        yield ok("triton", "not installed; a CPU does not need it")
+
+
+def gpu(device: str) -> Check:
+    """The GPUs and the driver, read from NVML."""
+    found = gpus()
+    if found:
+        names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in found)
+        return ok("gpu", f"{names}, driver {found[0].driver}")
+    if device == "cuda":
+        return failure(
+            "gpu",
+            "NVML finds no NVIDIA GPU",
+            "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu.",
+        )
+    return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
+
+
+def nvcc() -> Check:
+    """The CUDA compiler, which only people who change the .cu files need."""
+    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if path is None:
+        return ok("nvcc", "not found; only changes to the .cu files need it")
+    release = re.search(r"release ([\d.]+)", _output([path, "--version"]))
+    return ok("nvcc", f"{release[1] if release else 'unknown release'} at {path}")
+
+
+def git() -> Check:
+    """The git program."""
+    text = _output(["git", "--version"])
+    numbers = re.search(r"(\d+)\.(\d+)", text)
+    install = "On Debian and Ubuntu: sudo apt install git"
+    if numbers is None:
+        return failure("git", "not found", install)
+    if (int(numbers[1]), int(numbers[2])) < GIT_MINIMUM:
+        return failure("git", text, f"{'.'.join(map(str, GIT_MINIMUM))} or newer. {install}")
+    return ok("git", text)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def disk(folder: Path) -> Check:
+    """Free space where the state lies, and the right to write there."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(present, os.W_OK):
+        return failure("disk", f"{present} cannot be written", "Mend its owner, or set STATE_DIR.")
+    free = shutil.disk_usage(present).free / 1e9
+    detail = f"{free:.1f} GB free at {present}"
+    if free < DISK_NEEDED_GB:
+        return failure("disk", detail, f"Free {DISK_NEEDED_GB:g} GB, or set STATE_DIR elsewhere.")
+    if free < DISK_WANTED_GB:
+        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are comfortable.")
+    return ok("disk", detail)
+
+
+def environment_file(settings: Settings) -> Iterator[Check]:
+    """What the .env holds that is worth a look; its values were checked when it was read."""
+    for sentence in settings.warnings:
+        yield warning(".env", sentence, "Edit .env.")
+    if not settings.warnings:
+        yield ok(".env", "every line is understood and nobody else can read it")
+
+
+def wallet(settings: Settings) -> Iterator[Check]:
+    """The hotkey's file."""
+    place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
+    try:
+        me = identity.load_identity(*place)
+    except ConfigError as error:
+        reason, _, remedy = str(error).partition(". ")
+        yield failure("wallet", reason, remedy)
+        return
+    yield ok("wallet", f"hotkey {me.hotkey}")
+    for sentence in identity.wallet_warnings(*place):
+        detail, _, remedy = sentence.partition(": ")
+        yield warning("wallet", detail, remedy)
+
+
+def api(settings: Settings) -> Iterator[Check]:
+    """The validator API, and its clock against this machine's."""
+    url = str(settings.validator_api_url)
+    with httpx.Client(timeout=HTTP_SECONDS, follow_redirects=False) as client:
+        try:
+            reply = client.get(f"{url}/health")
+        except httpx.HTTPError as error:
+            yield failure(
+                "api",
+                f"{url} does not answer ({type(error).__name__})",
+                "Check VALIDATOR_API_URL and the network.",
+            )
+            return
+    if reply.status_code != 200:
+        yield failure(
+            "api", f"{url}/health answers {reply.status_code}", "Check VALIDATOR_API_URL."
+        )
+        return
+    yield ok("api", f"{url} is up")
+    there = http_date(reply.headers.get("Date", ""))
+    if there is None:
+        return
+    # The Date header counts whole seconds and was written up to one round trip ago.
+    offset = time.time() - there
+    detail = f"this machine's clock is {offset:+.0f} s from the server's"
+    if abs(offset) > CLOCK_SECONDS:
+        yield warning("clock", detail, "Switch on NTP: timedatectl set-ntp true")
+    else:
+        yield ok("clock", detail)
+
+
+def token(settings: Settings) -> Check:
+    """Whose the GitHub token is and what it may do."""
+    secret = settings.github_token.get_secret_value() if settings.github_token else ""
+    renew = "Make a new token (see GITHUB_TOKEN in .env.example)."
+    try:
+        reply = httpx.get(
+            f"{settings.github_api_url}/user",
+            headers={"Authorization": f"Bearer {secret}"},
+            timeout=HTTP_SECONDS,
+        )
+        owner = str(reply.json().get("login")) if reply.status_code == 200 else ""
+    except (httpx.HTTPError, ValueError, AttributeError) as error:
+        kind = type(error).__name__
+        return failure("token", f"GitHub does not answer ({kind})", "Check the network.")
+    if not owner:
+        return failure("token", f"GitHub answers {reply.status_code} to GITHUB_TOKEN", renew)
+    if owner.lower() != str(settings.github_username).lower():
+        remedy = f"Set GITHUB_USERNAME={owner}, or use a token of that account."
+        return failure("token", f"GITHUB_TOKEN belongs to {owner}", remedy)
+    scopes = reply.headers.get("X-OAuth-Scopes")
+    if not scopes:  # a fine-grained token does not tell its permissions
+        return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")
+    if not {"repo", "public_repo"} & set(re.split(r"[,\s]+", scopes)):
+        return failure("token", f"has the scopes {scopes}", "Give it the scope public_repo.")
+    return ok("token", f"classic token of {owner} with {scopes}")
+
+
+def registration(settings: Settings) -> Check:
+    """The hotkey's uid on the subnet."""
+    place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
+    try:
+        hotkey = identity.load_identity(*place).hotkey
+        uid = identity.registered_uid(
+            hotkey, settings.netuid, settings.subtensor_network, CHAIN_SECONDS
+        )
+    except ConfigError:
+        return warning("registration", "unknown without a hotkey", "See the wallet's line.")
+    except identity.ChainUnreachable as error:
+        return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining goes on.")
+    if uid is None:
+        command = f"btcli subnets register --netuid {settings.netuid}"
+        return warning("registration", f"{hotkey} is not on subnet {settings.netuid}", command)
+    return ok("registration", f"uid {uid} on subnet {settings.netuid}")
