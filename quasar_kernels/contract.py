@@ -1,0 +1,116 @@
+"""The fork's rules as data, and a check of any tree against them. Imports no torch.
+
+A validator reads five files of the fork before it times anything; a tree that breaks a rule scores
+zero. `check_tree` finds every broken rule beforehand and says how to mend it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+OVERLAY = Path(__file__).resolve().parent / "overlay"
+"""Root of the overlay: its files are laid over a fork byte for byte."""
+
+QUASAR_DIR = PurePosixPath("fla/ops/quasar")
+LAYER_FILE = PurePosixPath("fla/layers/quasar.py")
+
+TARGET_FILES = (
+    "chunk.py",
+    "chunk_intra_token_parallel.py",
+    "forward_substitution.py",
+    "fused_recurrent.py",
+    "gate.py",
+)
+"""The files of `QUASAR_DIR` that a validator reads."""
+
+REQUIRED_IMPORTS = (
+    "import torch",
+    "import torch.nn.functional as F",
+    "import triton",
+    "import triton.language as tl",
+    "from fla.ops.utils.index import prepare_chunk_indices",
+    "from fla.ops.quasar.forward_substitution import forward_substitution_kernel",
+    "from fla.utils import IS_AMD",
+    "from fla.utils import autocast_custom_bwd",
+    "from fla.utils import autocast_custom_fwd",
+    "from fla.utils import autotune_cache_kwargs",
+    "from fla.utils import check_shared_mem",
+    "from fla.utils import input_guard",
+)
+"""Lines that chunk.py must hold, each on its own."""
+
+FORBIDDEN_TEXT = (
+    "from fla.ops.gla",
+    "from fla.ops.kda",
+    "import fla.ops.gla",
+    "import fla.ops.kda",
+)
+"""Text that no target file may hold anywhere, comments included."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule: the file (relative to the tree), the rule, and what to do about it."""
+
+    path: PurePosixPath
+    rule: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.rule} {self.remedy}"
+
+
+def overlay_files() -> list[PurePosixPath]:
+    """Return the overlay's files relative to a fork's root, sorted; no byte code."""
+    return sorted(
+        PurePosixPath(path.relative_to(OVERLAY).as_posix())
+        for path in OVERLAY.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    )
+
+
+def check_tree(root: Path) -> list[Violation]:
+    """Return every rule that the tree at `root` breaks; an empty list means it keeps them all."""
+    found: list[Violation] = []
+    for name in TARGET_FILES:
+        found += _check_target(root, QUASAR_DIR / name)
+    if not (root / LAYER_FILE).is_file():
+        found.append(
+            Violation(LAYER_FILE, "The layer is missing.", "Copy it from the overlay again.")
+        )
+    if not any(_outside_git(path, root) for path in root.rglob("*.cu")):
+        found.append(
+            Violation(
+                QUASAR_DIR / "csrc",
+                "The tree holds no CUDA source.",
+                "Add at least one .cu file; the overlay's csrc folder has one.",
+            )
+        )
+    return found
+
+
+def _outside_git(path: Path, root: Path) -> bool:
+    return path.is_file() and ".git" not in path.relative_to(root).parts
+
+
+def _check_target(root: Path, path: PurePosixPath) -> list[Violation]:
+    try:
+        text = (root / path).read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return [Violation(path, "The file is missing.", "Copy it from the overlay again.")]
+    except UnicodeDecodeError:
+        return [Violation(path, "The file is not UTF-8 text.", "Save it as UTF-8.")]
+    found = [
+        Violation(path, f"The text {banned!r} is forbidden.", "Remove it, from comments too.")
+        for banned in FORBIDDEN_TEXT
+        if banned in text
+    ]
+    if path.name == "chunk.py":
+        lines = {line.split("#", 1)[0].strip() for line in text.splitlines()}
+        found += [
+            Violation(path, f"The import {line!r} is missing.", "Add it on a line of its own.")
+            for line in REQUIRED_IMPORTS
+            if line not in lines
+        ]
+    return found

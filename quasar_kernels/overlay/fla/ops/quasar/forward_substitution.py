@@ -1,0 +1,95 @@
+"""Inverse of unit lower triangular matrices by forward substitution, with real gradients.
+
+Row i of A = L^-1 is e_i - sum_{j<i} L_ij A_j. Unlike a Neumann series, whose powers of L - I grow
+without bound for correlated keys, the recursion is stable.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+
+@triton.jit
+def forward_substitution_kernel(
+    L_ptr,
+    L_stride_bh,
+    A_ptr,
+    A_stride_bh,
+    BT: tl.constexpr,
+):
+    """Invert one row-major BT x BT matrix a program (BT a power of two); grid: (matrices,).
+
+    Reads the part of L below the diagonal alone; writes all of A, zeros above the diagonal.
+    """
+    i_m = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BT)
+    rows, cols = index[:, None], index[None, :]
+    p_L = L_ptr + i_m * L_stride_bh
+    A = tl.where(rows == cols, 1.0, 0.0)
+    for i in range(1, BT):
+        l_i = tl.load(p_L + i * BT + index, mask=index < i, other=0.0).to(tl.float32)
+        a_i = -tl.sum(l_i[:, None] * A, axis=0)  # rows from i on meet zeros of l_i
+        A = tl.where((rows == i) & (cols < i), a_i[None, :], A)
+    p_A = A_ptr + i_m * A_stride_bh + rows * BT + cols
+    tl.store(p_A, A.to(A_ptr.dtype.element_ty))
+
+
+def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
+    """Invert contiguous fp32 `[n, C, C]` by the kernel, C a power of two."""
+    A = torch.empty_like(L)
+    n, C, _ = L.shape
+    if n:
+        warps = 4 if C >= 32 else 1
+        forward_substitution_kernel[(n,)](L, C * C, A, C * C, BT=C, num_warps=warps)
+    return A
+
+
+class ForwardSubstitutionFunction(torch.autograd.Function):
+    """A = L^-1 and, backwards, dL = -A^T dA A^T below the diagonal."""
+
+    @staticmethod
+    def forward(ctx, L):
+        C = L.shape[-1]
+        if L.is_cuda and L.dtype != torch.float64 and C & (C - 1) == 0 and 2 <= C <= 128:
+            with torch.cuda.device(L.device):
+                A = launch_forward_substitution(L.float().reshape(-1, C, C).contiguous())
+            A = A.view(L.shape)
+        else:
+            wide = L if L.dtype == torch.float64 else L.float()
+            identity = torch.eye(C, dtype=wide.dtype, device=L.device).expand_as(wide)
+            A = torch.linalg.solve_triangular(wide, identity, upper=False, unitriangular=True)
+        ctx.save_for_backward(A)
+        ctx.dtype = L.dtype
+        return A.to(L.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dA):
+        (A,) = ctx.saved_tensors
+        with torch.autocast(dA.device.type, enabled=False):
+            dL = -(A.mT @ dA.to(A.dtype) @ A.mT)
+        return dL.tril(-1).to(ctx.dtype)
+
+
+@torch.compiler.disable
+def quasar_forward_substitution(L: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of unit lower triangular matrices.
+
+    Only the part of L below the diagonal is read: the diagonal is taken as ones and the part above
+    it as zeros, whatever they hold, and their gradients are zero.
+
+    Args:
+        L: `[..., C, C]`, any floating dtype; the arithmetic is fp32 (fp64 for fp64).
+
+    Returns:
+        A = L^-1 of the same shape and dtype, exactly one on the diagonal and zero above it.
+
+    Raises:
+        ValueError: the matrices are not square.
+    """
+    if L.ndim < 2 or L.shape[-1] != L.shape[-2]:
+        raise ValueError(f"L must hold square matrices [..., C, C]; got {tuple(L.shape)}")
+    return ForwardSubstitutionFunction.apply(L)

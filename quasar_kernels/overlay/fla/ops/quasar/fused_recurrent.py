@@ -1,0 +1,237 @@
+"""QuasarAttention's recurrent form: one token after the other, for decoding and short sequences."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch
+from fla.ops.quasar.chunk_torch import l2norm
+from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.gate import fused_quasar_gate
+from fla.ops.quasar.gate import quasar_step_size
+
+MAX_HEAD_DIM = 256
+"""Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
+
+
+@triton.jit(do_not_specialize=["T"])
+def fused_recurrent_quasar_fwd_kernel(
+    q,
+    k,
+    v,
+    beta,
+    initial_state,
+    o,
+    final_state,
+    cu_seqlens,
+    T,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    BV: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Walk one sequence of one head for BV value columns, the state in registers.
+
+    Grid: (sequences * H, S / BV). q, k, v and o have a last stride of one; o is contiguous.
+    """
+    i_nh = tl.program_id(0)
+    i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
+    if IS_VARLEN:
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = (tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first).to(tl.int32)
+        i_b = i_n * 0
+    else:
+        first = i_n * 0
+        length = T
+        i_b = i_n
+    rows = tl.arange(0, BS)
+    cols = tl.program_id(1) * BV + tl.arange(0, BV)
+    row_mask, col_mask = rows < S, cols < S
+    mask = row_mask[:, None] & col_mask[None, :]
+    at = i_nh.to(tl.int64) * S * S + rows[:, None] * S + cols[None, :]
+    state = tl.zeros([BS, BV], dtype=tl.float32)
+    if HAS_INITIAL:
+        state += tl.load(initial_state + at, mask=mask, other=0.0).to(tl.float32)
+    b_beta = tl.load(beta + i_h).to(tl.float32)
+
+    p_q = q + i_b * stride_qb + first * stride_qt + i_h * stride_qh + rows
+    p_k = k + i_b * stride_kb + first * stride_kt + i_h * stride_kh + rows
+    p_v = v + i_b * stride_vb + first * stride_vt + i_h * stride_vh + cols
+    p_o = o + ((i_b * T + first) * H + i_h) * S + cols
+    for _ in range(0, length):
+        b_k = tl.load(p_k, mask=row_mask, other=0.0).to(tl.float32)
+        b_q = tl.load(p_q, mask=row_mask, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v, mask=col_mask, other=0.0).to(tl.float32)
+        alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
+        fresh = alpha * (b_v - tl.sum(b_k[:, None] * state, axis=0))
+        state += b_k[:, None] * fresh[None, :]
+        b_o = tl.sum(b_q[:, None] * state, axis=0) * scale
+        tl.store(p_o, b_o.to(o.dtype.element_ty), mask=col_mask)
+        p_q += stride_qt
+        p_k += stride_kt
+        p_v += stride_vt
+        p_o += H * S
+    if STORE_FINAL:
+        tl.store(final_state + at, state, mask=mask)
+
+
+def launch_fused_recurrent(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Launch the kernel; no autograd. Shapes and dtypes as in `fused_recurrent_quasar`."""
+    B, T, H, S = q.shape
+    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
+    final = None
+    if output_final_state:
+        final = torch.empty(N, H, S, S, dtype=torch.float32, device=q.device)
+    if N * H == 0 or (T == 0 and not output_final_state):
+        return o, final
+    BS = triton.next_power_of_2(S)
+    BV = min(BS, 16)
+    fused_recurrent_quasar_fwd_kernel[(N * H, triton.cdiv(S, BV))](
+        q, k, v, beta.contiguous(),
+        None if initial_state is None else initial_state.contiguous(),
+        o, final, cu_seqlens, T, scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        H=H, S=S, BS=BS, BV=BV,
+        HAS_INITIAL=initial_state is not None,
+        STORE_FINAL=output_final_state,
+        IS_VARLEN=cu_seqlens is not None,
+        num_warps=1, num_stages=3,
+    )  # fmt: skip
+    return o, final
+
+
+def fused_recurrent_torch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Walk the tokens in torch: fp32, or fp64 for fp64 inputs. Shapes as in the public function."""
+    B, T, H, S = q.shape
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
+    N = B if cu_seqlens is None else len(lengths)
+    final = torch.zeros(N, H, S, S, dtype=dtype, device=q.device)
+    if initial_state is not None:
+        final.copy_(initial_state)
+    o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
+    k_wide = k.to(dtype)
+    alpha = fused_quasar_gate(k_wide.square().sum(-1), beta.to(dtype), dtype)[..., None, None]
+    query = q.to(dtype).unsqueeze(-2)  # [B, T, H, 1, S]
+    row, column, value = k_wide.unsqueeze(-2), k_wide.unsqueeze(-1), v.to(dtype).unsqueeze(-2)
+    start = 0
+    for n, length in enumerate(lengths):
+        state = final if cu_seqlens is None else final[n : n + 1]
+        for t in range(start, start + length):
+            fresh = alpha[:, t] * (value[:, t] - row[:, t] @ state)
+            state += column[:, t] * fresh
+            o[:, t] = (query[:, t] @ state).squeeze(-2) * scale
+        start += length
+    return o, final if output_final_state else None
+
+
+class FusedRecurrentQuasarFunction(torch.autograd.Function):
+    """The recurrence forwards; backwards the torch chunk form, computed again."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
+        ctx.save_for_backward(q, k, v, beta, initial_state, cu_seqlens)
+        ctx.scale = scale
+        arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+        if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM:
+            with torch.cuda.device(q.device):
+                return launch_fused_recurrent(*arguments)
+        with torch.autocast(q.device.type, enabled=False):
+            return fused_recurrent_torch(*arguments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, d_final):
+        *inputs, cu_seqlens = ctx.saved_tensors
+        leaves = [
+            None if x is None else x.detach().requires_grad_(needed)
+            for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        with torch.enable_grad(), torch.autocast(do.device.type, enabled=False):
+            o, final = chunk_quasar_torch(*leaves, True, cu_seqlens, scale=ctx.scale)
+            outputs, grads = ([o], [do]) if d_final is None else ([o, final], [do, d_final])
+            found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+        per_input = (next(found) if x is not None and x.requires_grad else None for x in leaves)
+        return *per_input, None, None, None
+
+
+@torch.compiler.disable
+def fused_recurrent_quasar(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
+
+    Meant for decoding (T = 1 with a state) and short sequences: T steps follow one another.
+
+    Args:
+        q, k, v: `[B, T, H, S]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
+        beta: `[H]`, positive.
+        initial_state: `[N, H, S, S]`, key dimension first, for N sequences (B without
+            `cu_seqlens`); None is zero.
+        output_final_state: whether to return the state after each sequence.
+        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1).
+        scale: factor of the output; the definition has 1.
+        use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
+
+    Returns:
+        o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64) or None.
+
+    Raises:
+        ValueError: `cu_seqlens` with B other than 1, or not cutting the row of T tokens.
+    """
+    if cu_seqlens is not None and q.shape[0] != 1:
+        raise ValueError(
+            f"cu_seqlens packs sequences into one row, so B must be 1; got B = {q.shape[0]}"
+        )
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    return FusedRecurrentQuasarFunction.apply(
+        q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
+    )
