@@ -45,10 +45,8 @@ class EnvFile:
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
-    """Read `path`; `known` are the names that mean something. A missing file reads as empty."""
+    """Read `path`; `known` are the names that mean something."""
     result = EnvFile()
-    if not path.is_file():
-        return result
     try:
         with path.open(encoding="utf-8-sig") as stream:
             bindings = list(parse_stream(stream))

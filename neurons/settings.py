@@ -1,20 +1,18 @@
 """Every setting of every process, and the one reader of the environment.
 
 Precedence: flag, environment, .env, default. `.env.example` is generated from the prose here
-by `python scripts/generate_env_example.py`.
+by `python -m neurons.env_example`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,57 +21,23 @@ from pydantic_settings import (
 
 from neurons.env_file import EnvFile, read_env_file
 from neurons.errors import ConfigError
+from neurons.setting_values import (
+    PROJECT,
+    Count,
+    Folder,
+    Name,
+    Remote,
+    Repository,
+    Seconds,
+    Share,
+    Token,
+    Url,
+    Words,
+)
 
-PROJECT = Path(__file__).resolve().parent.parent
 ENV_FILE = PROJECT / ".env"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Process = Literal["miner", "validator", "api"]
-
-
-def _url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("https", "http") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("not a plain http(s) address")
-    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-        raise ValueError("http is for this machine only: the signature header is a credential")
-    return value.rstrip("/")
-
-
-def _no_password(value: str) -> str:
-    if re.search(r"://[^/]*@", value):
-        raise ValueError("holds a user or a password: GITHUB_TOKEN is the place for a credential")
-    return value
-
-
-def _not_placeholder(value: str) -> str:
-    if re.fullmatch(r"your[_-].*", value, re.IGNORECASE):
-        raise ValueError("is still the placeholder of the example file")
-    return value
-
-
-def _token(value: SecretStr) -> SecretStr:
-    _not_placeholder(value.get_secret_value())
-    return value
-
-
-def _absolute(value: Path) -> Path:
-    return PROJECT / value.expanduser()  # the same folder wherever the process is started
-
-
-def _words(value: Any) -> Any:
-    return tuple(filter(None, re.split(r"[,\s]+", value))) if isinstance(value, str) else value
-
-
-Url = Annotated[str, AfterValidator(_url)]
-Folder = Annotated[Path, AfterValidator(_absolute)]
-Name = Annotated[str, Field(pattern=r"^[\w.\-]+$"), AfterValidator(_not_placeholder)]
-Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$")]
-Remote = Annotated[str, AfterValidator(_no_password)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def _setting(default: Any, group: str, form: str, text: str) -> Any:
@@ -93,7 +57,7 @@ class Settings(BaseSettings):
 
     _warnings: tuple[str, ...] = PrivateAttr(())
 
-    github_token: Annotated[SecretStr, AfterValidator(_token)] | None = _setting(
+    github_token: Token | None = _setting(
         None,
         FORK,
         "a GitHub token, `ghp_...` or `github_pat_...`",
@@ -318,6 +282,22 @@ class Settings(BaseSettings):
 VARIABLES = {name.upper(): name for name in Settings.model_fields}
 
 
+def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the .env that `load_settings` reads; None when there is none.
+
+    Raises:
+        ConfigError: `named`, or the environment's ENV_FILE, does not exist.
+    """
+    chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+    if chosen is None:
+        return ENV_FILE if ENV_FILE.is_file() else None
+    if str(chosen) == os.devnull:
+        return None
+    if not chosen.is_file():
+        raise ConfigError(f"No settings file at {chosen}. Copy .env.example there and fill it in.")
+    return chosen
+
+
 def load_settings(
     flags: Mapping[str, object] | None = None,
     env_file: Path | None = None,
@@ -330,7 +310,8 @@ def load_settings(
 
     Args:
         flags: attribute name to value; None means not given.
-        env_file: the .env to read, which must exist; without it, the project's own if there.
+        env_file: the .env to read, which must exist; without it, the one that the environment's
+            ENV_FILE names, or the project's own if there. /dev/null stands for none.
         environ: the environment; without it, this process's.
         process: whose needs are checked besides each value on its own.
         defaults: attribute name to a value that replaces the default.
@@ -338,16 +319,15 @@ def load_settings(
     Raises:
         ConfigError: one line for every problem, each with the variable, the value, the remedy.
     """
-    if env_file is not None and not env_file.is_file():
-        raise ConfigError(f"No settings file at {env_file}. Copy .env.example there and fill it.")
-    file = read_env_file(env_file or ENV_FILE, VARIABLES)
     environment = os.environ if environ is None else environ
+    path = find_env_file(env_file, environment)
+    file = read_env_file(path, VARIABLES) if path else EnvFile()
     sources: dict[str, dict[str, Any]] = {
         "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
         "environment": {
             VARIABLES[key]: environment[key] for key in VARIABLES if environment.get(key)
         },
-        str(env_file or ".env"): {
+        str(path): {
             VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
         },
         "default": dict(defaults or {}),

@@ -165,6 +165,18 @@ def test_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
 
 
+def test_the_environment_can_name_the_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.settings.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
+    other = tmp_path / "other"
+    other.write_text("NETUID=8\n")
+    assert load_settings(environ=NOTHING).netuid == 7
+    assert load_settings(environ={"ENV_FILE": str(other)}).netuid == 8
+    assert load_settings(environ={"ENV_FILE": "/dev/null"}).netuid == 24
+    assert load_settings(env_file=Path("/dev/null"), environ=NOTHING).netuid == 24
+
+
 def test_secrets_do_not_show_in_the_settings_text() -> None:
     environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
     settings = load_settings(environ=environ)
