@@ -1,0 +1,302 @@
+"""The default without a .env: a whole subnet on this machine that touches nothing outside it.
+
+A throwaway hotkey, a bare git repository as the fork, the validator API on a free loopback port
+and a validator, the last two as child processes. Everything lies in one folder of the state.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from harness.runner import child_environment
+from neurons.errors import ConfigError, QuasarError
+from neurons.identity import OFFLINE, Identity, create_throwaway
+from neurons.machine import resolve_device
+from neurons.mining.embedded_upstream import make_remote, make_upstream
+from neurons.observe import get_logger
+from neurons.settings import Settings, find_env_file, load_settings
+
+OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
+"""Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
+
+BLOCK_SECONDS = 2
+MINER, VALIDATOR = "miner", "validator"
+CPU_LENGTH = 2048
+CPU_HEADROOM = 0.5
+CPU_RUNS = 2
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 5.0
+RESTART_SECONDS = (1.0, 30.0)
+LOG_BYTES = 5 * 2**20
+
+log = get_logger("embedded")
+
+
+def is_embedded(
+    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
+) -> bool:
+    """Tell whether nothing says where a real subnet is: no .env, no flag, no variable.
+
+    Raises:
+        ConfigError: a .env is named that does not exist.
+    """
+    if find_env_file(env_file, environ) is not None:
+        return False
+    return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
+
+
+def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of an embedded run, before its children have a port.
+
+    What the user sets still counts, apart from what would lead out of this machine.
+    """
+    wanted = load_settings(flags, Path(os.devnull), environ)
+    device = resolve_device(wanted.device)
+    defaults: dict[str, object] = {
+        "target_sequence_length": "auto",
+        "blocks_until_reveal": 1,
+        "block_time_seconds": BLOCK_SECONDS,
+        "polling_interval": 2.0,
+        "enable_logit_verification": False,
+    }
+    if device == "cpu":
+        defaults |= {
+            "target_sequence_length": CPU_LENGTH,
+            "claim_runs": CPU_RUNS,
+            "claim_headroom": CPU_HEADROOM,
+        }
+    folder = wanted.state_dir / "embedded"
+    forced: dict[str, object] = {
+        "device": device,
+        "state_dir": folder,
+        "wallet_path": folder / "wallets",
+        "wallet_miner_name": MINER,
+        "wallet_validator_name": VALIDATOR,
+        "wallet_hotkey": "default",
+        "subtensor_network": OFFLINE,
+        "submission_mode": wanted.submission_mode,
+    }
+    clean = {name: value for name, value in environ.items() if name != "GITHUB_TOKEN"}
+    return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
+
+
+@dataclass
+class Child:
+    """One supervised process: its module and arguments, its environment, its log file."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log_file: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    due: float = field(default_factory=time.monotonic)
+
+    def watch(self) -> None:
+        """Start it when it is due; note when it has died; keep its log small."""
+        if self.process is None:
+            if time.monotonic() >= self.due:
+                self._start()
+            return
+        status = self.process.poll()
+        if status is not None:
+            first, longest = RESTART_SECONDS
+            pause = min(longest, first * 2.0 ** min(self.starts - 1, 10))
+            log.warning(
+                "an embedded process died and is started again",
+                process=self.name,
+                status=status,
+                seconds=pause,
+                log=str(self.log_file),
+            )
+            self.stop()
+            self.due = time.monotonic() + pause
+        elif self.log_file.stat().st_size > LOG_BYTES:
+            os.truncate(self.log_file, 0)  # it is written in append mode, so this is safe
+
+    def _start(self) -> None:
+        descriptor = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "neurons.tied", str(os.getpid()), *self.arguments],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        self.starts += 1
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the process and its group."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Wait for its end, at most `STOP_SECONDS`, then kill what is left of the group."""
+        if self.process is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):  # nobody is left in the group
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+
+class EmbeddedSubnet:
+    """The counterparties of an embedded run, alive between `with` and its end.
+
+    Args:
+        settings: from `embedded_settings`.
+
+    Attributes:
+        settings: the same with the addresses of the API and of the fork.
+        identity: the miner's throwaway hotkey.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        folder = settings.state_dir
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.identity: Identity = create_throwaway(settings.wallet_path, MINER)
+        validator = create_throwaway(settings.wallet_path, VALIDATOR)
+        upstream = make_upstream(folder / "upstream.git")
+        self._port = _choose_port(folder / "port")
+        self.settings = settings.model_copy(
+            update={
+                "validator_api_url": f"http://127.0.0.1:{self._port}",
+                "fork_remote": make_remote(upstream, folder / "fork.git"),
+                "fork_upstream_url": upstream,
+            }
+        )
+        self._children = [
+            Child(
+                "validator API",
+                ["neurons.validator_api", "--port-file", str(folder / "port")],
+                _api_environment(self.settings, self._port, validator.hotkey),
+                folder / "api.log",
+            ),
+            Child(
+                "validator",
+                ["neurons.validator"],
+                _validator_environment(self.settings),
+                folder / "validator.log",
+            ),
+        ]
+        self._stop = threading.Event()
+        # One thread starts every child: the kernel ends them with the thread that started them.
+        self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
+
+    def __enter__(self) -> EmbeddedSubnet:
+        self._thread.start()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while not self._stop.wait(0.2):
+            for child in self._children:
+                child.watch()
+        for child in self._children:
+            child.ask_to_stop()
+        for child in self._children:
+            child.stop()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        url = f"{self.settings.validator_api_url}/health"
+        while time.monotonic() < deadline:
+            with suppress(httpx.HTTPError):
+                if httpx.get(url, timeout=2.0).status_code == 200:
+                    return
+            if self._stop.wait(0.1):
+                return
+        raise QuasarError(
+            f"The embedded validator API did not start in {READY_SECONDS:g} s; its log is "
+            f"{self._children[0].log_file}."
+        )
+
+
+def _choose_port(file: Path) -> int:
+    """Return the port of the last run, which a live submission names, or a free one."""
+    try:
+        last = int(file.read_text())
+    except (OSError, ValueError):
+        last = 0
+    for port in (last, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("No free port on 127.0.0.1: check this machine's network settings.")
+
+
+def _common(settings: Settings) -> dict[str, str]:
+    return {
+        **child_environment(os.environ, device=settings.device),
+        "ENV_FILE": os.devnull,
+        "LOG_LEVEL": settings.log_level,
+        "LOG_FORMAT": settings.log_format,
+        "SUBTENSOR_NETWORK": OFFLINE,
+    }
+
+
+def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
+    return {
+        **_common(settings),
+        "STATE_DIR": str(settings.state_dir),
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "VALIDATOR_HOTKEYS": validator_hotkey,
+        "BLOCKS_UNTIL_REVEAL": str(settings.blocks_until_reveal),
+        "BLOCK_TIME_SECONDS": str(settings.block_time_seconds),
+    }
+
+
+def _validator_environment(settings: Settings) -> dict[str, str]:
+    return {
+        **_common(settings),
+        "STATE_DIR": str(settings.state_dir / "validator"),
+        "VALIDATOR_API_URL": str(settings.validator_api_url),
+        "WALLET_VALIDATOR_NAME": settings.wallet_validator_name,
+        "WALLET_HOTKEY": settings.wallet_hotkey,
+        "WALLET_PATH": str(settings.wallet_path),
+        "POLLING_INTERVAL": str(settings.polling_interval),
+        "ENABLE_LOGIT_VERIFICATION": str(settings.enable_logit_verification),
+        "BENCH_TIMEOUT_SECONDS": str(settings.bench_timeout_seconds),
+        "DEVICE": settings.device,
+    }
