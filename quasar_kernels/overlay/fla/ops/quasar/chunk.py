@@ -27,325 +27,15 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.chunk_torch import chunk_quasar_torch
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
+from fla.ops.quasar.segmented_scan import (
+    segment_map_kernel,
+    segment_output_kernel,
+    segment_scan_kernel,
+)
 
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; wider heads take the torch path."""
-
-
-@triton.jit
-def _operand(x, DTYPE: tl.constexpr):
-    # fp16 saturates instead of turning into infinity
-    if DTYPE == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    return x.to(DTYPE)
-
-
-@triton.jit
-def _step_size(lam, beta):
-    # (1 - exp(-x)) / (lam + eps) with x = beta lam; the series keeps the digits of a small x
-    x = beta * lam
-    series = x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5 * (1 - x / 6 * (1 - x / 7))))))
-    return tl.where(x < 0.25, series, 1 - tl.exp(-x)) / (lam + 1e-8)
-
-
-@triton.jit
-def _join_blocks(A, M, rows, cols, HALF: tl.constexpr, PRECISION: tl.constexpr):
-    # inverses of the HALF x HALF diagonal blocks -> inverses of the 2 HALF x 2 HALF blocks
-    below = (rows // (2 * HALF) == cols // (2 * HALF)) & (rows // HALF > cols // HALF)
-    off = tl.where(below, M, 0.0)
-    return A - tl.dot(tl.dot(A, off, input_precision=PRECISION), A, input_precision=PRECISION)
-
-
-@triton.jit
-def _chunk_inverse(k, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Return a [C] and A = (I + strict_tril(a K K^T))^-1 [C, C], both fp32, of one chunk's keys."""
-    rows = tl.arange(0, C)[:, None]
-    cols = tl.arange(0, C)[None, :]
-    k32 = k.to(tl.float32)
-    a = _step_size(tl.sum(k32 * k32, axis=1), beta)
-    M = a[:, None] * tl.dot(k, tl.trans(k), input_precision=PRECISION)
-    M = tl.where(rows > cols, M, 0.0)
-    # the 2 x 2 blocks need no product
-    A = tl.where(rows == cols, 1.0, 0.0) - tl.where(rows // 2 == cols // 2, M, 0.0)
-    A = _join_blocks(A, M, rows, cols, 2, PRECISION)
-    A = _join_blocks(A, M, rows, cols, 4, PRECISION)
-    A = _join_blocks(A, M, rows, cols, 8, PRECISION)
-    if C >= 32:
-        A = _join_blocks(A, M, rows, cols, 16, PRECISION)
-    if C >= 64:
-        A = _join_blocks(A, M, rows, cols, 32, PRECISION)
-    return a, A
-
-
-@triton.jit
-def _segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
-    """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
-    if IS_VARLEN:
-        row = table + i_s * 4
-        i_n = tl.load(row)
-        t0 = tl.load(row + 1)
-        length = tl.load(row + 2)
-        place = tl.load(row + 3)
-        return i_n * 0, i_n, t0, length.to(tl.int32), (place & 1) != 0, (place & 2) != 0
-    else:
-        i_n = (i_s // NS).to(tl.int64)
-        i = i_s % NS
-        t0 = i.to(tl.int64) * SEG
-        length = tl.minimum(T - t0, SEG).to(tl.int32)
-        return i_n, i_n, t0, length, i == 0, i == NS - 1
-
-
-@triton.jit(do_not_specialize=["T", "NS", "SEG"])
-def segment_map_kernel(
-    k,
-    v,
-    beta,
-    table,
-    G_out,
-    R_out,
-    T,
-    NS,
-    SEG,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
-    """Rows of G and R of one segment and head, scanned from the segment's last chunk to its first.
-
-    Backward, G (I, at the end) absorbs a chunk by Z = G K^T, Y = Z A diag(a), R += Y V, G -= Y K:
-    four products a chunk, each row of G on its own. Grid: (segments * H, S / BR).
-    """
-    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_r = tl.program_id(1)
-    i_b, _, t0, length, _, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
-    if is_last:
-        return  # no segment starts from the state behind a sequence's last one
-    beta_h = tl.load(beta + i_h).to(tl.float32)
-    rows = tl.arange(0, C)
-    cols = tl.arange(0, BS)
-    r = i_r * BR + tl.arange(0, BR)
-
-    n_chunks = tl.cdiv(length, C)
-    left = length - (n_chunks - 1) * C  # tokens in the chunk at hand: full ones follow
-    t_last = t0 + (n_chunks - 1).to(tl.int64) * C
-    p_k = (
-        k
-        + i_b * stride_kb
-        + t_last * stride_kt
-        + i_h * stride_kh
-        + rows[:, None] * stride_kt
-        + cols[None, :]
-    )
-    p_v = (
-        v
-        + i_b * stride_vb
-        + t_last * stride_vt
-        + i_h * stride_vh
-        + rows[:, None] * stride_vt
-        + cols[None, :]
-    )
-
-    G = tl.where(r[:, None] == cols[None, :], 1.0, 0.0)
-    R = tl.zeros([BR, BS], dtype=tl.float32)
-    for _ in range(0, n_chunks):
-        mask = (rows < left)[:, None] & (cols < S)[None, :]
-        b_k = tl.load(p_k, mask=mask, other=0.0)
-        b_v = tl.load(p_v, mask=mask, other=0.0)
-        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
-        Z = tl.dot(_operand(G, b_k.dtype), tl.trans(b_k), input_precision=PRECISION)
-        Y = tl.dot(
-            _operand(Z, b_k.dtype), _operand(A * a[None, :], b_k.dtype), input_precision=PRECISION
-        )
-        Y = _operand(Y, b_k.dtype)
-        R += tl.dot(Y, b_v, input_precision=PRECISION)
-        G -= tl.dot(Y, b_k, input_precision=PRECISION)
-        left = C
-        p_k -= C * stride_kt
-        p_v -= C * stride_vt
-
-    out = (tl.program_id(0).to(tl.int64) * S * S) + r[:, None] * S + cols[None, :]
-    inside = (r < S)[:, None] & (cols < S)[None, :]
-    tl.store(G_out + out, G, mask=inside)
-    tl.store(R_out + out, R, mask=inside)
-
-
-@triton.jit(do_not_specialize=["NS"])
-def segment_scan_kernel(
-    G,
-    R,
-    initial_state,
-    first,
-    NS,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
-    """Turn the maps of a sequence's segments into states: R[n] becomes the state after segment n.
-
-    Grid: (sequences * H, S / BV); each program owns BV value columns of one head's state.
-    """
-    i_n, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if IS_VARLEN:
-        s0 = tl.load(first + i_n)
-        s1 = tl.load(first + i_n + 1)
-    else:
-        s0 = i_n.to(tl.int64) * NS
-        s1 = s0 + NS
-    rows = tl.arange(0, BS)
-    cols = tl.program_id(1) * BV + tl.arange(0, BV)
-    inside = (rows < S)[:, None] & (cols < S)[None, :]
-    square = (rows < S)[:, None] & (rows < S)[None, :]
-    at = rows[:, None] * S + cols[None, :]
-    state = tl.zeros([BS, BV], dtype=tl.float32)
-    if HAS_INITIAL:
-        state += tl.load(
-            initial_state + tl.program_id(0).to(tl.int64) * S * S + at, mask=inside, other=0.0
-        )
-    p_G = G + (s0 * H + i_h) * S * S + rows[:, None] * S + rows[None, :]
-    p_R = R + (s0 * H + i_h) * S * S + at
-    for _ in range(0, (s1 - s0 - 1).to(tl.int32)):
-        b_G = tl.load(p_G, mask=square, other=0.0)
-        b_R = tl.load(p_R, mask=inside, other=0.0)
-        state = tl.dot(b_G, state, input_precision="tf32x3") + b_R
-        tl.store(p_R, state, mask=inside)
-        p_G += H * S * S
-        p_R += H * S * S
-
-
-@triton.jit(do_not_specialize=["T", "NS", "SEG"])
-def segment_output_kernel(
-    q,
-    k,
-    v,
-    beta,
-    table,
-    states,
-    initial_state,
-    final_state,
-    o,
-    T,
-    NS,
-    SEG,
-    scale,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_ob,
-    stride_ot,
-    stride_oh,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    STORE_FINAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
-    """Walk one segment of one head from its entering state and write o (and the final state).
-
-    A chunk: D = a (V - K S), V' = A D, O = Q S + tril(Q K^T) V', S += K^T V'; everything but the
-    reads of q, k, v and the write of o stays on chip. Grid: (segments * H, S / BV).
-    """
-    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_b, i_n, t0, length, is_first, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
-    beta_h = tl.load(beta + i_h).to(tl.float32)
-    rows = tl.arange(0, C)
-    cols = tl.arange(0, BS)
-    v_cols = tl.program_id(1) * BV + tl.arange(0, BV)
-    p_q = (
-        q
-        + i_b * stride_qb
-        + t0 * stride_qt
-        + i_h * stride_qh
-        + rows[:, None] * stride_qt
-        + cols[None, :]
-    )
-    p_k = (
-        k
-        + i_b * stride_kb
-        + t0 * stride_kt
-        + i_h * stride_kh
-        + rows[:, None] * stride_kt
-        + cols[None, :]
-    )
-    p_v = (
-        v
-        + i_b * stride_vb
-        + t0 * stride_vt
-        + i_h * stride_vh
-        + rows[:, None] * stride_vt
-        + v_cols[None, :]
-    )
-    p_o = (
-        o
-        + i_b * stride_ob
-        + t0 * stride_ot
-        + i_h * stride_oh
-        + rows[:, None] * stride_ot
-        + v_cols[None, :]
-    )
-
-    inside = (cols < S)[:, None] & (v_cols < S)[None, :]
-    at = cols[:, None] * S + v_cols[None, :]
-    own = (i_n * H + i_h) * S * S  # this sequence's place in [N, H, S, S]
-    state = tl.zeros([BS, BV], dtype=tl.float32)
-    if is_first:
-        if HAS_INITIAL:
-            state += tl.load(initial_state + own + at, mask=inside, other=0.0)
-    else:
-        before = (tl.program_id(0) - H).to(tl.int64) * S * S  # the segment before, same head
-        state += tl.load(states + before + at, mask=inside, other=0.0)
-
-    left = length
-    for _ in range(0, tl.cdiv(length, C)):
-        mask = (rows < left)[:, None] & (cols < S)[None, :]
-        v_mask = (rows < left)[:, None] & (v_cols < S)[None, :]
-        b_q = tl.load(p_q, mask=mask, other=0.0)
-        b_k = tl.load(p_k, mask=mask, other=0.0)
-        b_v = tl.load(p_v, mask=v_mask, other=0.0)
-        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
-        b_s = _operand(state, b_k.dtype)
-        D = a[:, None] * (b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION))
-        V = tl.dot(_operand(A, b_k.dtype), _operand(D, b_k.dtype), input_precision=PRECISION)
-        V = _operand(V, b_k.dtype)
-        QK = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        QK = _operand(tl.where(rows[:, None] >= rows[None, :], QK, 0.0), b_k.dtype)
-        O = tl.dot(b_q, b_s, input_precision=PRECISION) + tl.dot(QK, V, input_precision=PRECISION)
-        tl.store(p_o, (O * scale).to(o.dtype.element_ty), mask=v_mask)
-        state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
-        left -= C
-        p_q += C * stride_qt
-        p_k += C * stride_kt
-        p_v += C * stride_vt
-        p_o += C * stride_ot
-
-    if STORE_FINAL:
-        if is_last:
-            tl.store(final_state + own + at, state, mask=inside)
 
 
 class Tiles(NamedTuple):
@@ -369,15 +59,15 @@ def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
         return Tiles(16, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1)
     if wide:
         return Tiles(16, 32, 2, 1, 16, 8, 32, 2, 2)
-    return Tiles(16, block, 2, 1, 16, 4, block, 1, 2)
+    return Tiles(16, block, 2, 1, 16, 4, block, 2, 3)
 
 
 @functools.cache
 def _programs_per_wave(device: torch.device) -> int:
-    # eight one-warp programs of about 255 registers fill a multiprocessor
+    # four programs of two warps and about 255 registers a thread fill a multiprocessor
     if device.type != "cuda":
-        return 16
-    return 8 * torch.cuda.get_device_properties(device).multi_processor_count
+        return 16  # under the interpreter: enough for several segments
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
@@ -528,10 +218,6 @@ class ChunkQuasarFunction(torch.autograd.Function):
         return *per_input, None, None, None
 
 
-def _l2norm(x: torch.Tensor) -> torch.Tensor:
-    return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-
 @torch.compiler.disable
 def chunk_quasar(
     q: torch.Tensor,
@@ -570,7 +256,7 @@ def chunk_quasar(
     """
     _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if use_qk_l2norm_in_kernel:
-        q, k = _l2norm(q), _l2norm(k)
+        q, k = l2norm(q), l2norm(k)
     if not q.is_cuda or q.shape[-1] > MAX_HEAD_DIM or q.dtype == torch.float64:
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale
@@ -586,12 +272,10 @@ def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:
             f"q, k and v must share one shape [B, T, H, S]; got {tuple(q.shape)}, "
             f"{tuple(k.shape)} and {tuple(v.shape)}"
         )
-    B, _, H, S = q.shape
+    B, T, H, S = q.shape
     if beta.shape != (H,):
         raise ValueError(f"beta must have shape [{H}], one value a head; got {tuple(beta.shape)}")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(f"cu_seqlens packs sequences into one row, so B must be 1; got B = {B}")
-    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
+    N = B if cu_seqlens is None else len(sequence_lengths(cu_seqlens, B, T))
     if initial_state is not None and initial_state.shape != (N, H, S, S):
         raise ValueError(
             f"initial_state must have shape {(N, H, S, S)}; got {tuple(initial_state.shape)}"

@@ -1,0 +1,161 @@
+"""Check and time variants of the chunk kernels on this GPU, in one run.
+
+    python scripts/tune_kernels.py --lengths 2048,16384,100000,1000000 --json tuning.json
+
+Each variant (tiles, segments) is first compared with the float64 chunk form on layer-like inputs
+and on keys that share one direction; only what passes is timed. Times are medians of CUDA-graph
+replays, in milliseconds, of the whole operator, alpha included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+HEADS, WIDTH = 8, 64
+LIMITS = {"layer": 6e-3, "correlated": 9e-3}
+"""Largest accepted relative RMS error in bf16, by kind of input."""
+
+CHECK_TOKENS = 4000
+
+
+def layer_like(tokens: int) -> tuple[torch.Tensor, ...]:
+    """q, k, v [1, T, 8, 64] bf16 as a layer with default weights makes them, and beta [8]."""
+    qkv = []
+    for _ in range(3):
+        x = torch.randn(1, tokens, HEADS * WIDTH, device="cuda") / 3**0.5
+        taps = (torch.rand(HEADS * WIDTH, 1, 4, device="cuda") - 0.5) / 2**0.5
+        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=HEADS * WIDTH).mT
+        qkv.append(F.silu(y).bfloat16().contiguous().view(1, tokens, HEADS, WIDTH))
+        del x, y
+    return *qkv, F.softplus(torch.empty(HEADS, device="cuda").uniform_(1, 16).log())
+
+
+def correlated(tokens: int) -> tuple[torch.Tensor, ...]:
+    """As `layer_like`, with keys that are one common vector and 10% noise."""
+    q, k, v, beta = layer_like(tokens)
+    common = torch.randn(1, 1, HEADS, WIDTH, device="cuda")
+    k = (common + 0.1 * torch.randn(k.shape, device="cuda")).bfloat16()
+    return q, k, v, beta
+
+
+def graph_ms(call, repeats: int = 15) -> float:
+    """Median time of one call, in milliseconds, by replaying it as a CUDA graph."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times)[len(times) // 2]
+
+
+def variants(chunk):
+    """The tiles to try: chunk length, warps and stages of both passes."""
+    base = chunk.tiles_for(WIDTH, torch.bfloat16)
+    yield base
+    for c, map_warps, out_warps, stages in itertools.product(
+        (16, 32), (1, 2, 4), (1, 2, 4), (1, 2, 3)
+    ):
+        tiles = base._replace(
+            chunk=c, map_warps=map_warps, output_warps=out_warps, output_stages=stages
+        )
+        if tiles != base and map_warps >= out_warps:
+            yield tiles
+
+
+def check(chunk, inputs, oracle, tiles, segments) -> float:
+    """Relative RMS error of one variant, its outputs poisoned beforehand."""
+    poison = torch.full_like(inputs[0], float("nan"))
+    del poison
+    out, _ = chunk.chunk_quasar_fwd(*inputs, tiles=tiles, segments=segments)
+    return relative_rms(out, oracle)
+
+
+def main() -> None:
+    """Run the sweep and print the table last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", default="2048,16384,100000,1000000")
+    parser.add_argument("--segments", default="", help="comma list tried besides the default")
+    parser.add_argument("--default-only", action="store_true", help="time the shipped tiles only")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    lengths = [int(n) for n in args.lengths.split(",")]
+    segments = [None, *(int(n) for n in args.segments.split(",") if n)]
+
+    mount()
+    from fla.ops.quasar import chunk
+
+    torch.manual_seed(0)
+    probes = {
+        kind: make(CHECK_TOKENS)
+        for kind, make in (("layer", layer_like), ("correlated", correlated))
+    }
+    oracles = {kind: quasar_chunked(*inputs)[0] for kind, inputs in probes.items()}
+    tried = list(itertools.islice(variants(chunk), 1 if args.default_only else None))
+    errors = {}
+    for tiles in tried:
+        errors[tiles] = {
+            kind: check(chunk, probes[kind], oracles[kind], tiles, 5) for kind in probes
+        }
+    passed = [t for t in tried if all(errors[t][k] <= LIMITS[k] for k in LIMITS)]
+
+    rows = []
+    for tokens in lengths:
+        inputs = layer_like(tokens)
+        for tiles, n in itertools.product(passed, segments):
+            if n is not None and n * 2 * tiles.chunk > tokens:
+                continue
+            call = functools.partial(chunk.chunk_quasar_fwd, *inputs, tiles=tiles, segments=n)
+            row = {"tokens": tokens, "ms": round(graph_ms(call), 4), "segments": n}
+            rows.append(row | tiles._asdict() | {f"error_{k}": errors[tiles][k] for k in LIMITS})
+        inputs = call = None  # the next length needs the memory
+    for tiles in tried:
+        if tiles not in passed:
+            print(f"rejected {tuple(tiles)} errors {errors[tiles]}")
+    if args.json:
+        args.json.write_text(
+            json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1)
+        )
+    for tokens in lengths:
+        best = sorted((r for r in rows if r["tokens"] == tokens), key=lambda r: r["ms"])
+        for r in [
+            *best[:12],
+            *(
+                r
+                for r in best[12:]
+                if r["segments"] is None
+                and tuple(tried[0]) == tuple(r[f] for f in tried[0]._fields)
+            ),
+        ]:
+            shape = " ".join(
+                f"{f}={r[f]}" for f in ("chunk", "map_warps", "output_warps", "output_stages")
+            )
+            print(
+                f"T={tokens} {r['ms']:.4f} ms segments={r['segments']} {shape} "
+                f"errors {r['error_layer']:.1e} {r['error_correlated']:.1e}"
+            )
+
+
+if __name__ == "__main__":
+    main()

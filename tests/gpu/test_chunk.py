@@ -1,0 +1,212 @@
+"""chunk_quasar on a GPU against the float64 recurrence: accuracy, causality, varlen, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+
+mount()
+
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
+from fla.ops.quasar.chunk import chunk_quasar_fwd  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+H, S = 8, 64
+LIMIT = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 2e-5}
+"""Largest relative RMS error against float64, by operand dtype, on layer-like inputs."""
+
+
+def layer_like(T, B=1, heads=H, width=S, dtype=torch.bfloat16):
+    """q, k, v [B, T, heads, width] as a layer with default weights makes them, and beta."""
+    qkv = []
+    for _ in range(3):
+        x = torch.randn(B, T, heads * width, device="cuda") / 3**0.5
+        taps = (torch.rand(heads * width, 1, 4, device="cuda") - 0.5) / 2**0.5
+        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=heads * width).mT
+        qkv.append(F.silu(y).to(dtype).contiguous().view(B, T, heads, width))
+    return *qkv, F.softplus(torch.empty(heads, device="cuda").uniform_(1, 16).log())
+
+
+def poison():
+    """Fill freed blocks of the allocator with NaN, so that an unwritten output shows."""
+    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 26)]
+    del junk
+
+
+def assert_close(o, expected, limit):
+    assert torch.isfinite(o).all()
+    assert relative_rms(o, expected) <= limit
+    for part, wanted in zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True):
+        assert relative_rms(part, wanted) <= limit * 1.05
+    assert (o.double() - expected).abs().max() <= 0.1
+    assert F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0) >= 0.999
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    poison()
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 512, 1000, 4096, 65_537, 1_000_000])
+def test_output_matches_float64(T):
+    inputs = layer_like(T)
+    oracle = quasar_recurrence if T <= 1000 else quasar_chunked
+    expected, state = oracle(*inputs)
+    o, final = chunk_quasar(*inputs, output_final_state=True)
+    assert_close(o, expected, LIMIT[torch.bfloat16])
+    assert relative_rms(final, state) <= LIMIT[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
+def test_every_dtype_and_width(dtype, heads, width):
+    inputs = layer_like(777, B=2, heads=heads, width=width, dtype=dtype)
+    o, _ = chunk_quasar(*inputs)
+    assert_close(o, quasar_recurrence(*inputs)[0], LIMIT[dtype])
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.01])
+def test_correlated_keys(noise):
+    q, k, v, beta = layer_like(20_000)
+    common = torch.randn(1, 1, H, S, device="cuda")
+    k = (common + noise * torch.randn(k.shape, device="cuda")).bfloat16()
+    o, _ = chunk_quasar(q, k, v, beta)
+    assert relative_rms(o, quasar_chunked(q, k, v, beta)[0]) <= 9e-3
+
+
+@pytest.mark.parametrize(
+    ("keys", "limit"),
+    [
+        (lambda k: torch.ones_like(k) * 0.3, 6e-2),  # the error of bf16 operands on equal keys
+        (lambda k: k[:, :1] * (1 - 2 * (torch.arange(k.shape[1], device="cuda") % 2))[:, None, None], 6e-2),
+        (lambda k: k * 10 ** torch.empty_like(k[..., :1]).uniform_(-3, 1), 9e-3),
+        (lambda k: k * (torch.rand_like(k[..., :1]) < 0.5), 6e-3),
+        (lambda k: torch.zeros_like(k), 0.0),
+        (lambda k: F.normalize(k.float(), dim=-1).bfloat16() * 80, 9e-3),
+        (lambda k: F.normalize(k.float(), dim=-1).bfloat16() * 1e-6, 6e-3),
+    ],
+    ids=["constant", "alternating", "mixed norms", "half zeros", "zeros", "large", "tiny"],
+)  # fmt: skip
+def test_adversarial_keys(keys, limit):
+    q, k, v, beta = layer_like(3000)
+    k = keys(k).to(k.dtype)
+    o, _ = chunk_quasar(q, k, v, beta)
+    assert torch.isfinite(o).all()
+    assert relative_rms(o, quasar_chunked(q, k, v, beta)[0]) <= limit
+
+
+def test_the_future_does_not_reach_the_past():
+    q, k, v, beta = layer_like(5000)
+    before, _ = chunk_quasar(q, k, v, beta)
+    cut = 3210
+    for x in (q, k, v):
+        x[:, cut:] = torch.randn_like(x[:, cut:])
+    after, _ = chunk_quasar(q, k, v, beta)
+    assert torch.equal(before[:, :cut], after[:, :cut])
+    assert not torch.equal(before[:, cut:], after[:, cut:])
+
+
+def test_the_number_of_segments_changes_the_rounding_only():
+    inputs = layer_like(6000)
+    expected, _ = quasar_chunked(*inputs)
+    for n in (1, 2, 7, 50, 375):
+        o, _ = chunk_quasar_fwd(*inputs, segments=n)
+        assert_close(o, expected, LIMIT[torch.bfloat16])
+
+
+def test_reruns_are_bitwise_equal_and_inputs_stay():
+    inputs = layer_like(70_000)
+    copies = [x.clone() for x in inputs]
+    first, _ = chunk_quasar(*inputs)
+    second, _ = chunk_quasar(*inputs)
+    assert torch.equal(first, second)
+    assert all(torch.equal(x, c) for x, c in zip(inputs, copies, strict=True))
+
+
+def test_packed_sequences_equal_separate_calls():
+    lengths = [0, 1, 700, 0, 64, 9000, 65, 0]
+    q, k, v, beta = layer_like(sum(lengths))
+    initial = torch.randn(len(lengths), H, S, S, device="cuda")
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device="cuda")
+    o, final = chunk_quasar(q, k, v, beta, initial, True, cu)
+    start = 0
+    for n, length in enumerate(lengths):
+        part = [x[:, start : start + length] for x in (q, k, v)]
+        expected, state = quasar_chunked(*part, beta, initial[n : n + 1])
+        if length:
+            assert relative_rms(o[:, start : start + length], expected) <= 6e-3
+        assert relative_rms(final[n : n + 1], state) <= 6e-3
+        start += length
+
+
+def test_two_halves_with_the_state_carried_equal_the_whole():
+    q, k, v, beta = layer_like(4001)
+    expected, end = quasar_chunked(q, k, v, beta)
+    o1, state = chunk_quasar(q[:, :1777], k[:, :1777], v[:, :1777], beta, None, True)
+    o2, final = chunk_quasar(q[:, 1777:], k[:, 1777:], v[:, 1777:], beta, state, True)
+    assert_close(torch.cat([o1, o2], 1), expected, LIMIT[torch.bfloat16])
+    assert relative_rms(final, end) <= 6e-3
+
+
+def test_strided_inputs_need_no_copy_to_be_right():
+    q, k, v, beta = layer_like(900)
+    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+    views = [x.unflatten(-1, (H, S)) for x in wide.split(H * S, -1)]
+    assert not views[0].is_contiguous()
+    assert torch.equal(chunk_quasar(*views, beta)[0], chunk_quasar(q, k, v, beta)[0])
+
+
+def test_more_elements_than_32_bits_count():
+    T = (1 << 31) // (H * S) + 5000
+    q, k, v = (torch.randn(1, T, H, S, device="cuda", dtype=torch.bfloat16) * 0.3 for _ in range(3))
+    beta = torch.ones(H, device="cuda")
+    o, _ = chunk_quasar(q, k, v, beta)
+    # what is far behind is forgotten: the last tokens from a fresh start, compared at their end
+    tail = slice(T - 12_000, T)
+    expected, _ = quasar_chunked(q[:, tail], k[:, tail], v[:, tail], beta)
+    assert relative_rms(o[:, -2000:], expected[:, -2000:]) <= 6e-3
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_match_float64(packed):
+    T = 1500
+    q, k, v, beta = layer_like(T)
+    n = 3 if packed else 1
+    cu = torch.tensor([0, 500, 500, T], device="cuda") if packed else None
+    initial = torch.randn(n, H, S, S, device="cuda")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    do, dstate = torch.randn_like(q), torch.randn_like(initial)
+    o, final = chunk_quasar(*leaves, True, cu)
+    torch.autograd.backward([o, final], [do, dstate])
+    expected = quasar_recurrence(*wide, cu)
+    torch.autograd.backward(list(expected), [do.double(), dstate.double()])
+    for x, w in zip(leaves, wide, strict=True):
+        assert relative_rms(x.grad, w.grad) <= 1e-2
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_and_grad_mode_change_nothing(grad):
+    inputs = layer_like(640)
+    expected, _ = chunk_quasar(*inputs)
+    with torch.set_grad_enabled(grad), torch.autocast("cuda", torch.bfloat16):
+        o, _ = chunk_quasar(*(x.requires_grad_(grad) for x in inputs))
+    assert torch.equal(o, expected)
+
+
+def test_one_token_at_a_time_equals_the_whole():
+    q, k, v, beta = layer_like(40)
+    expected, _ = quasar_recurrence(q, k, v, beta)
+    state, steps = None, []
+    for t in range(40):
+        at = slice(t, t + 1)
+        o, state = fused_recurrent_quasar(q[:, at], k[:, at], v[:, at], beta, state, True)
+        steps.append(o)
+    assert_close(torch.cat(steps, 1), expected, LIMIT[torch.bfloat16])
