@@ -195,8 +195,15 @@ def _engine(database_url: str) -> Engine:
 
 
 def _sqlite(url: URL) -> Engine:
-    if url.database and url.database != ":memory:":
-        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if url.database:
+        folder = Path(url.database).parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"DATABASE_URL={url}: the folder {folder} cannot be made ({error.strerror}). "
+                "Choose one that this user may write to."
+            ) from error
     engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")

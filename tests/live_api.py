@@ -1,0 +1,166 @@
+"""A real validator API on a loopback port with a clock of its own, and hotkeys that sign."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from bittensor.sp_core import Keypair
+
+from neurons import protocol
+from neurons.validator_api.app import create_app
+from neurons.validator_api.config import ApiConfig
+
+FORK = "https://github.com/alice/flash-linear-attention"
+COMMIT = "a" * 40
+BLOCKS = 3
+
+
+class Clock:
+    """Unix seconds that move only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_770_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Hotkey:
+    """A test key; `Hotkey("//Alice")`."""
+
+    uri: str
+
+    def __post_init__(self) -> None:
+        self._keypair = Keypair.create_from_uri(self.uri)
+        self.hotkey: str = self._keypair.ss58_address
+
+    def sign(self, text: str) -> str:
+        return bytes(self._keypair.sign(text.encode())).hex()
+
+    def headers(self) -> dict[str, str]:
+        return {"Hotkey": self.hotkey, "Signature": self.sign(self.hotkey)}
+
+
+ALICE, BOB, VALIDATOR = Hotkey("//Alice"), Hotkey("//Bob"), Hotkey("//Validator")
+
+
+class LiveApi:
+    """The server's address and clock, and the calls that tests repeat."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self.url = url
+        self.clock = clock
+        self.http = httpx.Client(base_url=url, timeout=10)
+
+    def get(self, path: str, **params: Any) -> Any:
+        response = self.http.get(path, params=params)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def post(self, path: str, body: Any, key: Hotkey | None = None) -> httpx.Response:
+        return self.http.post(path, json=body, headers=key.headers() if key else {})
+
+    def ok(self, path: str, body: Any, key: Hotkey | None = None) -> Any:
+        response = self.post(path, body, key)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def register(self, key: Hotkey, model: str = "Qwen", league: str = "100k") -> Any:
+        body = {"hotkey": key.hotkey, "model_name": model, "league": league}
+        return self.ok("/register_miner", body, key)
+
+    def submit(self, key: Hotkey, speed: float, target: int = 100_000, fork: str = FORK) -> int:
+        body = submission(key, speed, target=target, fork=fork)
+        return int(self.ok("/submit_kernel", body, key)["submission_id"])
+
+    def commit(self, key: Hotkey, salt: str = "salt", fork: str = FORK) -> int:
+        return int(self.ok("/commit_submission", commitment(key, salt, fork), key)["submission_id"])
+
+    def mark(self, submission_id: int, score: float) -> None:
+        body = {"submission_id": submission_id, "score": score}
+        self.ok("/mark_validated", body, VALIDATOR)
+
+    def pass_blocks(self, count: int) -> None:
+        self.clock.now += count * protocol.BLOCK_SECONDS
+
+
+def submission(
+    key: Hotkey,
+    speed: float = 1000.0,
+    *,
+    target: int = 100_000,
+    fork: str = FORK,
+    benchmarks: dict[str, dict[str, float]] | None = None,
+) -> dict[str, Any]:
+    text = protocol.submission_text(fork, COMMIT, speed, benchmarks)
+    return {
+        "miner_hotkey": key.hotkey,
+        "fork_url": fork,
+        "commit_hash": COMMIT,
+        "target_sequence_length": target,
+        "tokens_per_sec": speed,
+        "benchmarks": benchmarks,
+        "signature": key.sign(text),
+    }
+
+
+def commitment(key: Hotkey, salt: str = "salt", fork: str = FORK) -> dict[str, Any]:
+    digest = protocol.commitment_hash(salt, fork)
+    return {
+        "miner_hotkey": key.hotkey,
+        "commitment_hash": digest,
+        "target_sequence_length": 100_000,
+        "signature": key.sign(digest),
+    }
+
+
+def revelation(
+    key: Hotkey, submission_id: int, salt: str = "salt", fork: str = FORK
+) -> dict[str, Any]:
+    body = submission(key, fork=fork)
+    del body["target_sequence_length"]
+    return {**body, "submission_id": submission_id, "commitment_salt": salt}
+
+
+@contextmanager
+def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
+    """Run the API in a thread on a free port."""
+    clock = Clock()
+    config = ApiConfig(
+        **{
+            "database_url": f"sqlite:///{folder / 'api.db'}",
+            "blocks_until_reveal": BLOCKS,
+            "validator_hotkeys": frozenset({VALIDATOR.hotkey}),
+            "clock": clock,
+            **settings,
+        }
+    )
+    started = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    server = Server(
+        uvicorn.Config(create_app(config), port=0, log_config=None, proxy_headers=False)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert started.wait(20), "the server did not start"
+    live = LiveApi(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", clock)
+    try:
+        yield live
+    finally:
+        live.http.close()
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive(), "the server did not stop"
