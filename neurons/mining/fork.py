@@ -1,0 +1,392 @@
+"""The miner's fork: clone, branch, overlay, commit, push, and proof that a validator can clone it.
+
+GitHub, another https host, a file:// address and a path go through the same code. What is committed
+is the overlay byte for byte: objects are written without filters, hooks or signatures. A branch is
+never overwritten.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from neurons.errors import ConfigError, Held, Retry
+from neurons.mining.checkout import changed_files, checkout_config
+from neurons.mining.embedded_upstream import make_remote
+from neurons.mining.gitcmd import HardenedGit, scratch_beside
+from neurons.mining.gitfaults import disk_faults
+from neurons.mining.github import ensure_fork, web_address
+from neurons.mining.gitremote import Remote, Token, parse_remote
+from neurons.mining.overlay import Overlay
+from quasar_kernels.contract import check_tree, overlay_files
+
+if TYPE_CHECKING:
+    from neurons.settings import Settings
+
+AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
+_FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
+
+# For files from a repository that is not ours: bytes as they are, whatever .gitattributes says.
+_PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
+
+
+class Fork:
+    """One branch of one fork, and the worktree that holds it.
+
+    Every method may be called again at any time, also after a crash in the middle of it.
+
+    Args:
+        remote_url: the fork; None with `repo_path`, whose `origin` it is then.
+        upstream_url: where the first commit comes from when the fork is empty or not there yet.
+        worktree: the folder of the miner's own clone.
+        branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
+        token: sent to the fork's https host alone, by the environment of single git calls.
+        repo_path: an existing checkout to use instead of a clone.
+        timeout: seconds a git call may take; the first fetch may take five times that.
+        author: `name <email>` of the commits.
+        create: makes the fork at its host when this machine has no clone of it yet.
+        files: what is laid over the fork; by default the whole overlay.
+        stop: ends a running git call when set.
+
+    Raises:
+        ConfigError: an address or the branch's name cannot be used.
+
+    Methods raise Held for what a person must mend and Retry for what passes.
+    """
+
+    def __init__(
+        self,
+        remote_url: str | None,
+        upstream_url: str | None,
+        worktree: Path,
+        branch: str = "quasar",
+        *,
+        token: SecretStr | str | None = None,
+        repo_path: Path | None = None,
+        timeout: float = 120.0,
+        author: str = AUTHOR,
+        create: Callable[[], object] | None = None,
+        files: Sequence[PurePosixPath] | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
+            raise ConfigError(f"FORK_BRANCH={branch!r} is no branch name. Use one like `quasar`.")
+        if remote_url is None and repo_path is None:
+            raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
+        value = token.get_secret_value() if isinstance(token, SecretStr) else token
+        self._token = Token(value) if value else None
+        self._own = repo_path is None
+        self._named_remote = None
+        if remote_url is not None and self._own:
+            self._named_remote = self._parsed(remote_url, "FORK_REMOTE")
+        self._upstream = self._parsed(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
+        self.worktree = Path(repo_path or worktree).absolute()
+        self._branch_name = branch
+        self._timeout, self._stop, self._create = timeout, stop, create
+        self._overlay = Overlay(overlay_files() if files is None else files, author)
+
+    @property
+    def url(self) -> str:
+        """The address that is submitted, to the letter: no slash at the end, no credential."""
+        return self._remote.public_url
+
+    @property
+    def branch(self) -> str:
+        """The branch that carries the kernels."""
+        if self._own:
+            return self._branch_name
+        name = self._git.probe("symbolic-ref", "--quiet", "--short", "HEAD")
+        if name is None:
+            raise Held(
+                f"REPO_PATH={self.worktree} is not on a branch.", "Check a branch out there."
+            )
+        return name
+
+    @disk_faults()
+    def prepare(self) -> None:
+        """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
+        if self._own and not self._has_clone():
+            self._clone()
+        heads, default = self._heads(self._remote)
+        tip = self._tip(heads, default)
+        if self._own:
+            self._check_out(tip)
+        else:
+            self._overlay.refuse_dirty(self._git, tip)
+        self._overlay.lay(self._git, tip)
+        violations = check_tree(self.worktree)
+        if violations:
+            raise Held(
+                f"The fork breaks {len(violations)} rule(s) that validators check: "
+                + " ".join(map(str, violations)),
+                "Mend the files that are named, then start again.",
+            )
+
+    def commit(self) -> str:
+        """Commit the overlay on the branch; return the full hash, the same for the same content."""
+        tool, branch = self._git, self.branch
+        tip = self._local_tip()
+        if tip is None:
+            raise Held(f"The branch {branch} is not there.", "Start again: it is made anew.")
+        if self._own:
+            tool.read_tree(tip)
+        else:
+            self._overlay.refuse_dirty(tool, tip)
+        commit = self._overlay.commit(tool, tip)
+        if commit != tip:
+            tool.update_ref(f"refs/heads/{branch}", commit, tip)
+        tool.probe("update-index", "-q", "--refresh")
+        dirty = changed_files(tool)
+        if dirty:
+            raise Held(
+                f"The worktree differs from the commit: {', '.join(dirty[:10])}.",
+                f"Undo the changes in {self.worktree}, then start again.",
+            )
+        return commit
+
+    def push(self, commit: str) -> None:
+        """Make `commit` the tip of the remote's branch; never overwrites what is there."""
+        remote, branch = self._remote, self.branch
+        heads, _ = self._heads(remote)
+        there = heads.get(branch)
+        if there == commit:
+            return
+        if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
+            raise Held(
+                f"The commit {commit} is not in {self.worktree}.", "Publish and submit anew."
+            )
+        if there is not None:
+            self._fetch(self._git, remote, branch, there)
+            if not self._contains(commit, there):
+                raise self._moved(there, commit)
+        self._git.online(
+            remote,
+            self._token,
+            "push",
+            *("--porcelain", "--no-verify", "--no-signed", "--no-follow-tags"),
+            *("--recurse-submodules=no", "--", remote.url, f"{commit}:refs/heads/{branch}"),
+        )
+
+    def verify(self, commit: str) -> None:
+        """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
+        remote, branch = self._remote, self.branch
+        heads, _ = self._heads(remote)
+        there = heads.get(branch)
+        if there is None:
+            raise Held(
+                f"The branch {branch} is not on {remote.public_url}.",
+                "Push it again; a validator cannot clone the commit.",
+            )
+        if there != commit:
+            raise self._moved(there, commit)
+        self._fetch(self._git, remote, branch, there)
+        wrong = self._overlay.differing(self._git, commit)
+        if wrong:
+            raise Held(
+                f"The commit {commit} does not hold the overlay's content: {', '.join(wrong)}.",
+                "Publish and submit anew.",
+            )
+
+    # The remote and the clone
+
+    @functools.cached_property
+    def _remote(self) -> Remote:
+        if self._named_remote is not None:
+            return self._named_remote
+        url = self._git.probe("config", "--get", "remote.origin.url")
+        if not url:
+            raise Held(
+                f"REPO_PATH={self.worktree} has no remote `origin`.",
+                "Add it with `git remote add origin https://github.com/<you>/<fork>`.",
+            )
+        try:
+            return parse_remote(url, base=self.worktree, with_token=self._token is not None)
+        except ValueError as error:
+            raise Held(
+                f"The remote `origin` of REPO_PATH={self.worktree} cannot be used: {error}",
+                "Set it with `git remote set-url origin https://github.com/<you>/<fork>`.",
+            ) from None
+
+    def _parsed(self, url: str, name: str) -> Remote:
+        try:
+            return parse_remote(url, with_token=self._token is not None)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error} Give an https address or a path.") from None
+
+    @property
+    def _git(self) -> HardenedGit:
+        tool = self._tool(self.worktree)
+        if not self._own:
+            tool.overrides = checkout_config(tool)
+        return tool
+
+    def _tool(self, folder: Path) -> HardenedGit:
+        return HardenedGit(folder, timeout=self._timeout, stop=self._stop)
+
+    def _has_clone(self) -> bool:
+        """Tell whether the worktree is a whole clone of this very remote."""
+        if not (self.worktree / ".git" / "HEAD").is_file():
+            return False
+        return self._git.probe("config", "--get", "remote.origin.url") == self._remote.url
+
+    def _clone(self) -> None:
+        """Clone into a sibling, then rename: the worktree is whole or not there at all."""
+        remote = self._remote
+        if self._create is not None:
+            self._create()
+        elif remote.protocol == "file" and not remote.path.exists() and self._upstream:
+            make_remote(self._upstream.url, remote.path)
+        with scratch_beside(self.worktree) as scratch:
+            made = scratch / "clone"
+            made.mkdir()
+            tool = self._tool(made)
+            tool.init("--quiet", "--template=", f"--initial-branch={self._branch_name}")
+            tool.config("core.symlinks", "false")  # a link is a small text file: leads nowhere
+            tool.config("remote.origin.url", remote.url)
+            information = made / ".git" / "info"
+            information.mkdir(exist_ok=True)
+            (information / "attributes").write_text(_PLAIN_BYTES)
+            (information / "exclude").write_text("__pycache__/\n")
+            heads, default = self._heads(remote, tool)
+            for name in {default, self._branch_name} & heads.keys():
+                self._fetch(tool, remote, name, heads[name])
+            if self.worktree.exists():  # damaged, or of another remote: kept, but out of the way
+                aside = self.worktree.with_name(f"{self.worktree.name}.previous")
+                shutil.rmtree(aside, ignore_errors=True)
+                self.worktree.rename(aside)
+            made.rename(self.worktree)
+
+    def _heads(self, remote: Remote, tool: HardenedGit | None = None) -> tuple[dict[str, str], str]:
+        """Return the remote's branches with their commits, and the name of its default branch."""
+        token = self._token if remote is not self._upstream else None
+        listing = (tool or self._git).online(
+            remote, token, "ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*"
+        )
+        rows = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
+        heads = {
+            name.removeprefix("refs/heads/"): value
+            for value, name in rows
+            if name.startswith("refs/heads/") and re.fullmatch(r"[0-9a-f]{40}", value)
+        }
+        default = next((v[16:] for v, _ in rows if v.startswith("ref: refs/heads/")), "")
+        if default not in heads:
+            default = next((n for n in ("main", "master", *heads) if n in heads), "")
+        return heads, default
+
+    def _fetch(self, tool: HardenedGit, remote: Remote, branch: str, tip: str) -> None:
+        """Bring the remote's branch here, unless it is here already."""
+        upstream = remote is self._upstream
+        ref = f"refs/remotes/{'upstream' if upstream else 'origin'}/{branch}"
+        if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
+            return
+        tool.online(
+            remote,
+            None if upstream else self._token,
+            "fetch",
+            *("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules"),
+            *("--", remote.url, f"+refs/heads/{branch}:{ref}"),
+            timeout=_FETCH_FACTOR * self._timeout,
+        )
+        if tool.probe("rev-parse", "--verify", "--quiet", ref) != tip:
+            raise Retry(f"The branch {branch} of {remote.public_url} moved while it was fetched.")
+
+    # The branch
+
+    def _local_tip(self) -> str | None:
+        return self._git.probe("rev-parse", "--verify", "--quiet", f"refs/heads/{self.branch}")
+
+    def _contains(self, newer: str, older: str) -> bool:
+        return self._git.probe("merge-base", "--is-ancestor", older, newer) is not None
+
+    def _tip(self, heads: dict[str, str], default: str) -> str:
+        """Return the commit on which the overlay goes."""
+        remote, branch = self._remote, self.branch
+        there, here = heads.get(branch), self._local_tip()
+        if there is not None:
+            self._fetch(self._git, remote, branch, there)
+        if here is None:
+            return there or self._first_tip(heads, default)
+        if there is None or self._contains(here, there):
+            return here
+        if not self._contains(there, here):
+            raise self._moved(there, here)
+        if not self._own:
+            raise Held(
+                f"REPO_PATH={self.worktree} is behind its remote.",
+                "Run `git pull --ff-only` there.",
+            )
+        return there
+
+    def _first_tip(self, heads: dict[str, str], default: str) -> str:
+        """Return where a new branch starts: the fork's default branch, else the upstream's."""
+        remote = self._remote
+        if not heads and self._upstream is not None:
+            remote = self._upstream
+            heads, default = self._heads(remote)
+        if not heads:
+            raise Held(
+                f"The repository {remote.public_url} is empty.",
+                "Make it a fork of the upstream, or set FORK_UPSTREAM_URL.",
+            )
+        self._fetch(self._git, remote, default, heads[default])
+        return heads[default]
+
+    def _moved(self, there: str, commit: str) -> Held:
+        return Held(
+            f"The branch {self.branch} of {self._remote.public_url} is at {there[:12]}, which is "
+            f"not the commit {commit[:12]} nor followed by it: someone else moved it.",
+            f"Put it back (git push <remote> {commit}:refs/heads/{self.branch}) if the commit is "
+            "to count, or set FORK_BRANCH to a new name. Nothing was overwritten.",
+        )
+
+    def _check_out(self, tip: str) -> None:
+        """Make the clone's branch and files those of `tip`, whatever a crash left there."""
+        folder = self.worktree / ".git"
+        for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
+            lock.unlink()  # this process is the clone's only user, so its owner is dead
+        tool = self._git
+        tool.update_ref(f"refs/heads/{self.branch}", tip)
+        tool.symbolic_ref("HEAD", f"refs/heads/{self.branch}")
+        tool.reset("--hard", "--quiet")
+        tool.clean("-ffdxq")
+
+
+def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
+    """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
+    worktree = settings.state_dir / "fork"
+    upstream = settings.fork_upstream_url
+    remote, create = settings.fork_remote, None
+    if settings.repo_path is None and remote is None:
+        owner, name = settings.github_username, settings.github_fork_name
+        token = settings.github_token
+        if not owner or token is None:
+            raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
+        host = web_address(settings.github_api_url)
+        remote = f"{host}/{owner}/{name}.git"
+        upstream = upstream or f"{host}/{settings.github_upstream}.git"
+        create = functools.partial(
+            ensure_fork,
+            settings.github_api_url,
+            settings.github_upstream,
+            owner,
+            name,
+            token.get_secret_value(),
+            stop=stop,
+        )
+    return Fork(
+        remote,
+        upstream,
+        worktree,
+        settings.fork_branch,
+        token=settings.github_token,
+        repo_path=settings.repo_path,
+        create=create,
+        stop=stop,
+    )
