@@ -1,0 +1,277 @@
+"""The QuasarAttention layer: projections, short convolutions, the operator, gated norm, output.
+
+    q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
+    y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
+
+The layer records one node for autograd, which keeps the input and the weights and computes the
+rest again in the backward pass: a million tokens leave nothing but their output behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
+
+DECODE_TOKENS = 16
+"""Up to so many tokens after a cached state are walked one by one."""
+
+
+class GatedRMSNorm(nn.Module):
+    """Holds the norm's weight `[head_dim]`; the layer applies it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+
+class QuasarCache:
+    """States of the layers of a model between calls, where no other cache is at hand."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, layer_idx: int) -> dict[str, Any]:
+        return self.states[layer_idx]
+
+    def update(self, recurrent_state, conv_state, layer_idx: int, offset: int) -> None:
+        """Store a layer's states after `offset` more tokens."""
+        while len(self.states) <= layer_idx:
+            self.states.append({"recurrent_state": None, "conv_state": None, "seen_tokens": 0})
+        seen = self.states[layer_idx]["seen_tokens"] + offset
+        self.states[layer_idx] = {
+            "recurrent_state": recurrent_state,
+            "conv_state": conv_state,
+            "seen_tokens": seen,
+        }
+
+
+class QuasarAttention(nn.Module):
+    """QuasarAttention (arXiv 2512.12602), a drop-in sequence mixer of linear cost.
+
+    Args:
+        hidden_size: width of the input and the output.
+        head_dim: channels of a head, for keys and values alike.
+        num_heads: heads; the projections are `num_heads * head_dim` wide.
+        mode: `chunk`, or `fused_recurrent` to walk token by token.
+        use_short_conv: whether q, k and v pass a causal depthwise convolution and silu.
+        conv_size: taps of the convolution.
+        conv_bias: whether the convolutions have a bias.
+        layer_idx: place of the layer's states in the cache.
+        norm_eps: epsilon of the output norm.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 2048,
+        head_dim: int = 128,
+        num_heads: int = 16,
+        mode: str = "chunk",
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        norm_eps: float = 1e-5,
+        **kwargs,
+    ) -> None:
+        super().__init__()
+        if mode not in ("chunk", "fused_recurrent"):
+            raise ValueError(f"mode must be 'chunk' or 'fused_recurrent'; got {mode!r}")
+        self.mode = mode
+        self.hidden_size = hidden_size
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.key_dim = self.value_dim = num_heads * head_dim
+        self.use_short_conv = use_short_conv
+        self.conv_size = conv_size
+        self.conv_bias = conv_bias
+        self.layer_idx = layer_idx
+        self.norm_eps = norm_eps
+
+        width = self.key_dim
+        self.q_proj = nn.Linear(hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(hidden_size, width, bias=False)
+        self.v_proj = nn.Linear(hidden_size, width, bias=False)
+        if use_short_conv:
+            conv = {"kernel_size": conv_size, "groups": width, "bias": conv_bias}
+            self.q_conv1d = nn.Conv1d(width, width, **conv)
+            self.k_conv1d = nn.Conv1d(width, width, **conv)
+            self.v_conv1d = nn.Conv1d(width, width, **conv)
+        self.beta_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+        self.beta_log._no_weight_decay = True
+        self.g_proj = nn.Sequential(
+            nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
+        )
+        self.o_norm = GatedRMSNorm(head_dim)
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        cu_seqlens: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, None, Any | None]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            hidden_states: `[B, T, hidden_size]`.
+            attention_mask: `[B, at least T]`, zero for padding; the last T columns count. Padded
+                tokens neither change a state nor get an output (zeros).
+            past_key_values: a cache with `len`, `[layer_idx]` and `update`, or None.
+            use_cache: whether to keep the states for the next call; makes a `QuasarCache` where
+                no cache is given.
+            output_attentions: accepted for the common signature; there are no attention maps.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+
+        Returns:
+            (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
+
+        Raises:
+            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`.
+        """
+        B, T, _ = hidden_states.shape
+        x, kept = hidden_states, None
+        if attention_mask is not None:
+            if attention_mask.ndim != 2 or cu_seqlens is not None:
+                raise ValueError(
+                    "attention_mask must be a padding mask [B, T], and not be combined with "
+                    f"cu_seqlens; got shape {tuple(attention_mask.shape)}"
+                )
+            mask = attention_mask[:, -T:].bool() if T else attention_mask[:, :0].bool()
+            kept = mask.flatten().nonzero().squeeze(-1)
+            cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
+            x = x.reshape(B * T, -1)[kept].unsqueeze(0)
+
+        if past_key_values is None and not use_cache:
+            y = self._mix(x, cu_seqlens)
+        else:
+            if past_key_values is None:
+                past_key_values = QuasarCache()
+            y = self._mix_cached(x, cu_seqlens, past_key_values, bool(use_cache), T)
+        if kept is not None:
+            y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, kept, y.squeeze(0)).view(B, T, -1)
+        return y, None, past_key_values
+
+    def _mix(self, x, cu_seqlens):
+        """Run without states: one autograd node that keeps x and the weights."""
+        dtype, weights = _compute_dtype(x), self._weights()
+
+        def run(x, *weights):
+            return self._attend(x, weights, dtype, cu_seqlens)[0]
+
+        if torch.is_grad_enabled():
+            return recomputed(run, x, *weights)
+        return run(x, *weights)
+
+    def _mix_cached(self, x, cu_seqlens, cache, keep, length):
+        """Run from the cached states, if there are any, and store the new ones if asked to."""
+        index = self.layer_idx or 0
+        last = cache[index] if len(cache) > index else None
+        B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        conv_state = state = None
+        if last is not None:
+            conv_state, state = last["conv_state"], last["recurrent_state"]
+        if self.use_short_conv:
+            if conv_state is None:
+                zeros = x.new_zeros(B, 3 * self.key_dim, self.conv_size)
+                conv_state = zeros.to(_compute_dtype(x))
+            else:
+                conv_state = torch.cat(conv_state, dim=1)
+        walk = state is not None and length <= DECODE_TOKENS
+        y, conv_state, state = self._attend(
+            x, self._weights(), _compute_dtype(x), cu_seqlens, conv_state, state, keep, walk
+        )
+        if keep:
+            parts = None if conv_state is None else tuple(conv_state.split(self.key_dim, dim=1))
+            cache.update(recurrent_state=state, conv_state=parts, layer_idx=index, offset=length)
+        return y
+
+    def _weights(self) -> tuple[torch.Tensor | None, ...]:
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d) if self.use_short_conv else ()
+        taps = tuple(conv.weight for conv in convs) or (None,) * 3
+        biases = tuple(conv.bias for conv in convs) or (None,) * 3
+        return (
+            self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.g_proj[0].weight,
+            self.g_proj[1].weight, self.g_proj[1].bias, *taps, *biases,
+            self.beta_log, self.o_norm.weight, self.o_proj.weight,
+        )  # fmt: skip
+
+    def _attend(
+        self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False
+    ):
+        """Compute y, and the states after x when `keep`; all matrix products in `dtype`."""
+        *projections, gate_weight, gate_bias = weights[:6]
+        taps, biases = weights[6:9], weights[9:12]
+        beta_log, norm_weight, out_weight = weights[12:]
+        heads = (*x.shape[:2], self.num_heads, self.head_dim)
+        with torch.autocast(x.device.type, enabled=False):
+            # one product and one cast for q, k, v and the gate's narrow half
+            mixed = F.linear(x.to(dtype), torch.cat(projections).to(dtype))
+            qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
+            gate = F.linear(narrow, gate_weight.to(dtype), gate_bias.to(dtype))
+            if self.use_short_conv:
+                taps = torch.cat(taps).squeeze(1)
+                bias = torch.cat(biases) if self.conv_bias else None
+                qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state)
+            del mixed, narrow  # each is gigabytes for a million tokens
+            q, k, v = (part.view(heads) for part in qkv.split(self.key_dim, dim=-1))
+            operator = fused_recurrent_quasar if walk or self.mode != "chunk" else chunk_quasar
+            beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
+            o, state = operator(q, k, v, beta, state, keep, cu_seqlens)
+            del q, k, v, qkv
+            rows = (-1, self.head_dim)
+            o = gated_rmsnorm(o.reshape(rows), gate.reshape(rows), norm_weight, self.norm_eps)
+            y = F.linear(o.view(*x.shape[:2], self.value_dim), out_weight.to(dtype))
+        return y, conv_state, state
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the matrix products: autocast's where it is on, else x's."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _convolve(x, taps, bias, cu_seqlens, state):
+    """Convolve `[B, T, C]`; `state` `[N, C, W]` holds the inputs before it, or is None for none."""
+    B, T, C = x.shape
+    if state is None:
+        position = _positions(B, T, cu_seqlens, x.device)
+        return causal_conv_silu(x.reshape(B * T, C), taps, bias, position).view(B, T, C), None
+    if cu_seqlens is not None:
+        parts = x.split(sequence_lengths(cu_seqlens, B, T), dim=1)
+        results = [
+            _convolve(part, taps, bias, None, before)
+            for part, before in zip(parts, state.split(1), strict=True)
+        ]
+        return torch.cat([y for y, _ in results], dim=1), torch.cat([s for _, s in results])
+    W = state.shape[-1]
+    x = torch.cat([state.mT.to(x.dtype), x], dim=1)
+    y, _ = _convolve(x, taps, bias, None, None)
+    return y[:, W:], x[:, -W:].mT.contiguous()
+
+
+def _positions(B: int, T: int, cu_seqlens, device) -> torch.Tensor | None:
+    """Return each token's place in its own sequence, `[B * T]` int32; None for one sequence."""
+    if cu_seqlens is None and B == 1:
+        return None
+    token = torch.arange(T, device=device)
+    if cu_seqlens is None:
+        return token.int().repeat(B)
+    first = cu_seqlens.to(torch.int64)
+    return (token - first[torch.searchsorted(first, token, right=True) - 1]).int()
