@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Protocol
 
 import httpx
 import stamina
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from neurons.errors import ConfigError, Held
 from neurons.mining.outcomes import (
     ProtocolFault,
     ReplyLost,
@@ -23,6 +19,7 @@ from neurons.mining.outcomes import (
     fault_of,
     http_date,
 )
+from neurons.mining.wire import Limiter, Reply, check_address, parse_reply, raise_transport
 from neurons.observe import get_logger
 from neurons.protocol import (
     HOTKEY_HEADER,
@@ -49,11 +46,8 @@ REQUESTS_A_MINUTE = 9
 CLOCK_SECONDS = 30.0
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 log = get_logger("client")
-
-Reply = TypeVar("Reply", bound=BaseModel)
 
 
 class Signer(Protocol):
@@ -65,31 +59,6 @@ class Signer(Protocol):
 
     def sign(self, text: str) -> str:
         """Return the signature of `text` in hex, without 0x."""
-
-
-class Limiter:
-    """At most `count` requests in any `window` seconds; what comes too soon waits.
-
-    Args:
-        wait: waits that many seconds.
-        clock: a monotonic clock in seconds.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        wait: Callable[[float], object],
-        clock: Callable[[], float] = time.monotonic,
-        window: float = 60.0,
-    ) -> None:
-        self._sent: deque[float] = deque(maxlen=count)
-        self._wait, self._clock, self._window = wait, clock, window
-
-    def __call__(self) -> None:
-        """Wait until a request may go out, and count it."""
-        if len(self._sent) == self._sent.maxlen:
-            self._wait(max(0.0, self._sent[0] + self._window - self._clock()))
-        self._sent.append(self._clock())
 
 
 class ApiClient:
@@ -121,7 +90,7 @@ class ApiClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.hotkey = identity.hotkey
-        self.on_loopback = _check_address(self.base_url)
+        self.on_loopback = check_address(self.base_url)
         self.clock_offset: float | None = None
         self._identity, self._now, self._reply_seconds = identity, now, reply_seconds
         self._signature: str | None = None
@@ -230,11 +199,11 @@ class ApiClient:
             finally:
                 response.close()
         except httpx.HTTPError as error:
-            _raise_transport(self.base_url, route, error)
+            raise_transport(self.base_url, route, error)
         self._note_clock(response.headers.get("Date"))
         if not response.is_success:
             raise fault_of(route, response.status_code, response.headers, data, self._now())
-        return _parse(route, data, reply)
+        return parse_reply(route, data, reply)
 
     def _credentials(self) -> dict[str, str]:
         if self._signature is None:
@@ -242,7 +211,7 @@ class ApiClient:
         return {HOTKEY_HEADER: self.hotkey, SIGNATURE_HEADER: self._signature}
 
     def _read(self, route: str, response: httpx.Response) -> bytes:
-        """Return the body; httpx's own time-out counts anew with every packet, this one does not."""
+        """Return the body within one deadline; httpx's own starts anew with every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
         for piece in response.iter_bytes():
@@ -271,52 +240,3 @@ def _quick_attempts(on: tuple[type[Exception], ...]) -> Any:
     return stamina.retry_context(
         on=on, attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
     )
-
-
-def _check_address(base_url: str) -> bool:
-    """Return whether `base_url` is on this machine; raise ConfigError unless it is safe."""
-    parts = urlsplit(base_url)
-    on_loopback = parts.hostname in LOOPBACK
-    if not parts.hostname or parts.username or parts.password:
-        raise ConfigError(f"VALIDATOR_API_URL={base_url!r}: give an address like https://host.")
-    if parts.scheme != "https" and not (parts.scheme == "http" and on_loopback):
-        raise ConfigError(
-            f"VALIDATOR_API_URL={base_url!r}: use https://, because every call carries a "
-            "credential; http:// is for this machine only."
-        )
-    return on_loopback
-
-
-def _raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    said = f"{route}: {type(error).__name__}: {error}"
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            raise Held(
-                f"The certificate of {base_url} is not trusted ({cause.verify_message}).",
-                "Check VALIDATOR_API_URL and this machine's clock; never send a credential there.",
-            ) from None
-        cause = cause.__cause__ or cause.__context__
-    never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
-    if isinstance(error, never_sent):
-        raise Unreachable(said) from None
-    if isinstance(error, httpx.DecodingError):
-        raise ProtocolFault(said) from None
-    raise ReplyLost(said) from None
-
-
-def _parse(route: str, data: bytes, reply: type[Reply]) -> Reply:
-    try:
-        return reply.model_validate(json.loads(data, parse_constant=_no_constant))
-    except ValidationError as error:
-        fields = ", ".join(
-            f"{'.'.join(map(str, row['loc'])) or 'the reply'} ({row['type']})"
-            for row in error.errors(include_input=False, include_url=False)[:3]
-        )
-        raise ProtocolFault(f"{route} answered with wrong fields: {fields}") from None
-    except (ValueError, RecursionError):
-        raise ProtocolFault(f"{route} answered with something that is not JSON") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

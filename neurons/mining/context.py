@@ -1,0 +1,144 @@
+"""What one cycle works with, handed to every step: no step reaches for a global."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from structlog.stdlib import BoundLogger
+
+from harness.report import Environment, GateResult, Measurement
+from harness.runner import measure, probe
+from neurons.mining import cycle
+from neurons.mining.client import ApiClient, Signer
+from neurons.mining.cycle import State, Submission
+from neurons.mining.journal import Journal
+from neurons.mining.runtime import Waiter
+from neurons.settings import Settings
+from quasar_kernels.contract import OVERLAY, overlay_files
+
+
+class Fork(Protocol):
+    """What the steps need of the published fork (`neurons.mining.fork.Fork`).
+
+    Every method raises `neurons.errors.Held` or `Retry`.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address that is submitted."""
+
+    @property
+    def worktree(self) -> Path:
+        """The checkout that is measured."""
+
+    def prepare(self) -> object:
+        """Find or make the fork, and lay the overlay over the checkout."""
+
+    def commit(self) -> str:
+        """Return the commit of what the checkout holds, made when it is new."""
+
+    def push(self, commit: str) -> object:
+        """Make the commit public."""
+
+    def verify(self, commit: str) -> object:
+        """Check that the remote holds the commit with this overlay's content."""
+
+
+class Measure(Protocol):
+    """`harness.runner.measure`, or its stand-in."""
+
+    def __call__(
+        self,
+        tree: Path,
+        length: int,
+        *,
+        device: str,
+        gate: bool | GateResult,
+        timeout: float,
+        stop: threading.Event | None,
+    ) -> Measurement:
+        """Time one length in a fresh process."""
+
+
+def overlay_digest() -> str:
+    """Return the SHA-256 over the names and contents of what is published."""
+    digest = hashlib.sha256()
+    for path in overlay_files():
+        content = (OVERLAY / path).read_bytes()
+        digest.update(f"{path} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+@dataclass
+class Context:
+    """One miner's parts and settings.
+
+    Attributes:
+        stop: set when the daemon must end.
+        measure, probe: time one length, describe the machine; both in a child process.
+        content_digest: names the present content of the kernels.
+        now: Unix seconds, for what is written down; waits do not depend on it.
+        waiter: what `wait` does; without it, a wait on `stop`.
+        jitter: a number in [0, 1] that spreads retries.
+        published: the commit that this process has laid out in the worktree.
+        registered: the leagues in which this process has registered.
+    """
+
+    settings: Settings
+    identity: Signer
+    journal: Journal
+    client: ApiClient
+    fork: Fork
+    log: BoundLogger
+    stop: threading.Event = field(default_factory=threading.Event)
+    measure: Measure = measure
+    probe: Callable[..., Environment] = probe
+    content_digest: Callable[[], str] = overlay_digest
+    now: Callable[[], float] = time.time
+    waiter: Callable[[float], None] | None = None
+    jitter: Callable[[], float] = random.random
+    published: str | None = None
+    registered: set[str] = field(default_factory=set)
+
+    def wait(self, seconds: float) -> None:
+        """Wait `seconds`, or raise `Stopped`."""
+        (self.waiter or Waiter(self.stop))(seconds)
+
+    @property
+    def target(self) -> int | None:
+        """The target length in tokens; None for `auto`."""
+        target = self.settings.target_sequence_length
+        return None if target == "auto" else target
+
+    @property
+    def poll_seconds(self) -> float:
+        """The pause between two looks at the server."""
+        return 1.0 if self.client.on_loopback else 15.0
+
+    @property
+    def reports(self) -> Path:
+        """The folder of the measurement reports."""
+        return self.settings.state_dir / "reports"
+
+    def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
+        """Journal `submission`'s way to `state` and return it."""
+        after = cycle.advance(submission, state, self.now(), **changes)
+        return self.record(submission, after)
+
+    def record(self, before: Submission, after: Submission) -> Submission:
+        """Journal a change of state and log it in one line."""
+        self.journal.transition(before, after)
+        details = {"reason": after.reason, "remedy": after.remedy}
+        self.log.info(
+            after.state.value,
+            submission=after.id,
+            **{key: value for key, value in details.items() if value},
+        )
+        return after

@@ -1,0 +1,255 @@
+"""The daemon: drives submissions from step to step, through faults, until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from neurons.errors import Held, Retry
+from neurons.mining import cycle
+from neurons.mining.context import Context, Fork, Measure
+from neurons.mining.cycle import State, Step, Submission
+from neurons.mining.journal import Journal, StaleSubmission
+from neurons.mining.outcomes import HashMismatch
+from neurons.mining.runtime import Stopped
+from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
+from neurons.mining.wire import LOOPBACK
+
+__all__ = ["Context", "Fork", "Measure", "abandon", "release", "run_cycle", "run_forever"]
+
+STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
+    Step.PUBLISH: publish.run,
+    Step.MEASURE: measure.run,
+    Step.CLAIM: claim.run,
+    Step.COMMIT: commit.run,
+    Step.SUBMIT: submit.run,
+    Step.REVEAL: reveal.run,
+    Step.FOLLOW: follow.run,
+}
+BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
+SHORTEST_INTERVAL_SECONDS = 1.0
+REMIND_SECONDS = 3600.0
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def run_cycle(context: Context) -> Submission:
+    """Bring a submission to its end and return it: closed, HELD, or as a stop left it.
+
+    The live submission of this hotkey and target goes on where it is, also a held one that can:
+    the person who started the program has read why. Without one, a new one is made. Commitments
+    to other targets are finished first.
+    """
+    for other in _others(context):
+        _drive(other, context)
+    submission = _live(context)
+    if submission is None:
+        submission = _create(context)
+    elif submission.state is State.HELD and submission.resume_state is not None:
+        context.log.info("trying again", submission=submission.id, held_for=submission.reason)
+        submission = context.record(submission, cycle.resume(submission, context.now()))
+    return _drive(submission, context)
+
+
+def run_forever(context: Context) -> None:
+    """Run cycles until stopped, each when there is something new to submit."""
+    watch = _Watch(context)
+    interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
+    try:
+        if _live(context) is not None or watch.wants_cycle():
+            run_cycle(context)
+        while True:
+            context.wait(interval)
+            if watch.wants_cycle():
+                run_cycle(context)
+    except Stopped:
+        context.log.info("stopped")
+
+
+def release(journal: Journal, submission: Submission, now: float) -> Submission:
+    """Let a held submission go on, as a person's word that its reason is dealt with.
+
+    Raises:
+        IllegalTransition: it is not held, or held for good: it can only be abandoned.
+    """
+    after = cycle.resume(submission, now)
+    return journal.transition(submission, after, kind="acknowledged")
+
+
+def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
+    """End a live submission without a verdict, as a person's decision."""
+    after = cycle.abandon(submission, "Given up by its owner.", now)
+    return journal.transition(submission, after, kind="acknowledged")
+
+
+def _live(context: Context) -> Submission | None:
+    return context.journal.live(context.identity.hotkey, context.target)
+
+
+def _create(context: Context) -> Submission:
+    settings = context.settings
+    direct = settings.submission_mode == "direct"
+    submission = context.journal.create(
+        context.identity.hotkey,
+        context.target or 0,  # `auto` decides when it claims
+        mode=settings.submission_mode,
+        publish_at="before_commit" if direct else settings.publish_at,
+        api_url=context.client.base_url,
+        now=context.now(),
+        auto_target=context.target is None,
+    )
+    context.log.info("new submission", submission=submission.id, target=context.target or "auto")
+    return submission
+
+
+def _others(context: Context) -> list[Submission]:
+    """Return the commitments to other targets; what has not got that far is given up."""
+    own = _live(context)
+    committed = []
+    for other in context.journal.live_submissions(context.identity.hotkey):
+        if own is not None and other.id == own.id:
+            continue
+        if other.position in BEFORE_COMMITMENT:
+            reason = "TARGET_SEQUENCE_LENGTH was changed before the commitment."
+            context.record(other, cycle.abandon(other, reason, context.now()))
+        elif other.state is not State.HELD:
+            committed.append(other)
+    return committed
+
+
+def _drive(submission: Submission, context: Context) -> Submission:
+    """Take step after step until nothing is left to do, or a stop comes."""
+    full = 0
+    while True:
+        try:
+            step = cycle.next_step(submission)
+            if step is None or context.stop.is_set():
+                return submission
+            submission = _take(step, submission, context)
+            full = 0
+        except Stopped:
+            return context.journal.get(submission.id)
+        except StaleSubmission:
+            submission = context.journal.get(submission.id)
+        except (sqlite3.OperationalError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in DISK_FAULTS:
+                raise
+            full += 1
+            if not _pause(context, full, f"cannot write to the state folder: {error}"):
+                return submission
+            submission = context.journal.get(submission.id)
+
+
+def _pause(context: Context, failures: int, reason: str) -> bool:
+    """Wait out a fault that the journal itself cannot record; False when a stop came."""
+    seconds = cycle.backoff_seconds(failures, context.jitter())
+    context.log.error("paused", reason=reason, seconds=round(seconds))
+    try:
+        context.wait(seconds)
+    except Stopped:
+        return False
+    return True
+
+
+def _take(step: Step, submission: Submission, context: Context) -> Submission:
+    """Take one step, and journal how it failed if it did."""
+    if step is Step.RESUME:
+        return _resume(submission, context)
+    try:
+        _require_same_server(submission, context)
+        return STEPS[step](submission, context)
+    except Retry as fault:
+        if context.stop.is_set():
+            raise Stopped("asked to stop") from fault
+        present = context.journal.get(submission.id)
+        failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
+        context.journal.transition(present, failed)
+        context.log.warning(
+            "trying again later",
+            submission=failed.id,
+            state=present.state.value,
+            attempt=failed.attempts,
+            seconds=round((failed.retry_at or 0.0) - failed.updated_at, 1),
+            reason=fault.reason,
+        )
+        return failed
+    except Held as fault:
+        reason, remedy, final = fault.reason, fault.remedy, isinstance(fault, HashMismatch)
+    except sqlite3.IntegrityError:
+        reason, final = "Another live submission has this hotkey and target length.", False
+        remedy = "Wait for its verdict, or run `python -m neurons.miner abandon`."
+    present = context.journal.get(submission.id)
+    return context.record(present, cycle.hold(present, reason, remedy, context.now(), final=final))
+
+
+def _resume(submission: Submission, context: Context) -> Submission:
+    """Wait until a failed submission may be tried again.
+
+    The wait is bounded and on the monotonic clock: a system clock that was set back cannot
+    stretch it.
+    """
+    left = (submission.retry_at or 0.0) - context.now()
+    context.wait(min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0))
+    after = cycle.resume(submission, context.now())
+    return context.journal.transition(submission, after)
+
+
+def _require_same_server(submission: Submission, context: Context) -> None:
+    """A commitment lives on one server; only this machine's own changes its port freely."""
+    if submission.state in BEFORE_COMMITMENT:
+        return
+    ours, theirs = urlsplit(context.client.base_url), urlsplit(submission.api_url)
+    if ours.netloc == theirs.netloc or {ours.hostname, theirs.hostname} <= set(LOOPBACK):
+        return
+    raise Held(
+        f"It was submitted to {submission.api_url}, and VALIDATOR_API_URL is now "
+        f"{context.client.base_url}.",
+        "Set VALIDATOR_API_URL back until its verdict, or run `python -m neurons.miner abandon`.",
+    )
+
+
+class _Watch:
+    """Decides between cycles whether the next one has anything to do."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._said: dict[str, float] = {}
+        self._failures = 0
+
+    def wants_cycle(self) -> bool:
+        """Tell whether a person or a change asks for a cycle; a held submission waits."""
+        context = self._context
+        live = _live(context)
+        if live is not None and live.state is State.HELD:
+            return self._is_mended(live)
+        if live is not None or _others(context):
+            return True
+        try:
+            round_id = context.client.current_round().id
+        except (Retry, Held) as fault:
+            self._failures += 1
+            _pause(context, self._failures, fault.reason)
+            return False
+        self._failures = 0
+        last = context.journal.last_closed(context.identity.hotkey, context.target)
+        if cycle.is_due(last, round_id, context.content_digest()):
+            return True
+        self._remind("these kernels have their verdict in this round; waiting for a change")
+        return False
+
+    def _is_mended(self, held: Submission) -> bool:
+        """Tell whether the kernels changed since they were held."""
+        digest = self._context.content_digest()
+        if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
+            return True
+        self._remind("still held", submission=held.id, reason=held.reason, remedy=held.remedy)
+        return False
+
+    def _remind(self, sentence: str, **details: object) -> None:
+        """Log `sentence` now and then, not at every look."""
+        now = time.monotonic()
+        if now - self._said.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
+            self._said[sentence] = now
+            self._context.log.info(sentence, **details)

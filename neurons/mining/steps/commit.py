@@ -1,0 +1,104 @@
+"""CLAIMED to COMMITTED: sends the commitment hash; the salt is on the disk before it goes out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from neurons.errors import Held
+from neurons.mining.context import Context
+from neurons.mining.cycle import State, Submission
+from neurons.mining.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
+from neurons.mining.steps.register import when_registered
+from neurons.observe import register_secret
+from neurons.protocol import CommitRequest, PendingReveal, commitment_hash
+
+SETTLE_SECONDS = 120.0
+"""How long a commitment that the server says it holds may be missing from its list."""
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Commit to the fork's URL.
+
+    After a crash or a lost reply the server's list is asked first, and what is sent again is the
+    same commitment: the server holds at most one, and the journal holds its salt.
+    """
+    if submission.state is State.COMMITTING:
+        row = find(submission, context)
+        if row is not None:
+            return _committed(submission, context, row.submission_id, row.reveal_block)
+    round_id = context.client.current_round().id
+    if submission.state is State.CLAIMED:
+        salt = secrets.token_hex(32)
+        register_secret(salt)
+        submission = context.move(
+            submission,
+            State.COMMITTING,
+            salt=salt,
+            commitment_hash=commitment_hash(salt, str(submission.fork_url)),
+            round_id=round_id,
+        )
+    return _send(submission, context, round_id)
+
+
+def find(submission: Submission, context: Context) -> PendingReveal | None:
+    """Return the server's row of this commitment, if it waits for its reveal there."""
+    wanted = str(submission.commitment_hash)
+    rows = context.client.pending_reveals().pending_reveals
+    return next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
+
+
+def _send(submission: Submission, context: Context, round_id: int) -> Submission:
+    commitment = str(submission.commitment_hash)
+    target = submission.target_sequence_length
+    request = CommitRequest(
+        miner_hotkey=submission.hotkey,
+        commitment_hash=commitment,
+        target_sequence_length=target,
+        signature=context.identity.sign(commitment),
+    )
+    try:
+        reply = when_registered(context, target, lambda: context.client.commit(request))
+        if reply.commitment_hash != commitment:
+            raise ProtocolFault("/commit_submission answered with another commitment")
+    except AlreadyCommitted as refusal:
+        return _settle(submission, context, refusal)
+    except Uncertain:
+        row = find(submission, context)
+        if row is None:
+            raise  # the same commitment goes out again later
+        return _committed(submission, context, row.submission_id, row.reveal_block)
+    return _committed(submission, context, reply.submission_id, reply.reveal_block, round_id)
+
+
+def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
+    """The server holds the commitment: find it in its list, or hold."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        row = find(submission, context)
+        if row is not None:
+            return _committed(submission, context, row.submission_id, row.reveal_block)
+        if time.monotonic() >= deadline:
+            raise Held(
+                f"{refusal.reason} But /pending_reveals does not list it, so its number is "
+                "unknown.",
+                "`python -m neurons.miner release` looks again, `abandon` gives it up.",
+            )
+        context.wait(context.poll_seconds)
+
+
+def _committed(
+    submission: Submission,
+    context: Context,
+    submission_id: int,
+    reveal_block: int,
+    round_id: int | None = None,
+) -> Submission:
+    context.log.info("committed", submission_id=submission_id, reveal_block=reveal_block)
+    return context.move(
+        submission,
+        State.COMMITTED,
+        submission_id=submission_id,
+        reveal_block=reveal_block,
+        round_id=round_id or submission.round_id,
+    )

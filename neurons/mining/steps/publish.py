@@ -1,0 +1,60 @@
+"""NEW to PUBLISHED: puts the kernels into the fork, and onto the remote unless that comes later."""
+
+from __future__ import annotations
+
+from neurons.errors import Held
+from neurons.mining.context import Context
+from neurons.mining.cycle import State, Submission
+from neurons.mining.steps.register import register
+from neurons.protocol import FAILURES_BEFORE_BAN
+
+REJECTIONS_ALLOWED = 3
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Commit the kernels in the fork's checkout and publish them.
+
+    Before work is spent: the miner stops at three rejections in a row, and is registered.
+    """
+    rejections = context.journal.rejections(submission.hotkey)
+    if rejections >= REJECTIONS_ALLOWED:
+        raise Held(
+            f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
+            "this machine's address for 24 hours.",
+            "Find out why (`bench` on the validators' kind of GPU, a lower claim by "
+            "CLAIM_HEADROOM), then run `python -m neurons.miner release`.",
+        )
+    if not submission.auto_target:
+        register(context, submission.target_sequence_length)
+    digest = context.content_digest()
+    context.fork.prepare()
+    commit = context.fork.commit()
+    if submission.publish_at == "before_commit":
+        context.fork.push(commit)
+        context.fork.verify(commit)
+    context.published = commit
+    context.log.info(
+        "published" if submission.publish_at == "before_commit" else "committed locally",
+        fork=context.fork.url,
+        commit=commit,
+    )
+    return context.move(
+        submission,
+        State.PUBLISHED,
+        fork_url=context.fork.url,
+        commit_hash=commit,
+        content_digest=digest,
+    )
+
+
+def is_current(submission: Submission, context: Context) -> bool:
+    """Tell whether the checkout can be made to hold exactly what was published.
+
+    After a restart the checkout is laid out anew; changed kernels have to be published first.
+    """
+    if context.content_digest() != submission.content_digest:
+        return False
+    if context.published != submission.commit_hash:
+        context.fork.prepare()
+        context.published = context.fork.commit()
+    return context.published == submission.commit_hash

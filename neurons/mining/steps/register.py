@@ -1,0 +1,39 @@
+"""Registers the hotkey with the validator API, once for each league and process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from neurons.mining.context import Context
+from neurons.mining.outcomes import NotRegistered, ServerFault
+from neurons.protocol import league_of
+
+Reply = TypeVar("Reply")
+
+
+def register(context: Context, target_sequence_length: int) -> None:
+    """Register in the league of the target, unless this process did.
+
+    The public server answers a second league of one hotkey with a 500 although the hotkey is
+    registered, so that is not a failure: the commitment will tell.
+    """
+    league, _ = league_of(target_sequence_length)
+    if league in context.registered:
+        return
+    try:
+        reply = context.client.register(context.settings.reference_model, league)
+        context.log.info("registered with the API", league=league, status=reply.status)
+    except ServerFault as fault:
+        context.log.warning("registration failed; going on", league=league, reason=fault.reason)
+    context.registered.add(league)
+
+
+def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
+    """Return `call()`; when the server does not know the hotkey, register and call once more."""
+    try:
+        return call()
+    except NotRegistered:
+        context.registered.discard(league_of(target)[0])
+        register(context, target)
+    return call()

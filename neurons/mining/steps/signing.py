@@ -1,0 +1,25 @@
+"""The signed part that a reveal and a direct submission have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neurons.mining.client import Signer
+from neurons.mining.cycle import Submission
+from neurons.protocol import submission_text
+
+
+def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
+    """Return hotkey, fork, commit, claim and signature, exactly as the journal froze them."""
+    fork_url, commit_hash = str(submission.fork_url), str(submission.commit_hash)
+    speed = float(submission.tokens_per_sec or 0.0)
+    text = submission_text(fork_url, commit_hash, speed, submission.benchmarks)
+    return {
+        "miner_hotkey": submission.hotkey,
+        "fork_url": fork_url,
+        "commit_hash": commit_hash,
+        "tokens_per_sec": speed,
+        "vram_mb": submission.vram_mb,
+        "benchmarks": submission.benchmarks,
+        "signature": identity.sign(text),
+    }
