@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
+#
+# Nothing is done when the stamp in .venv says that it is up to date. PYTHON names the interpreter
+# to use, TORCH_INDEX_URL the package index that PyTorch is taken from; all else is pip's own
+# configuration. Exit status 78: a person has to act; 1: worth another try.
+set -euo pipefail
+
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
+root=$PWD
+stamp=.venv/quasar-install # the first thing written into .venv, so its absence means: not ours
+log=.venv/quasar-install.log
+unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
+
+say() { printf '%s\n' "install: $*" >&2; }
+stop() { say "$@" && exit 78; }
+
+recorded() { sed -n "s/^$1=//p" "$stamp" 2>/dev/null || true; }
+
+has_gpu() {
+  compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1
+}
+
+# Prints what a finished installation of the wanted extras and build looks like.
+wanted_stamp() {
+  echo "root=$root" # a virtual environment does not survive a move
+  echo "build=$build"
+  echo "extras=$extras"
+  echo "inputs=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-64)"
+}
+
+# Prints the interpreter to use, by preference; explains what is missing where there is none.
+find_python() {
+  local name lame=''
+  for name in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.10 python3 python3.13; do
+    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 || continue
+    if "$name" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+      echo "$name"
+      return
+    fi
+    lame=${lame:-$name}
+  done
+  if [ -n "$lame" ]; then
+    stop "$lame has no venv module. On Debian and Ubuntu: sudo apt install $("$lame" -c \
+      'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+  fi
+  stop 'Python 3.10 or newer was not found (PYTHON=/path/to/python3.11 names one).' \
+    'On Debian and Ubuntu: sudo apt install python3 python3-venv python3-dev'
+}
+
+check_disk() {
+  local need free
+  if [ "$build" = cuda ]; then need=12; else need=4; fi
+  free=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1048576))
+  [ "$free" -ge "$need" ] ||
+    stop "disk: $free GB free at $root, the $build installation needs about $need GB." \
+      'Free some space and start again.'
+}
+
+# Runs pip with its output in the log; prints what it is at, as a line every ten seconds.
+run_pip() {
+  local since=$SECONDS next=10 job line
+  .venv/bin/python -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
+    --progress-bar off "$@" >>"$log" 2>&1 &
+  job=$!
+  trap 'kill "$job" 2>/dev/null; wait "$job"; say interrupted; exit 1' INT TERM HUP
+  while kill -0 "$job" 2>/dev/null; do
+    sleep 0.5
+    [ $((SECONDS - since)) -ge "$next" ] || continue
+    next=$((next + 10))
+    line=$(grep -v WARNING "$log" | tail -n 1 | tr -s ' ')
+    say "  $((SECONDS - since)) s: ${line:0:90}"
+  done
+  trap - INT TERM HUP
+  wait "$job" || explain_failure
+}
+
+explain_failure() {
+  tail -n 15 "$log" >&2
+  say "pip failed; all of its output is in $log"
+  if grep -qi 'no space left on device\|disk quota exceeded' "$log"; then
+    stop 'The disk is full (pip also writes to its cache and to TMPDIR). Free some space, start again.'
+  elif grep -qi 'failed to establish\|name resolution\|max retries\|read timed out\|connection \(refused\|reset\|aborted\|broken\)' "$log"; then
+    say 'The package index could not be reached. Check the network and proxy, then start again.'
+  else
+    say 'The message above is from pip. Mend what it names, then start again.'
+  fi
+  exit 1
+}
+
+install_all() {
+  local constraint=()
+  if [ "$build" = cpu ]; then
+    constraint=(--constraint requirements/cpu.txt)
+    say 'no NVIDIA GPU: a CPU build of PyTorch is preferred where the package index has one'
+    say '(TORCH_INDEX_URL names another index, such as the one with PyTorch CPU builds)'
+  fi
+  say 'installing PyTorch (minutes on a new machine)'
+  run_pip "${constraint[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} 'torch>=2.7'
+  say 'installing the project and its other dependencies'
+  run_pip "${constraint[@]}" --editable ".${extras:+[$extras]}"
+}
+
+build=cpu
+# A CUDA build also runs without a GPU: a driver that is missing for a moment changes nothing.
+if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
+extras=$(printf '%s\n' "$@" "$(recorded extras | tr , '\n')" | sed '/^$/d' | sort -u | paste -sd ,)
+up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c ''; }
+
+up_to_date && exit 0
+exec 9<scripts/install.sh # a lock on this file: miner, server and validator may start at once
+if command -v flock >/dev/null && ! flock --nonblock 9; then
+  say 'another start is installing; waiting for it'
+  flock 9
+fi
+up_to_date && exit 0
+
+[ ! -e .venv ] || [ -e "$stamp" ] ||
+  stop "$root/.venv was not made by this script. Move it away or remove it, then start again."
+check_disk
+if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
+  ! .venv/bin/python -c '' 2>/dev/null; then
+  # Also after an interruption: a half-installed package looks whole to pip.
+  python=$(find_python)
+  say "making $root/.venv with $("$python" --version)"
+  rm -rf .venv
+  mkdir .venv
+  echo unfinished >"$stamp"
+  "$python" -m venv .venv >"$log" 2>&1 || { cat "$log" >&2 && stop "$python -m venv failed"; }
+fi
+printf 'extras=%s\n' "$extras" >"$stamp" # unfinished until the whole stamp is written
+install_all
+wanted_stamp >"$stamp.new"
+mv "$stamp.new" "$stamp"
+say "done in $SECONDS s"
