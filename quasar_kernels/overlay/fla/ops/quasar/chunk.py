@@ -180,7 +180,8 @@ def chunk_quasar_fwd(
     segment_output_kernel[(total * H, triton.cdiv(S, tiles.value_cols))](
         q, k, v, beta, table, states, initial_state, final, o, T, NS, SEG, scale,
         *q.stride()[:3], *strides_k, *strides_v, *o.stride()[:3],
-        BV=tiles.value_cols, HAS_INITIAL=initial_state is not None, STORE_FINAL=output_final_state,
+        BV=tiles.value_cols, HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
+        STORE_FINAL=output_final_state,
         num_warps=tiles.output_warps, num_stages=tiles.output_stages, **shared,
     )  # fmt: skip
     return o, final

@@ -234,6 +234,7 @@ def segment_output_kernel(
     PRECISION: tl.constexpr,
     INVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
+    HAS_STATES: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
@@ -288,7 +289,7 @@ def segment_output_kernel(
     if is_first:
         if HAS_INITIAL:
             state += tl.load(initial_state + own + at, mask=inside, other=0.0)
-    else:
+    elif HAS_STATES:
         before = (tl.program_id(0) - H).to(tl.int64) * S * S  # the segment before, same head
         state += tl.load(states + before + at, mask=inside, other=0.0)
 
