@@ -1,0 +1,160 @@
+"""How each jitted kernel of the overlay is compiled, as data: for checks that need no GPU.
+
+A kernel that a GPU would only compile at first use is compiled here for a named architecture, so
+that an error shows on any machine. The entries are the shapes that the layer times: heads of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+ARCHITECTURES = (80, 86, 89, 90)
+"""Compute capabilities to compile for: A100, RTX 30, RTX 40 and L40, H100 and H200."""
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """One kernel with the types of its arguments.
+
+    Attributes:
+        name: kernel and variant, for messages.
+        kernel: the `triton.jit` function.
+        signature: type of each run-time argument by name, as Triton writes it (`*bf16`, `i32`).
+        constexprs: value of every other argument by name; None stands for an absent tensor.
+        num_warps, num_stages: launch options.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def compile_spec(spec: CompileSpec, architecture: int) -> Any:
+    """Compile one kernel for compute capability `architecture` (90 is 9.0); needs no GPU.
+
+    Returns:
+        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` tell what came out.
+
+    Raises:
+        ValueError: the spec's names are not the kernel's arguments.
+        Exception: whatever Triton raises when the kernel does not compile.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(spec.kernel.arg_names)
+    unknown = {*spec.signature, *spec.constexprs} ^ set(names)
+    if unknown:
+        raise ValueError(f"{spec.name}: the spec and the kernel disagree on {sorted(unknown)}")
+    types = {name: spec.signature.get(name, "constexpr") for name in names}
+    # torch aligns its tensors, and the layer's strides are multiples of 16
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if types[name].startswith("*") or "stride" in name
+    }
+    source = ASTSource(spec.kernel, types, dict(spec.constexprs), aligned)
+    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, **spec.options}
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options=options)  # type: ignore[no-untyped-call]
+
+
+def compile_specs() -> list[CompileSpec]:
+    """Return every kernel of the overlay; imports the overlay, so `mount` it first."""
+    return [*_operator_specs(), *_layer_specs()]
+
+
+def _types(kind: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), kind)
+
+
+def _operator_specs() -> list[CompileSpec]:
+    from fla.ops.quasar import chunk_intra_token_parallel as intra
+    from fla.ops.quasar import forward_substitution, fused_recurrent, gate
+
+    specs = [
+        CompileSpec(
+            "forward_substitution",
+            forward_substitution.forward_substitution_kernel,
+            _types("*fp32", "L_ptr A_ptr") | _types("i32", "L_stride_bh A_stride_bh"),
+            {"BT": 64},
+        ),
+        CompileSpec(
+            "quasar_gate_fwd",
+            gate.quasar_gate_fwd_kernel,
+            _types("*fp32", "lam beta alpha") | {"N": "i32"},
+            {"H": 8, "BLOCK": 1024},
+        ),
+        CompileSpec(
+            "quasar_gate_bwd",
+            gate.quasar_gate_bwd_kernel,
+            _types("*fp32", "lam beta dalpha dlam dbeta") | {"N": "i32"},
+            {"H": 8, "BLOCK": 1024},
+        ),
+    ]
+    strides = "stride_{0}b stride_{0}t stride_{0}h"
+    for kind in ("bf16", "fp32"):
+        varlen = kind == "fp32"
+        specs += [
+            CompileSpec(
+                f"chunk_quasar_intra {kind}",
+                intra.chunk_quasar_intra_kernel,
+                {"k": f"*{kind}"}
+                | _types("*fp32", "beta A alpha")
+                | _types("i32", "T NT " + strides.format("k"))
+                | ({"table": "*i64"} if varlen else {}),
+                {"H": 8, "S": 64, "BS": 64, "C": 64, "BC": 16, "IS_VARLEN": varlen}
+                | ({} if varlen else {"table": None}),
+                num_stages=1,
+            ),
+            CompileSpec(
+                f"fused_recurrent {kind}",
+                fused_recurrent.fused_recurrent_quasar_fwd_kernel,
+                _types(f"*{kind}", "q k v o")
+                | _types("*fp32", "beta initial_state final_state")
+                | _types("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
+                | {"scale": "fp32"}
+                | ({"cu_seqlens": "*i64"} if varlen else {}),
+                {"H": 8, "S": 64, "BS": 64, "BV": 16, "IS_VARLEN": varlen}
+                | {"HAS_INITIAL": True, "STORE_FINAL": True}
+                | ({} if varlen else {"cu_seqlens": None}),
+                num_warps=1,
+            ),
+        ]
+    return specs
+
+
+def _layer_specs() -> list[CompileSpec]:
+    from fla.ops.quasar import layer_kernels
+
+    specs = []
+    for kind in ("bf16", "fp32"):
+        packed = kind == "fp32"
+        optional = {"bias": "*fp32", "position": "*i32"}
+        specs += [
+            CompileSpec(
+                f"causal_conv_silu {kind}",
+                layer_kernels.causal_conv_silu_kernel,
+                _types(f"*{kind}", "x y")
+                | {"weight": "*fp32", "R": "i32", "stride_x": "i32"}
+                | (optional if packed else {}),
+                {"C": 1536, "ROWS": 64, "BC": 512, "HAS_BIAS": packed, "PACKED": packed}
+                | ({} if packed else dict.fromkeys(optional)),
+                num_warps=2,
+            ),
+            CompileSpec(
+                f"gated_rmsnorm {kind}",
+                layer_kernels.gated_rmsnorm_kernel,
+                _types(f"*{kind}", "x gate y") | {"weight": "*fp32", "R": "i32", "eps": "fp32"},
+                {"S": 64, "BS": 64, "BR": 64},
+            ),
+        ]
+    return specs
