@@ -1,0 +1,290 @@
+"""Correctness before timing: the operator and the layer against the float64 definition.
+
+Inputs are fresh, from a secret seed, so that nothing can be prepared for them. The limits are
+those of `compare.LIMITS`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.compare import Bench
+from harness.report import GateResult
+from harness.timing import InvalidRunError, recording, tampered
+from harness.workload import WORKLOAD
+from quasar_kernels.reference import quasar_chunked, quasar_layer
+
+Operator = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+LENGTHS = (1, 65, 257, 512)
+"""Lengths, in tokens, at which every gate compares the operator, besides the measured one."""
+
+LAYER_EXACT = 4096
+"""Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
+
+GRADIENT_LENGTH = 130
+
+
+@dataclass
+class _Inputs:
+    """Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.q, self.k, self.v, self.beta))
+
+    def clone(self) -> _Inputs:
+        return _Inputs(*(tensor.detach().clone() for tensor in self))
+
+
+def _layer_like(bench: Bench, length: int, *, correlated: bool = False) -> _Inputs:
+    """Return inputs distributed as behind the short convolutions, with one key of zeros."""
+    shape = (1, length, WORKLOAD.num_heads, WORKLOAD.head_dim)
+    q, k, v = (F.silu(0.5 * bench.normal(*shape)) for _ in range(3))
+    if correlated:
+        k = F.silu(0.5 * bench.normal(1, 1, *shape[2:])) * (1 + 0.1 * bench.normal(*shape))
+    elif length > 1:
+        k[:, bench.below(length)] = 0
+    uniform = torch.rand(WORKLOAD.num_heads, generator=bench.generator, device=bench.device)
+    beta = F.softplus(torch.log(1 + 15 * uniform))
+    tensors = [*(tensor.to(bench.dtype) for tensor in (q, k, v)), beta]
+    if bench.device.type == "cuda":  # the timed calls record gradients there
+        tensors = [tensor.requires_grad_() for tensor in tensors]
+    return _Inputs(*tensors)
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Let torch fill new memory with NaN, so that an element that is never written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+def _call(bench: Bench, operator: Operator, inputs: _Inputs) -> Tensor:
+    # The result is used on the caller's stream at once: work left on another one is missed.
+    with recording(bench.device):
+        return operator(*inputs)[0].detach()
+
+
+def _oracle(inputs: _Inputs) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return quasar_chunked(*inputs)
+
+
+def _check_length(bench: Bench, operator: Operator, length: int, *, correlated: bool) -> None:
+    name = f"operator at {length} tokens" + (", correlated keys" if correlated else "")
+    inputs = _layer_like(bench, length, correlated=correlated)
+    saved = inputs.clone()
+    actual = _call(bench, operator, inputs)
+    for label, now, then in zip(("q", "k", "v", "beta"), inputs, saved, strict=True):
+        bench.unchanged(f"{name}: elements of {label} that it changed", now, then)
+    bench.bound(f"{name}: outputs of another dtype", int(actual.dtype != bench.dtype), 0)
+    limit = bench.limits.correlated if correlated else bench.limits.operator
+    bench.compare(name, actual, _oracle(saved)[0], limit)
+
+
+def _check_state(bench: Bench, operator: Operator) -> None:
+    inputs = _layer_like(bench, 257)
+    with recording(bench.device):
+        _, state = operator(*inputs, output_final_state=True)
+    if state is None:
+        bench.bound("final state: not returned", 1, 0)
+        return
+    bench.compare("final state", state.detach(), _oracle(inputs)[1], bench.limits.operator)
+
+
+def _check_reuse(bench: Bench, operator: Operator) -> None:
+    """New values in the same memory must give new outputs, and leave the old ones alone."""
+    inputs, fresh = _layer_like(bench, 257), _layer_like(bench, 257)
+    first = _call(bench, operator, inputs)
+    kept = first.clone()
+    with torch.no_grad():
+        for old, new in zip(inputs, fresh, strict=True):
+            old.copy_(new)
+    second = _call(bench, operator, inputs)
+    bench.compare(
+        "operator on inputs refilled in place", second, _oracle(fresh)[0], bench.limits.operator
+    )
+    bench.unchanged("elements of an earlier output that a later call changed", first, kept)
+
+
+def _check_causality(bench: Bench, operator: Operator, length: int) -> None:
+    """Changing the future must leave every bit of the past."""
+    inputs, other = _layer_like(bench, length), _layer_like(bench, length)
+    cut = 1 + bench.below(length - 1)
+    before = _call(bench, operator, inputs)
+    with torch.no_grad():
+        for mine, new in zip((inputs.q, inputs.k, inputs.v), other, strict=False):
+            mine[:, cut:] = new[:, cut:]
+    after = _call(bench, operator, inputs)
+    name = f"past outputs at {length} tokens that depend on the future"
+    bench.unchanged(name, after[:, :cut], before[:, :cut])
+
+
+def _check_layer(bench: Bench, layer_class: Any, length: int) -> None:
+    layer = layer_class(**WORKLOAD.layer_arguments()).to(bench.device)
+    weights = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+    x = bench.normal(1, length, WORKLOAD.hidden_size)
+    for name in (f"layer at {length} tokens", f"layer at {length} tokens, input refilled in place"):
+        saved = x.clone()
+        with recording(bench.device):
+            y = layer(x)[0].detach()
+        bench.unchanged(f"{name}: elements of the input that it changed", x, saved)
+        _compare_layer(bench, name, weights, x, y)
+        x.copy_(bench.normal(*x.shape))
+    for name, value in layer.state_dict().items():
+        bench.unchanged(f"layer: elements of {name} that it changed", value, weights[name])
+
+
+def _compare_layer(
+    bench: Bench, name: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
+) -> None:
+    """Compare the layer's output with the definition, all of it where memory allows."""
+    length = x.shape[1]
+    compared, dtype = length, torch.float64
+    if length > LAYER_EXACT:
+        dtype = torch.float32
+        if not _fits(bench.device, 20 * 4 * length * WORKLOAD.hidden_size):
+            compared = LAYER_EXACT  # exact all the same: the output there does not see the rest
+            bench.bound(f"{name}: values not finite", int((~y.isfinite()).sum()), 0)
+    with torch.no_grad():
+        expected = quasar_layer(
+            weights,
+            x[:, :compared],
+            num_heads=WORKLOAD.num_heads,
+            head_dim=WORKLOAD.head_dim,
+            dtype=dtype,
+        )
+    bench.compare(name, y[:, :compared], expected, bench.limits.layer)
+
+
+def _check_gradients(bench: Bench, layer_class: Any) -> None:
+    """Every parameter must get a real gradient, that of the definition in float64."""
+    layer = layer_class(**WORKLOAD.layer_arguments()).to(bench.device)
+    x = bench.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size).requires_grad_()
+    toward = bench.normal(*x.shape)
+    with torch.autocast("cuda", torch.bfloat16, enabled=bench.device.type == "cuda"):
+        y = layer(x)[0]
+    torch.autograd.backward((y.float() * toward).sum())
+
+    exact = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
+    exact_x = x.detach().double().requires_grad_()
+    wanted = quasar_layer(exact, exact_x, num_heads=WORKLOAD.num_heads, head_dim=WORKLOAD.head_dim)
+    torch.autograd.backward((wanted * toward.double()).sum())
+
+    pairs = {n: (p.grad, exact[n].grad) for n, p in layer.named_parameters()}
+    pairs["input"] = (x.grad, exact_x.grad)
+    found, expected = [], []
+    for name, (grad, exact_grad) in pairs.items():
+        assert exact_grad is not None  # noqa: S101 # the definition depends on all of them
+        actual = torch.zeros_like(exact_grad) if grad is None else grad.double()
+        found.append(actual.flatten())
+        expected.append(exact_grad.flatten())
+        bench.bound(
+            f"gradient of {name}: cosine",
+            float(F.cosine_similarity(found[-1], expected[-1], dim=0)),
+            bench.limits.parameter_gradient_cosine,
+            at_least=True,
+        )
+    cosine = F.cosine_similarity(torch.cat(found), torch.cat(expected), dim=0)
+    limit = bench.limits.layer_gradient_cosine
+    bench.bound("all gradients together: cosine", float(cosine), limit, at_least=True)
+
+
+def _fits(device: torch.device, size: int) -> bool:
+    """Tell whether `size` bytes leave a third of the device's free memory."""
+    if device.type != "cuda":
+        return True  # only short sequences are measured there
+    torch.cuda.empty_cache()
+    return size <= torch.cuda.mem_get_info(device)[0] * 2 // 3
+
+
+def _longest(device: torch.device, length: int) -> int:
+    """Return the longest sequence, up to `length`, that the float64 oracle can hold."""
+    width = WORKLOAD.num_heads * WORKLOAD.head_dim
+    return length if _fits(device, 12 * 8 * length * width) else min(length, 65536)
+
+
+def _bench_for(device: torch.device, seed: int) -> Bench:
+    """Return an empty bench: bf16 inputs on CUDA, fp32 on a CPU, as the validator's loop has."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return Bench(device, dtype, torch.Generator(device).manual_seed(seed))
+
+
+def inspect_timed(layer: Any, x: Tensor, y: Tensor) -> None:
+    """Compare the beginning of the last timed output with the definition, and see all finite.
+
+    Raises:
+        InvalidRunError: what was timed did not compute the layer.
+    """
+    bench = _bench_for(x.device, seed=0)  # draws nothing
+    start = slice(0, min(257, x.shape[1]))
+    weights = {name: value.detach() for name, value in layer.state_dict().items()}
+    _compare_layer(bench, "last timed output", weights, x[:, start], y[:, start])
+    bench.bound("last timed output: values not finite", int((~y.isfinite()).sum()), 0)
+    wrong = [str(check) for check in bench.checks if not check.passed]
+    if wrong:
+        raise InvalidRunError(wrong[0])
+
+
+def run_gate(
+    operator: Operator,
+    layer_class: Any,
+    length: int,
+    device: torch.device,
+    *,
+    source_digest: str = "",
+    seed: int | None = None,
+) -> GateResult:
+    """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
+
+    Args:
+        seed: of the inputs; None draws a secret one.
+
+    Raises whatever the code under test raises.
+    """
+    started = time.monotonic()
+    seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
+    bench = _bench_for(device, seed)
+    longest = _longest(device, length)
+    with _poisoned():
+        for tokens in sorted({*LENGTHS, longest}):
+            _check_length(bench, operator, tokens, correlated=False)
+        _check_length(bench, operator, 512, correlated=True)
+        _check_state(bench, operator)
+        _check_reuse(bench, operator)
+        for tokens in sorted({300, min(max(longest, 1000), 5000)}):
+            _check_causality(bench, operator, tokens)
+        _check_gradients(bench, layer_class)
+        for tokens in sorted({257, length}):
+            _check_layer(bench, layer_class, tokens)
+    bench.bound("functions of the clock that it replaced", len(tampered()), 0)
+    return GateResult(
+        passed=all(check.passed for check in bench.checks),
+        checks=tuple(bench.checks),
+        device=device.type,
+        dtype=str(bench.dtype).removeprefix("torch."),
+        longest=longest,
+        seconds=time.monotonic() - started,
+        seed=f"{seed:014x}",
+        source_digest=source_digest,
+    )

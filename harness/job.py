@@ -1,0 +1,54 @@
+"""The messages between the runner and a worker: a job on stdin, a reply on a private descriptor."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from harness.report import Kind
+
+
+class Exit(IntEnum):
+    """Exit status of a worker. Only the reply counts; the status serves who reads a log."""
+
+    DONE = 0
+    BAD_JOB = 2
+    PARENT_GONE = 3
+    OUT_OF_MEMORY = 4
+    CRASH = 5
+    GATE = 6
+
+
+class Job(BaseModel):
+    """What a worker has to do.
+
+    `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
+    `probe` only describes the machine. `checked` compares the last timed output too. `nonce` comes
+    back in the reply, so that output forged by the code under test is not taken for one. `parent`
+    is the pid of the starting process.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Literal["gate", "time", "probe"]
+    tree: str | None = None
+    length: int = Field(default=1, gt=0)
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    source_digest: str = ""
+    checked: bool = True
+    result_fd: int = Field(gt=2)
+    nonce: str
+    parent: int
+
+
+class Reply(BaseModel):
+    """What a worker answers: a `body` for its task, or the kind and the reason of a failure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nonce: str
+    failure: Kind | None = None
+    reason: str = ""
+    body: dict[str, JsonValue] | None = None

@@ -1,0 +1,174 @@
+"""One supervised child process: its deadline, its end with all its descendants, its one result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULT_LIMIT = 1 << 20
+"""Bytes accepted on the result descriptor; one more byte marks the result as too long."""
+
+LOG_LIMIT = 16 << 10
+"""Bytes kept of the end of stdout and stderr, for diagnosis only."""
+
+TERM_GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+_POLL = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended. `returncode` is negative for a signal, as in `subprocess`."""
+
+    returncode: int
+    result: bytes
+    log_tail: str
+    seconds: float
+    timed_out: bool = False
+    stopped: bool = False
+
+
+class _Pipes:
+    """The two streams of a child, read as they come so that it never blocks on a full pipe."""
+
+    def __init__(self, result_fd: int, log_fd: int) -> None:
+        self.result = bytearray()
+        self.log = bytearray()
+        self._selector = selectors.DefaultSelector()
+        for fd, keep in ((result_fd, self._keep_result), (log_fd, self._keep_log)):
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ, keep)
+
+    def _keep_result(self, data: bytes) -> None:
+        self.result += data[: RESULT_LIMIT + 1 - len(self.result)]
+
+    def _keep_log(self, data: bytes) -> None:
+        self.log += data
+        del self.log[:-LOG_LIMIT]
+
+    def pump(self, timeout: float) -> bool:
+        """Read what is there within `timeout` seconds; tell whether anything came."""
+        if not self._selector.get_map():
+            time.sleep(timeout)
+            return False
+        events = self._selector.select(timeout)
+        for key, _ in events:
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                key.data(data)
+            else:
+                self._selector.unregister(key.fd)
+        return bool(events)
+
+    def drain(self) -> None:
+        """Read the rest. A descendant that left the group may still write: stop after 4 MiB."""
+        for _ in range(64):
+            if not (self._selector.get_map() and self.pump(0)):
+                break
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+def _has_exited(pid: int) -> bool:
+    # WNOWAIT leaves the zombie, so that its pid and its group cannot be reused before killpg.
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    # Nobody may be left; macOS says EPERM when only zombies are.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _end(pid: int, pipes: _Pipes) -> None:
+    """End the child and every member of its group; the child stays a zombie for its parent."""
+    if not _has_exited(pid):
+        _signal_group(pid, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_GRACE
+        while not _has_exited(pid) and time.monotonic() < deadline:
+            pipes.pump(_POLL)
+    _signal_group(pid, signal.SIGKILL)
+
+
+def run_supervised(
+    argv: Sequence[str],
+    *,
+    message: Callable[[int], bytes],
+    env: Mapping[str, str],
+    cwd: Path,
+    timeout: float,
+    stop: threading.Event | None = None,
+) -> Ended:
+    """Run `argv` in its own process group and return how it ended.
+
+    Args:
+        message: given the number of the descriptor that the child must write its result to,
+            returns what the child reads on stdin. Stdout and stderr are kept for diagnosis only.
+        timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
+        stop: when set, the child is ended in the same way.
+
+    The calling thread must stay until this returns: a child that asked for a signal at its
+    parent's death gets it when the thread that started it ends.
+
+    Raises:
+        OSError: the child cannot be started.
+    """
+    result_read, result_write = os.pipe()
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
+            pass_fds=(result_write,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(result_read)
+        raise
+    finally:
+        os.close(result_write)
+    assert child.stdin is not None  # noqa: S101 # for the type checker
+    assert child.stdout is not None  # noqa: S101
+    started = time.monotonic()
+    pipes = _Pipes(result_read, child.stdout.fileno())
+    timed_out = stopped = False
+    try:
+        try:
+            child.stdin.write(message(result_write))
+            child.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once: its exit code tells
+        while not _has_exited(child.pid):
+            pipes.pump(_POLL)
+            timed_out = time.monotonic() - started > timeout
+            stopped = stop is not None and stop.is_set()
+            if timed_out or stopped:
+                break
+    finally:
+        _end(child.pid, pipes)
+        child.wait()
+        pipes.drain()
+        pipes.close()
+        child.stdout.close()
+        os.close(result_read)
+    return Ended(
+        returncode=child.returncode,
+        result=bytes(pipes.result),
+        log_tail=pipes.log.decode(errors="replace"),
+        seconds=time.monotonic() - started,
+        timed_out=timed_out,
+        stopped=stopped,
+    )

@@ -1,0 +1,268 @@
+"""Starts workers and judges what they answer: one cold process for each measurement."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import JsonValue, ValidationError
+
+from harness.job import Job, Reply
+from harness.process import RESULT_LIMIT, Ended, run_supervised
+from harness.report import Environment, GateResult, Kind, Measurement
+from harness.source import missing_files, source_digest
+from harness.workload import WORKLOAD
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+_ALLOWED = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LD_LIBRARY_PATH",
+        "OMP_NUM_THREADS",
+        "PATH",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TMPDIR",
+        "TRITON_CACHE_DIR",
+        "XDG_CACHE_HOME",
+    }
+)
+_ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
+
+
+class MeasurementError(Exception):
+    """A worker gave no measurement.
+
+    Attributes:
+        reason: what happened, as a sentence.
+        kind: `timeout`, `out_of_memory`, `gate`, `crash`, `protocol` or `stopped`.
+        log_tail: the end of what the worker printed, for diagnosis.
+        gate: the gate's result when that is the reason.
+    """
+
+    def __init__(
+        self, reason: str, kind: Kind, log_tail: str = "", gate: GateResult | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind: Kind = kind
+        self.log_tail = log_tail
+        self.gate = gate
+
+
+def child_environment(
+    environ: Mapping[str, str], *, device: str, cache: Path | None = None
+) -> dict[str, str]:
+    """Return the environment of a worker: an allow-list, so that no secret reaches kernel code.
+
+    Args:
+        cache: an empty folder for every cache of compiled kernels; None keeps the shared ones.
+    """
+    env = {
+        name: value
+        for name, value in environ.items()
+        if name in _ALLOWED
+        or (name.startswith(_ALLOWED_PREFIXES) and not any(w in name for w in _SECRET_WORDS))
+    }
+    env["PYTHONPATH"] = str(PROJECT)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # a measured worktree must stay as it was committed
+    env["PYTHONUNBUFFERED"] = "1"  # a killed worker's last words are kept
+    # As in the validator's script.
+    env["TRITON_PRINT_AUTOTUNING"] = env["TRITON_PRINT_DEBUG"] = "1"
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if cache is not None:
+        env["TRITON_CACHE_DIR"] = str(cache / "triton")
+        env["CUDA_CACHE_PATH"] = str(cache / "cuda")
+        env["XDG_CACHE_HOME"] = str(cache / "xdg")
+    return env
+
+
+@contextmanager
+def _folder(scratch: Path | None) -> Iterator[Path]:
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=scratch, prefix="worker-", ignore_cleanup_errors=True
+    ) as name:
+        yield Path(name)
+
+
+def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
+    """Return the body of a worker's reply, or raise why there is none that can be trusted."""
+    log = ended.log_tail
+    if ended.stopped:
+        raise MeasurementError("stopped on request", "stopped", log)
+    if ended.timed_out:
+        raise MeasurementError(f"not done within {timeout:g} s", "timeout", log)
+    if not ended.result:
+        if ended.returncode == -9:
+            raise MeasurementError(
+                "the worker was killed from outside, most often by the kernel for lack of memory",
+                "out_of_memory",
+                log,
+            )
+        if ended.returncode == 0:
+            raise MeasurementError("the worker ended without a result", "protocol", log)
+        raise MeasurementError(f"the worker died with status {ended.returncode}", "crash", log)
+    if len(ended.result) > RESULT_LIMIT or ended.result.count(b"\n") != 1:
+        raise MeasurementError("the worker did not send exactly one result", "protocol", log)
+    try:
+        reply = Reply.model_validate_json(ended.result)
+    except ValidationError as error:
+        raise MeasurementError("the worker's result is malformed", "protocol", log) from error
+    if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
+        raise MeasurementError("the result did not come from the worker", "protocol", log)
+    if reply.failure is not None:
+        raise MeasurementError(reply.reason, reply.failure, log)
+    if reply.body is None:
+        raise MeasurementError("the worker's result is empty", "protocol", log)
+    return reply.body
+
+
+def _work(
+    job: Mapping[str, JsonValue],
+    *,
+    device: str,
+    timeout: float,
+    scratch: Path | None,
+    stop: threading.Event | None,
+    cold_cache: bool = False,
+) -> dict[str, JsonValue]:
+    nonce = secrets.token_hex(16)
+
+    def message(result_fd: int) -> bytes:
+        fields = {**job, "device": device, "result_fd": result_fd, "nonce": nonce}
+        return Job.model_validate({**fields, "parent": os.getpid()}).model_dump_json().encode()
+
+    with _folder(scratch) as folder:
+        ended = run_supervised(
+            [sys.executable, "-m", "harness.worker"],
+            message=message,
+            env=child_environment(os.environ, device=device, cache=folder if cold_cache else None),
+            cwd=folder,
+            timeout=timeout,
+            stop=stop,
+        )
+    return _judge(ended, nonce, timeout)
+
+
+def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
+    missing = missing_files(tree)
+    if missing:
+        raise MeasurementError(
+            f"{tree} has no {missing[0]}; name the root of a fork that holds it", "protocol"
+        )
+    digest = source_digest(tree)
+    return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}
+
+
+def probe(*, device: str = "auto", timeout: float = 120.0) -> Environment:
+    """Return the machine as a worker sees it, the resolved device included.
+
+    Raises:
+        MeasurementError: torch cannot be imported, or the device asked for is not there.
+    """
+    body = _work({"task": "probe"}, device=device, timeout=timeout, scratch=None, stop=None)
+    return Environment.model_validate(body)
+
+
+def check(
+    tree: Path,
+    length: int,
+    *,
+    device: str = "auto",
+    timeout: float = WORKLOAD.timeout_seconds,
+    scratch: Path | None = None,
+    stop: threading.Event | None = None,
+    cold_cache: bool = False,
+) -> GateResult:
+    """Run the correctness gate on `tree` in a fresh process and return what it found, red or green.
+
+    Raises:
+        MeasurementError: the gate itself did not come to an end.
+    """
+    tree = tree.resolve()
+    body = _work(
+        _tree_job("gate", tree, length),
+        device=device,
+        timeout=timeout,
+        scratch=scratch,
+        stop=stop,
+        cold_cache=cold_cache,
+    )
+    try:
+        return GateResult.model_validate(body)
+    except ValidationError as error:
+        raise MeasurementError("the worker's result is malformed", "protocol") from error
+
+
+def measure(
+    tree: Path,
+    length: int,
+    *,
+    device: str = "auto",
+    gate: bool | GateResult = True,
+    timeout: float = WORKLOAD.timeout_seconds,
+    scratch: Path | None = None,
+    stop: threading.Event | None = None,
+    cold_cache: bool = False,
+) -> Measurement:
+    """Run the validator's loop on `tree` at `length` tokens in a fresh process.
+
+    The gate runs first, in a process of its own, so that the timed process meets the code as a
+    validator's does: nothing compiled, tuned or allocated before its first call.
+
+    Args:
+        tree: root of a fork, the folder that holds `fla/`.
+        device: `cuda`, `cpu` or `auto` (as the validator chooses).
+        gate: True checks the code first; a green result of `check` for the same code and a
+            length at least this long is taken instead; False measures unchecked code.
+        timeout: seconds for each process, everything included.
+        scratch: folder for temporary files; None takes the system's.
+        stop: when set, the child is ended promptly.
+        cold_cache: start with empty kernel caches, as on a machine that never ran this code.
+
+    Raises:
+        MeasurementError: no measurement, and why.
+    """
+    tree = tree.resolve()
+    job = _tree_job("time", tree, length)
+    if gate is True:
+        gate = check(
+            tree,
+            length,
+            device=device,
+            timeout=timeout,
+            scratch=scratch,
+            stop=stop,
+            cold_cache=cold_cache,
+        )
+    if isinstance(gate, GateResult):
+        _require_green(gate, str(job["source_digest"]))
+    body = _work(
+        job, device=device, timeout=timeout, scratch=scratch, stop=stop, cold_cache=cold_cache
+    )
+    cache = "cold" if cold_cache else "shared"
+    try:
+        return Measurement.model_validate({**body, "gate": gate or None, "cache": cache})
+    except ValidationError as error:
+        raise MeasurementError("the worker's result is malformed", "protocol") from error
+
+
+def _require_green(gate: GateResult, digest: str) -> None:
+    if gate.source_digest != digest:
+        raise MeasurementError("the code changed after its gate", "gate", gate=gate)
+    if not gate.passed:
+        failed = "; ".join(str(c) for c in gate.failed[:3])
+        raise MeasurementError(f"wrong results: {failed}", "gate", gate=gate)

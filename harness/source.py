@@ -1,0 +1,55 @@
+"""Which code a tree holds: the digest of what can be imported from it, and its git commit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+OPERATOR_FILE = Path("fla/ops/quasar/chunk.py")
+LAYER_FILE = Path("fla/layers/quasar.py")
+
+
+def missing_files(tree: Path) -> list[Path]:
+    """Return the files, relative to `tree`, without which nothing can be measured."""
+    return [name for name in (OPERATOR_FILE, LAYER_FILE) if not (tree / name).is_file()]
+
+
+def source_digest(tree: Path) -> str:
+    """Return the SHA-256 over names and contents of all files below the tree's `fla` folder.
+
+    Byte code is left out: workers never write it, and Python checks it against its source.
+    """
+    digest = hashlib.sha256()
+    for folder, names, files in os.walk(tree / "fla"):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = Path(folder, name)
+            content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+            relative = path.relative_to(tree).as_posix().encode()
+            digest.update(b"%d %b %d " % (len(relative), relative, len(content)))
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def tree_commit(tree: Path) -> str | None:
+    """Return the commit checked out in `tree`, with `-dirty` when it has changes.
+
+    None when the tree is not a git checkout or git is missing.
+    """
+    if not (tree / ".git").exists():
+        return None  # a folder inside another checkout has no commit of its own
+    # A checkout's own configuration can name programs to run; none of them is wanted here.
+    git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(tree)]
+    try:
+        head = _output([*git, "rev-parse", "--verify", "HEAD"])
+        changed = _output([*git, "status", "--porcelain", "--", "fla"])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}-dirty" if changed else head
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,133 @@
+"""The validator's loop, call for call, and guards against a patched clock.
+
+Imported before any code under test, so that the functions it remembers are the real ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.report import Snapshot
+from harness.telemetry import snapshot
+from harness.workload import WORKLOAD, Workload
+
+_GUARDED: tuple[tuple[Any, str], ...] = (
+    (time, "time"),
+    (time, "perf_counter"),
+    (time, "monotonic"),
+    (torch, "randn"),
+    (torch, "autocast"),
+    (torch.cuda, "synchronize"),
+    (torch.cuda, "max_memory_allocated"),
+    (torch.cuda, "reset_peak_memory_stats"),
+)
+_TRUE = tuple(getattr(owner, name) for owner, name in _GUARDED)
+_monotonic = time.monotonic
+
+Inspect = Callable[[Any, torch.Tensor, torch.Tensor], None]
+
+CLOCK_TOLERANCE = 0.02
+"""Relative difference allowed between the validator's clock and the monotonic one."""
+
+
+class InvalidRunError(Exception):
+    """The code under test, or a clock step, made the figures of a run meaningless."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one run of the loop gave: seconds, bytes, and the GPU's state right after it."""
+
+    elapsed_seconds: float
+    first_call_seconds: float
+    vram_bytes: int
+    gpu: Snapshot | None
+
+
+def tampered() -> list[str]:
+    """Return the names of guarded functions that are no longer the real ones."""
+    return [
+        f"{owner.__name__}.{name}"
+        for (owner, name), true in zip(_GUARDED, _TRUE, strict=True)
+        if getattr(owner, name) is not true
+    ]
+
+
+def recording(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of one call: bf16 autocast on CUDA, `no_grad` on a CPU."""
+    if device.type == "cuda":
+        return torch.autocast(device_type="cuda", dtype=torch.bfloat16)
+    return torch.no_grad()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_layer(
+    layer_class: Any,
+    length: int,
+    device: torch.device,
+    *,
+    workload: Workload = WORKLOAD,
+    inspect: Inspect | None = None,
+) -> Timing:
+    """Build the layer and run the loop: warm-ups, then timed calls between two synchronizes.
+
+    The previous output, and with it its autograd graph, stays alive during each call, as in the
+    validator's script: peak memory depends on it. `inspect(layer, x, output)` sees the last
+    timed output once the clock has stopped.
+
+    Raises:
+        InvalidRunError: a guarded function was replaced, or the two clocks disagree.
+    """
+    layer = layer_class(**workload.layer_arguments()).to(device)
+    x = torch.randn(workload.batch_size, length, workload.hidden_size, device=device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+    called = _monotonic()
+    for call in range(workload.warmup_calls):
+        with recording(device):
+            _ = layer(x)
+        if call == 0:
+            _synchronize(device)
+            first_call = _monotonic() - called
+    _synchronize(device)
+
+    start_true = _monotonic()
+    start = time.time()
+    for _call in range(workload.timed_calls):
+        with recording(device):
+            _ = layer(x)
+    _synchronize(device)
+    elapsed = time.time() - start
+    elapsed_true = _monotonic() - start_true
+
+    vram = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    state = snapshot() if device.type == "cuda" else None
+    _require_honest(elapsed, elapsed_true)
+    if inspect is not None:
+        inspect(layer, x, _[0].detach())
+    return Timing(elapsed, first_call, vram, state)
+
+
+def _require_honest(elapsed: float, elapsed_true: float) -> None:
+    replaced = tampered()
+    if replaced:
+        raise InvalidRunError(f"the code under test replaced {', '.join(replaced)}")
+    if abs(elapsed - elapsed_true) > CLOCK_TOLERANCE * elapsed_true + 1e-4:
+        raise InvalidRunError(
+            f"the system clock counted {elapsed:.4f} s where {elapsed_true:.4f} s passed; "
+            "was it set during the run?"
+        )
+    if "torch" not in sys.modules or sys.modules["torch"] is not torch:
+        raise InvalidRunError("the code under test replaced the torch module")

@@ -1,0 +1,198 @@
+"""The child process: checks or times one tree and answers on a private descriptor.
+
+Only what is sent there counts; stdout and stderr belong to the code under test. This is where
+torch is imported, after the process has tied its life to its parent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.job import Exit, Job, Reply
+from harness.report import Kind
+
+_PR_SET_PDEATHSIG = 1
+_ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
+
+
+class WorkerError(Exception):
+    """A failure whose kind is known."""
+
+    def __init__(self, reason: str, kind: Kind) -> None:
+        super().__init__(reason)
+        self.kind: Kind = kind
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The code under test, and the files that it was loaded from."""
+
+    operator: Any
+    layer_class: Any
+    operator_file: str
+    layer_file: str
+    import_seconds: float
+
+
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def load_tree(tree: Path) -> Loaded:
+    """Import the layer and the operator with `tree` first on the path, as a validator does.
+
+    Raises:
+        WorkerError: they were loaded from somewhere else.
+    """
+    sys.path.insert(0, str(tree))
+    started = time.monotonic()
+    layer = importlib.import_module("fla.layers.quasar")
+    import_seconds = time.monotonic() - started
+    operator = importlib.import_module("fla.ops.quasar.chunk")
+    for name, module in list(sys.modules.items()):
+        if any(name == own or name.startswith(f"{own}.") for own in _ONLY_FROM_TREE):
+            origin = getattr(module, "__file__", None)
+            if origin is None or not Path(origin).resolve().is_relative_to(tree):
+                raise WorkerError(f"{name} was loaded from {origin}, not from {tree}", "gate")
+    return Loaded(
+        operator=operator.chunk_quasar,
+        layer_class=layer.QuasarAttention,
+        operator_file=str(operator.__file__),
+        layer_file=str(layer.__file__),
+        import_seconds=import_seconds,
+    )
+
+
+def _device(asked: str) -> Any:
+    import torch
+
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")
+    return torch.device("cuda" if available and asked != "cpu" else "cpu")
+
+
+def _probe(job: Job) -> Mapping[str, Any]:
+    from harness.environment import describe
+
+    return describe(_device(job.device)).model_dump(mode="json")
+
+
+def _gate(job: Job) -> Mapping[str, Any]:
+    from harness.gate import run_gate  # remembers the true clock before the tree comes in
+
+    tree = Path(job.tree or "")
+    loaded = load_tree(tree)
+    result = run_gate(
+        loaded.operator,
+        loaded.layer_class,
+        job.length,
+        _device(job.device),
+        source_digest=job.source_digest,
+    )
+    return result.model_dump(mode="json")
+
+
+def _time(job: Job) -> Mapping[str, Any]:
+    from harness.environment import describe
+    from harness.gate import inspect_timed
+    from harness.telemetry import snapshot
+    from harness.timing import InvalidRunError, time_layer
+    from harness.workload import WORKLOAD
+
+    before = None if job.device == "cpu" else snapshot()
+    started_at = datetime.now(timezone.utc)
+    loaded = load_tree(Path(job.tree or ""))
+    device = _device(job.device)
+    try:
+        timing = time_layer(
+            loaded.layer_class, job.length, device, inspect=inspect_timed if job.checked else None
+        )
+    except InvalidRunError as error:
+        raise WorkerError(str(error), "gate") from error
+    telemetry = None
+    if before is not None and timing.gpu is not None:
+        telemetry = {"before": before.model_dump(), "after": timing.gpu.model_dump()}
+    tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
+    return {
+        "length": job.length,
+        "tokens_per_sec": tokens / timing.elapsed_seconds,
+        "vram_mb": timing.vram_bytes / 2**20,
+        "elapsed_seconds": timing.elapsed_seconds,
+        "runs": WORKLOAD.timed_calls,
+        "first_call_seconds": timing.first_call_seconds,
+        "import_seconds": loaded.import_seconds,
+        "source_file": loaded.operator_file,
+        "layer_file": loaded.layer_file,
+        "source_digest": job.source_digest,
+        "telemetry": telemetry,
+        "environment": describe(device).model_dump(mode="json"),
+        "started_at": started_at.isoformat(),
+    }
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
+
+
+def perform(job: Job) -> tuple[Reply, Exit]:
+    """Do the job and return the reply with the status to exit with."""
+    try:
+        body = {"probe": _probe, "gate": _gate, "time": _time}[job.task](job)
+        return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
+    except WorkerError as error:
+        status = Exit.GATE if error.kind == "gate" else Exit.CRASH
+        return Reply(nonce=job.nonce, failure=error.kind, reason=str(error)), status
+    except Exception as error:  # the code under test may raise anything
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first}"
+        if _out_of_memory(error):
+            reply = Reply(nonce=job.nonce, failure="out_of_memory", reason=reason)
+            return reply, Exit.OUT_OF_MEMORY
+        return Reply(nonce=job.nonce, failure="crash", reason=reason), Exit.CRASH
+
+
+def main() -> int:
+    """Read a job from stdin, do it, send the reply."""
+    die_with_parent()
+    try:
+        job = Job.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
+        return Exit.BAD_JOB
+    if os.getppid() != job.parent:
+        return Exit.PARENT_GONE  # it died before the kernel was asked
+    os.set_inheritable(job.result_fd, False)
+    reply, status = perform(job)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with os.fdopen(job.result_fd, "wb") as channel:
+        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
+    # Not through exit handlers: a crash while CUDA is torn down would say nothing about the run.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

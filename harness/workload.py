@@ -1,0 +1,82 @@
+"""The frozen description of what a validator times, and the sequence lengths to time it at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LENGTHS = (512, 1024, 2048, 4096, 16384, 65536, 100000, 262144, 500000, 1000000)
+"""Sequence lengths in tokens that a full report covers."""
+
+VALIDATOR_LENGTHS = (512, 1024, 2048)
+"""Lengths that a validator times besides the target of the submission."""
+
+CPU_LIMIT = 2048
+"""Longest sequence timed on a CPU: beyond it a run says nothing about a GPU and takes minutes."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One validator run: a layer with default initialisation, called on fresh fp32 input.
+
+    On CUDA the calls record gradients under bf16 autocast; on a CPU the validator's script runs
+    them in fp32 under `torch.no_grad()`. The layer stays in training mode on both.
+    """
+
+    batch_size: int = 1
+    hidden_size: int = 512
+    head_dim: int = 64
+    num_heads: int = 8
+    mode: str = "chunk"
+    use_short_conv: bool = True
+    warmup_calls: int = 3
+    timed_calls: int = 10
+    timeout_seconds: float = 300.0
+
+    def layer_arguments(self) -> dict[str, int | str | bool]:
+        """Return the keyword arguments that `QuasarAttention` is built with."""
+        return {
+            "hidden_size": self.hidden_size,
+            "head_dim": self.head_dim,
+            "num_heads": self.num_heads,
+            "mode": self.mode,
+            "use_short_conv": self.use_short_conv,
+        }
+
+    def describe(self, device: str) -> str:
+        """Return the protocol on `device` (`cuda` or `cpu`) as sentences for a report."""
+        mode = (
+            "bf16 autocast with gradients recorded, CUDA synchronized before and after"
+            if device == "cuda"
+            else "fp32 under no_grad on a CPU (short lengths only: no figure for a GPU)"
+        )
+        return (
+            f"QuasarAttention({self.hidden_size}, head_dim={self.head_dim}, "
+            f"num_heads={self.num_heads}) in training mode on fp32 randn"
+            f"({self.batch_size}, T, {self.hidden_size}); {mode}. A fresh process per length: "
+            f"{self.warmup_calls} warm-up calls, then {self.timed_calls} timed calls; "
+            f"tokens/s = {self.timed_calls} T / elapsed; memory = max_memory_allocated in MiB. "
+            f"Import, compilation and all calls within {self.timeout_seconds:.0f} s."
+        )
+
+
+WORKLOAD = Workload()
+
+
+def lengths_for(target: int, device: str) -> tuple[int, ...]:
+    """Return the lengths to measure for a submission at `target` tokens, shortest first.
+
+    The target itself is left out on a CPU when it is longer than `CPU_LIMIT`: then nothing can
+    be claimed for it.
+
+    Raises:
+        ValueError: `target` is not a positive number of tokens, or `device` is unknown.
+    """
+    if target < 1:
+        raise ValueError(f"target length {target} must be at least 1 token")
+    if device not in {"cuda", "cpu"}:
+        raise ValueError(f"device {device!r} is unknown; use cuda or cpu")
+    if device == "cpu":
+        extra = {target} if target <= CPU_LIMIT else set()
+    else:
+        extra = {target, *(length for length in LENGTHS if length <= target)}
+    return tuple(sorted({*VALIDATOR_LENGTHS, *extra}))

@@ -1,0 +1,48 @@
+"""Measurements for the tests of pure functions, with figures that only tests use."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from harness.report import Check, GateResult, Measurement, Snapshot, Telemetry
+
+DIGEST = "d" * 64
+
+
+def gate_result(*, passed: bool = True, digest: str = DIGEST) -> GateResult:
+    check = Check(name="relative RMS error", value=1e-3, limit=6e-3, passed=passed)
+    return GateResult(
+        passed=passed,
+        checks=(check,),
+        device="cuda",
+        dtype="bfloat16",
+        longest=512,
+        seconds=1.0,
+        seed="00",
+        source_digest=digest,
+    )
+
+
+def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Measurement:
+    """Return a measurement; `changes` are not validated, so that bad data can be made."""
+    good = Measurement(
+        length=length,
+        tokens_per_sec=1000.0,
+        vram_mb=10.0,
+        elapsed_seconds=1.0,
+        runs=10,
+        first_call_seconds=2.0,
+        import_seconds=3.0,
+        cache="shared",
+        source_file="fla/ops/quasar/chunk.py",
+        layer_file="fla/layers/quasar.py",
+        source_digest=DIGEST,
+        gate=gate_result(),
+        started_at=datetime(2026, 1, 1, tzinfo=timezone.utc),
+    )
+    return good.model_copy(update={"tokens_per_sec": speed, **changes})
+
+
+def telemetry(before: dict[str, Any], after: dict[str, Any]) -> Telemetry:
+    return Telemetry(before=Snapshot(**before), after=Snapshot(**after))

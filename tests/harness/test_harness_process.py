@@ -1,0 +1,152 @@
+"""Supervised children: deadlines, descendants, and what counts as a result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
+
+
+def run(code: str, tmp_path: Path, *, timeout: float = 20.0, **options: object) -> Ended:
+    """Run Python code that finds the number of its result descriptor in `fd`."""
+    prologue = "import os, signal, subprocess, sys, time; fd = int(sys.stdin.read())\n"
+    return run_supervised(
+        [sys.executable, "-c", prologue + code],
+        message=lambda fd: str(fd).encode(),
+        env={"PATH": os.environ["PATH"], "MARK": "kept"},
+        cwd=tmp_path,
+        timeout=timeout,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def test_only_the_private_descriptor_carries_the_result(tmp_path: Path) -> None:
+    ended = run("print('forged'); os.write(fd, b'true')", tmp_path)
+    assert (ended.result, ended.returncode) == (b"true", 0)
+    assert ended.log_tail == "forged\n"
+
+
+def test_the_environment_is_the_one_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "secret")
+    ended = run("os.write(fd, repr(dict(os.environ)).encode())", tmp_path)
+    assert b"kept" in ended.result
+    assert b"secret" not in ended.result
+
+
+def test_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> None:
+    code = f"print('x' * (1 << 22) + 'end'); os.write(fd, b'y' * {RESULT_LIMIT + 5})"
+    # The pipe takes the result piecewise: a writer that loops sends all of it.
+    code = code.replace("os.write(fd,", "open(fd, 'wb').write(")
+    ended = run(code, tmp_path)
+    assert len(ended.log_tail) == LOG_LIMIT
+    assert ended.log_tail.endswith("end\n")
+    assert len(ended.result) == RESULT_LIMIT + 1
+    assert ended.returncode == 0
+
+
+def test_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time;"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"],
+    stdout=subprocess.PIPE)
+child.stdout.readline()
+open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(600)
+"""
+    ended = run(code, tmp_path, timeout=1.0)
+    assert ended.timed_out
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.seconds < 10
+    for pid in pids.read_text().split():
+        assert wait_for(lambda pid=pid: not alive(int(pid))), pid  # type: ignore[misc]
+
+
+def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); time.sleep(600)"
+    ended = run(code, tmp_path, timeout=1.0)
+    assert (ended.timed_out, ended.returncode) == (True, 7)
+
+
+def test_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
+    code = """
+pid = os.fork()
+if pid == 0:
+    time.sleep(600)
+os.write(fd, str(pid).encode())
+"""
+    ended = run(code, tmp_path)
+    assert ended.seconds < 5
+    assert wait_for(lambda: not alive(int(ended.result)))
+
+
+def test_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path) -> None:
+    # It left the group and keeps both pipes open.
+    code = """
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    time.sleep(600)
+time.sleep(0.3)
+os.write(fd, str(pid).encode())
+"""
+    ended = run(code, tmp_path)
+    os.kill(int(ended.result), signal.SIGKILL)
+    assert ended.seconds < 5
+    assert not ended.timed_out
+
+
+def test_stop_ends_the_child_promptly(tmp_path: Path) -> None:
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    ended = run("time.sleep(600)", tmp_path, stop=stop)
+    timer.join()
+    assert ended.stopped
+    assert not ended.timed_out
+    assert ended.seconds < 5
+
+
+def test_a_child_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
+    ended = run_supervised(
+        [sys.executable, "-c", "import os; os._exit(3)"],
+        message=lambda fd: b"x" * 10_000,
+        env={},
+        cwd=tmp_path,
+        timeout=20,
+    )
+    assert (ended.returncode, ended.result) == (3, b"")
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    run("pass", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        run("print('x')", tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
