@@ -1,0 +1,320 @@
+"""The miner: `python -m neurons.miner COMMAND` (--help lists them), or neurons/miner.py itself.
+
+The composition root: it reads the settings, builds the parts and hands them to the daemon.
+Nothing in this process imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from neurons import doctor, observe
+from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
+from neurons.identity import (
+    OFFLINE,
+    ChainUnreachable,
+    Identity,
+    load_identity,
+    registered_uid,
+    wallet_warnings,
+)
+from neurons.machine import resolve_device
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
+from neurons.mining.daemon import abandon, release, run_cycle, run_forever
+from neurons.mining.fork import open_fork
+from neurons.mining.journal import Journal
+from neurons.mining.runtime import StateLock, Stopped, Waiter, stop_on_signals
+from neurons.settings import Settings, load_settings
+from neurons.status import JOURNAL, read_status, summary
+
+TO_THE_REAL_SUBNET = (
+    "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
+    "fill it in, and start again"
+)
+
+log = observe.get_logger("miner")
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake in the flags exits with 78, like every mistake that only a person can mend."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake and exit."""
+        self.exit(EX_CONFIG, f"{self.prog}: {message} (--help lists the flags)\n")
+
+
+def parser() -> Parser:
+    """Return the command line: flags have the names that operators know."""
+    result = Parser(prog="python -m neurons.miner", description="The QUASAR miner.")
+    add = result.add_argument
+    add(
+        "command",
+        nargs="?",
+        default="run",
+        choices=["run", "once", "status", "doctor", "bench", "release", "abandon"],
+        help="run: mine until stopped (default). once: one cycle, then exit. status: where the "
+        "submission stands. doctor: check this machine. bench: measure, submit nothing. release: "
+        "let a held submission go on. abandon: end a held submission without a verdict.",
+    )
+    add("--netuid", metavar="N", help="the subnet's number")
+    add("--wallet.name", dest="wallet_miner_name", metavar="NAME", help="the wallet")
+    add("--wallet.hotkey", dest="wallet_hotkey", metavar="NAME", help="its hotkey")
+    add("--wallet.path", dest="wallet_path", metavar="DIR", type=_path, help="where wallets lie")
+    add("--subtensor.network", dest="subtensor_network", metavar="NET", help="chain, or offline")
+    add("--logging.debug", dest="debug", action="store_true", help="log more")
+    add("--target-seq-len", dest="target_sequence_length", metavar="N|auto", help="target length")
+    add("--agent-iterations", metavar="N", help="accepted; there is no tuner yet")
+    add("--optimization-interval", metavar="SECONDS", help="pause between cycles")
+    add("--repo-path", metavar="DIR", type=_path, help="a checkout of the fork to use")
+    add("--env-file", metavar="FILE", type=_path, help="settings file (/dev/null: none)")
+    add("--state-dir", metavar="DIR", type=_path, help="journal, clone, reports and log")
+    add("--device", metavar="auto|cuda|cpu", help="where kernels run")
+    add("--json", action="store_true", help="status and doctor: print JSON")
+    return result
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, 1, or 78 when a person has to act."""
+    given = parser().parse_args(arguments)
+    try:
+        return COMMANDS[given.command](given)
+    except ConfigError as error:
+        _say(str(error), sys.stderr)
+        return EX_CONFIG
+    except Stopped:
+        return 0
+    except Held as held:
+        _say(f"{held.reason} {held.remedy}", sys.stderr)
+        return 1
+    except QuasarError as error:
+        _say(str(error), sys.stderr)
+        return 1
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    stream = stream or sys.stdout
+    stream.write(observe.redact(text) + "\n")
+    stream.flush()
+
+
+def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
+    """Return the settings and whether the run stays on this machine.
+
+    Raises:
+        ConfigError: every problem of the settings, one a line.
+    """
+    flags = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
+    if given.debug:
+        flags["log_level"] = "DEBUG"
+    if is_embedded(flags, given.env_file, os.environ):
+        return embedded_settings(flags, os.environ), True
+    settings = load_settings(flags, given.env_file, process="miner")
+    device = resolve_device(settings.device)
+    resolved = settings.model_copy(update={"device": device})
+    return resolved, False
+
+
+def mine(given: argparse.Namespace) -> int:
+    """Carry out `run` or `once`."""
+    settings, embedded = read_settings(given)
+    stop = threading.Event()
+    with StateLock(settings.state_dir), stop_on_signals(stop):
+        observe.configure(
+            settings.log_level,
+            settings.log_format,
+            settings.secrets(),
+            settings.state_dir / "logs" / "miner.log",
+        )
+        with _context(settings, embedded, stop) as context:
+            _greet(context, given, embedded)
+            if given.command == "once":
+                return _once(context, embedded)
+            run_forever(context)
+    return 0
+
+
+@contextmanager
+def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Iterator[Context]:
+    """Build every part; the embedded subnet lives as long as the context."""
+    with ExitStack() as stack:
+        if embedded:
+            subnet = stack.enter_context(EmbeddedSubnet(settings))
+            settings, me = subnet.settings, subnet.identity
+        else:
+            me = load_identity(*_wallet(settings))
+        client = ApiClient(str(settings.validator_api_url), me, wait=Waiter(stop))
+        stack.callback(client.close)
+        journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
+        for submission in journal.live_submissions():
+            observe.register_secret(submission.salt or "")
+        yield Context(
+            settings=settings,
+            identity=me,
+            journal=journal,
+            client=client,
+            fork=open_fork(settings, stop=stop),
+            log=log,
+            stop=stop,
+        )
+
+
+def _wallet(settings: Settings) -> tuple[str, str, Path]:
+    return settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
+
+
+def _greet(context: Context, given: argparse.Namespace, embedded: bool) -> None:
+    """Say in a few lines what this run works with, and what is worth a warning."""
+    settings = context.settings
+    for sentence in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
+        log.warning(sentence)
+    if given.agent_iterations:
+        log.warning("--agent-iterations is ignored: there is no tuner yet")
+    if embedded:
+        log.info(
+            "no .env: a throwaway hotkey, the fork, the API and a validator on this machine alone"
+        )
+    if settings.device == "cpu":
+        log.info(
+            "no GPU: only short lengths are measured; claims keep well below the measurement "
+            "because timings on a shared CPU vary",
+            headroom=settings.claim_headroom,
+        )
+    log.info(
+        "miner starts",
+        hotkey=context.identity.hotkey,
+        target=settings.target_sequence_length,
+        device=settings.device,
+        api=settings.validator_api_url,
+        state=str(settings.state_dir),
+    )
+    if settings.subtensor_network != OFFLINE:
+        # The chain may take long to answer, and nothing waits for what it says.
+        threading.Thread(
+            target=_look_up_registration, args=(settings, context.identity), daemon=True
+        ).start()
+
+
+def _look_up_registration(settings: Settings, me: Identity) -> None:
+    try:
+        uid = registered_uid(me.hotkey, settings.netuid, settings.subtensor_network)
+    except ChainUnreachable as error:
+        log.warning(f"the registration is unknown: {error}")
+        return
+    if uid is None:
+        command = f"btcli subnets register --netuid {settings.netuid}"
+        log.warning("the hotkey is not registered on the subnet", remedy=command)
+    else:
+        log.info("the hotkey is registered", uid=uid, netuid=settings.netuid)
+
+
+def _once(context: Context, embedded: bool) -> int:
+    submission = run_cycle(context)
+    _say(summary(submission, context.settings.state_dir))
+    if context.stop.is_set():
+        _say("stopped; the next start goes on from here")
+        return 0
+    if embedded:
+        _say(TO_THE_REAL_SUBNET)
+    return 0 if submission.state is State.VALIDATED else 1
+
+
+def show_status(given: argparse.Namespace) -> int:
+    """Carry out `status`: it only reads, so it works while the miner runs."""
+    settings, _ = read_settings(given)
+    status = read_status(settings.state_dir)
+    _say(json.dumps(status.as_json(), indent=2) if given.json else status.as_text())
+    return 0
+
+
+def show_doctor(given: argparse.Namespace) -> int:
+    """Carry out `doctor`; return 1 when a check fails."""
+    checks = []
+    try:
+        settings, embedded = read_settings(given)
+    except ConfigError as error:
+        # The machine's own checks need no settings, so they are still made.
+        checks = [doctor.failure("settings", line, "Edit .env.") for line in str(error).split("\n")]
+        settings, embedded = load_settings({}, Path(os.devnull), {}), True
+    for check in doctor.examine(settings, embedded=embedded):
+        if not (checks and check.name == "settings"):
+            checks.append(check)
+    if given.json:
+        _say(json.dumps([check.as_json() for check in checks], indent=2))
+    else:
+        for check in checks:
+            remedy = f"\n{'':23}-> {check.remedy}" if check.remedy else ""
+            _say(f"{check.level:<8} {check.name:<13} {check.detail}{remedy}")
+    return int(any(check.level == "failure" for check in checks))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Carry out `bench`: lay the overlay over the fork and measure it; nothing is submitted."""
+    from harness.__main__ import main as harness
+
+    settings, embedded = read_settings(given)
+    with StateLock(settings.state_dir):
+        if embedded:
+            settings = EmbeddedSubnet(settings).settings
+        fork = open_fork(settings)
+        fork.prepare()
+        target = settings.target_sequence_length
+        report = settings.state_dir / "reports" / "bench.json"
+        return harness(
+            [
+                *("--tree", str(fork.worktree), "--device", settings.device),
+                *("--runs", str(settings.claim_runs), "--json", str(report)),
+                *("--timeout", str(int(settings.bench_timeout_seconds))),
+                *(() if target == "auto" else ("--target", str(target))),
+            ]
+        )
+
+
+def decide(given: argparse.Namespace) -> int:
+    """Carry out `release` or `abandon`: a person's word on what is held."""
+    settings, _ = read_settings(given)
+    act = release if given.command == "release" else abandon
+    path = settings.state_dir / JOURNAL
+    if not path.is_file():
+        _say(f"nothing has run in {settings.state_dir}")
+        return 0
+    with Journal(path) as journal:
+        held = [one for one in journal.live_submissions() if one.state is State.HELD]
+        for submission in held:
+            _say(summary(act(journal, submission, time.time()), settings.state_dir))
+    if not held:
+        _say("nothing is held")
+    return 0
+
+
+COMMANDS = {
+    "run": mine,
+    "once": mine,
+    "status": show_status,
+    "doctor": show_doctor,
+    "bench": bench,
+    "release": decide,
+    "abandon": decide,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
