@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from neurons.errors import ConfigError, Held, Retry
+from neurons.errors import ConfigError, Held
 from neurons.mining.checkout import changed_files, checkout_config
+from neurons.mining.clone import check_out, fetch_branch, is_clone, make_clone, read_heads
 from neurons.mining.embedded_upstream import make_remote
-from neurons.mining.gitcmd import HardenedGit, scratch_beside
+from neurons.mining.gitcmd import HardenedGit
 from neurons.mining.gitfaults import disk_faults
 from neurons.mining.github import ensure_fork, web_address
 from neurons.mining.gitremote import Remote, Token, parse_remote
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from neurons.settings import Settings
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
-_FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
-
-# For files from a repository that is not ours: bytes as they are, whatever .gitattributes says.
-_PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
 
 
 class Fork:
@@ -112,12 +108,11 @@ class Fork:
     @disk_faults()
     def prepare(self) -> None:
         """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
-        if self._own and not self._has_clone():
-            self._clone()
-        heads, default = self._heads(self._remote)
-        tip = self._tip(heads, default)
+        if self._own and not is_clone(self._git, self._remote):
+            self._make_clone()
+        tip = self._tip()
         if self._own:
-            self._check_out(tip)
+            check_out(self._git, self.branch, tip)
         else:
             self._overlay.refuse_dirty(self._git, tip)
         self._overlay.lay(self._git, tip)
@@ -154,8 +149,7 @@ class Fork:
     def push(self, commit: str) -> None:
         """Make `commit` the tip of the remote's branch; never overwrites what is there."""
         remote, branch = self._remote, self.branch
-        heads, _ = self._heads(remote)
-        there = heads.get(branch)
+        there = self._remote_tip()
         if there == commit:
             return
         if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
@@ -163,7 +157,7 @@ class Fork:
                 f"The commit {commit} is not in {self.worktree}.", "Publish and submit anew."
             )
         if there is not None:
-            self._fetch(self._git, remote, branch, there)
+            fetch_branch(self._git, remote, self._token, branch, there)
             if not self._contains(commit, there):
                 raise self._moved(there, commit)
         self._git.online(
@@ -177,8 +171,7 @@ class Fork:
     def verify(self, commit: str) -> None:
         """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
         remote, branch = self._remote, self.branch
-        heads, _ = self._heads(remote)
-        there = heads.get(branch)
+        there = self._remote_tip()
         if there is None:
             raise Held(
                 f"The branch {branch} is not on {remote.public_url}.",
@@ -186,7 +179,7 @@ class Fork:
             )
         if there != commit:
             raise self._moved(there, commit)
-        self._fetch(self._git, remote, branch, there)
+        fetch_branch(self._git, remote, self._token, branch, there)
         wrong = self._overlay.differing(self._git, commit)
         if wrong:
             raise Held(
@@ -230,74 +223,18 @@ class Fork:
     def _tool(self, folder: Path) -> HardenedGit:
         return HardenedGit(folder, timeout=self._timeout, stop=self._stop)
 
-    def _has_clone(self) -> bool:
-        """Tell whether the worktree is a whole clone of this very remote."""
-        if not (self.worktree / ".git" / "HEAD").is_file():
-            return False
-        return self._git.probe("config", "--get", "remote.origin.url") == self._remote.url
-
-    def _clone(self) -> None:
-        """Clone into a sibling, then rename: the worktree is whole or not there at all."""
+    def _make_clone(self) -> None:
         remote = self._remote
         if self._create is not None:
             self._create()
         elif remote.protocol == "file" and not remote.path.exists() and self._upstream:
             make_remote(self._upstream.url, remote.path)
-        with scratch_beside(self.worktree) as scratch:
-            made = scratch / "clone"
-            made.mkdir()
-            tool = self._tool(made)
-            tool.init("--quiet", "--template=", f"--initial-branch={self._branch_name}")
-            tool.config("core.symlinks", "false")  # a link is a small text file: leads nowhere
-            tool.config("remote.origin.url", remote.url)
-            information = made / ".git" / "info"
-            information.mkdir(exist_ok=True)
-            (information / "attributes").write_text(_PLAIN_BYTES)
-            (information / "exclude").write_text("__pycache__/\n")
-            heads, default = self._heads(remote, tool)
-            for name in {default, self._branch_name} & heads.keys():
-                self._fetch(tool, remote, name, heads[name])
-            if self.worktree.exists():  # damaged, or of another remote: kept, but out of the way
-                aside = self.worktree.with_name(f"{self.worktree.name}.previous")
-                shutil.rmtree(aside, ignore_errors=True)
-                self.worktree.rename(aside)
-            made.rename(self.worktree)
-
-    def _heads(self, remote: Remote, tool: HardenedGit | None = None) -> tuple[dict[str, str], str]:
-        """Return the remote's branches with their commits, and the name of its default branch."""
-        token = self._token if remote is not self._upstream else None
-        listing = (tool or self._git).online(
-            remote, token, "ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*"
-        )
-        rows = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
-        heads = {
-            name.removeprefix("refs/heads/"): value
-            for value, name in rows
-            if name.startswith("refs/heads/") and re.fullmatch(r"[0-9a-f]{40}", value)
-        }
-        default = next((v[16:] for v, _ in rows if v.startswith("ref: refs/heads/")), "")
-        if default not in heads:
-            default = next((n for n in ("main", "master", *heads) if n in heads), "")
-        return heads, default
-
-    def _fetch(self, tool: HardenedGit, remote: Remote, branch: str, tip: str) -> None:
-        """Bring the remote's branch here, unless it is here already."""
-        upstream = remote is self._upstream
-        ref = f"refs/remotes/{'upstream' if upstream else 'origin'}/{branch}"
-        if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
-            return
-        tool.online(
-            remote,
-            None if upstream else self._token,
-            "fetch",
-            *("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules"),
-            *("--", remote.url, f"+refs/heads/{branch}:{ref}"),
-            timeout=_FETCH_FACTOR * self._timeout,
-        )
-        if tool.probe("rev-parse", "--verify", "--quiet", ref) != tip:
-            raise Retry(f"The branch {branch} of {remote.public_url} moved while it was fetched.")
+        make_clone(self._git, remote, self._token, self.branch)
 
     # The branch
+
+    def _remote_tip(self) -> str | None:
+        return read_heads(self._git, self._remote, self._token)[0].get(self.branch)
 
     def _local_tip(self) -> str | None:
         return self._git.probe("rev-parse", "--verify", "--quiet", f"refs/heads/{self.branch}")
@@ -305,12 +242,13 @@ class Fork:
     def _contains(self, newer: str, older: str) -> bool:
         return self._git.probe("merge-base", "--is-ancestor", older, newer) is not None
 
-    def _tip(self, heads: dict[str, str], default: str) -> str:
+    def _tip(self) -> str:
         """Return the commit on which the overlay goes."""
         remote, branch = self._remote, self.branch
+        heads, default = read_heads(self._git, remote, self._token)
         there, here = heads.get(branch), self._local_tip()
         if there is not None:
-            self._fetch(self._git, remote, branch, there)
+            fetch_branch(self._git, remote, self._token, branch, there)
         if here is None:
             return there or self._first_tip(heads, default)
         if there is None or self._contains(here, there):
@@ -326,43 +264,33 @@ class Fork:
 
     def _first_tip(self, heads: dict[str, str], default: str) -> str:
         """Return where a new branch starts: the fork's default branch, else the upstream's."""
-        remote = self._remote
+        remote, token, namespace = self._remote, self._token, "origin"
         if not heads and self._upstream is not None:
-            remote = self._upstream
-            heads, default = self._heads(remote)
+            remote, token, namespace = self._upstream, None, "upstream"
+            heads, default = read_heads(self._git, remote, token)
         if not heads:
             raise Held(
                 f"The repository {remote.public_url} is empty.",
                 "Make it a fork of the upstream, or set FORK_UPSTREAM_URL.",
             )
-        self._fetch(self._git, remote, default, heads[default])
+        fetch_branch(self._git, remote, token, default, heads[default], namespace)
         return heads[default]
 
     def _moved(self, there: str, commit: str) -> Held:
         return Held(
-            f"The branch {self.branch} of {self._remote.public_url} is at {there[:12]}, which is "
-            f"not the commit {commit[:12]} nor followed by it: someone else moved it.",
+            f"The branch {self.branch} of {self._remote.public_url} is at {there[:12]}, not at the "
+            f"commit {commit[:12]}: someone else moved it.",
             f"Put it back (git push <remote> {commit}:refs/heads/{self.branch}) if the commit is "
             "to count, or set FORK_BRANCH to a new name. Nothing was overwritten.",
         )
-
-    def _check_out(self, tip: str) -> None:
-        """Make the clone's branch and files those of `tip`, whatever a crash left there."""
-        folder = self.worktree / ".git"
-        for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
-            lock.unlink()  # this process is the clone's only user, so its owner is dead
-        tool = self._git
-        tool.update_ref(f"refs/heads/{self.branch}", tip)
-        tool.symbolic_ref("HEAD", f"refs/heads/{self.branch}")
-        tool.reset("--hard", "--quiet")
-        tool.clean("-ffdxq")
 
 
 def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
     """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
     worktree = settings.state_dir / "fork"
     upstream = settings.fork_upstream_url
-    remote, create = settings.fork_remote, None
+    remote = settings.fork_remote
+    create: Callable[[], str] | None = None
     if settings.repo_path is None and remote is None:
         owner, name = settings.github_username, settings.github_fork_name
         token = settings.github_token
@@ -371,15 +299,11 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
         host = web_address(settings.github_api_url)
         remote = f"{host}/{owner}/{name}.git"
         upstream = upstream or f"{host}/{settings.github_upstream}.git"
-        create = functools.partial(
-            ensure_fork,
-            settings.github_api_url,
-            settings.github_upstream,
-            owner,
-            name,
-            token.get_secret_value(),
-            stop=stop,
-        )
+        api, parent, secret = settings.github_api_url, settings.github_upstream, token
+
+        def create() -> str:
+            return ensure_fork(api, parent, owner, name, secret.get_secret_value(), stop=stop)
+
     return Fork(
         remote,
         upstream,
