@@ -63,7 +63,7 @@ run_pip() {
   .venv/bin/python -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
     --progress-bar off "$@" >>"$log" 2>&1 &
   job=$!
-  trap 'kill "$job" 2>/dev/null; wait "$job"; say interrupted; exit 1' INT TERM HUP
+  trap 'kill "$job" 2>/dev/null; wait "$job" || true; say interrupted; exit 1' INT TERM HUP
   while kill -0 "$job" 2>/dev/null; do
     sleep 0.5
     [ $((SECONDS - since)) -ge "$next" ] || continue
@@ -76,7 +76,7 @@ run_pip() {
 }
 
 explain_failure() {
-  tail -n 15 "$log" >&2
+  grep -v WARNING "$log" | tail -n 15 >&2
   say "pip failed; all of its output is in $log"
   if grep -qi 'no space left on device\|disk quota exceeded' "$log"; then
     stop 'The disk is full (pip also writes to its cache and to TMPDIR). Free some space, start again.'
@@ -92,12 +92,13 @@ install_all() {
   local constraint=()
   if [ "$build" = cpu ]; then
     constraint=(--constraint requirements/cpu.txt)
-    say 'no NVIDIA GPU: a CPU build of PyTorch is preferred where the package index has one'
-    say '(TORCH_INDEX_URL names another index, such as the one with PyTorch CPU builds)'
+    say 'no NVIDIA GPU: a CPU build of PyTorch is taken where the package index has one'
+    say '(TORCH_INDEX_URL can name an index that has; a CUDA build works too, but is gigabytes)'
   fi
-  say 'installing PyTorch (minutes on a new machine)'
-  run_pip "${constraint[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} 'torch>=2.7'
-  say 'installing the project and its other dependencies'
+  say 'installing PyTorch and the other dependencies (minutes on a new machine)'
+  if [ -n "${TORCH_INDEX_URL:-}" ]; then
+    run_pip "${constraint[@]}" --index-url "$TORCH_INDEX_URL" torch
+  fi
   run_pip "${constraint[@]}" --editable ".${extras:+[$extras]}"
 }
 
@@ -122,13 +123,14 @@ if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   ! .venv/bin/python -c '' 2>/dev/null; then
   # Also after an interruption: a half-installed package looks whole to pip.
   python=$(find_python)
-  say "making $root/.venv with $("$python" --version)"
   rm -rf .venv
-  mkdir .venv
-  echo unfinished >"$stamp"
+fi
+mkdir -p .venv
+printf 'extras=%s\n' "$extras" >"$stamp" # not up to date until the whole stamp is written
+if [ ! -e .venv/bin/python ]; then
+  say "making $root/.venv with $("$python" --version)"
   "$python" -m venv .venv >"$log" 2>&1 || { cat "$log" >&2 && stop "$python -m venv failed"; }
 fi
-printf 'extras=%s\n' "$extras" >"$stamp" # unfinished until the whole stamp is written
 install_all
 wanted_stamp >"$stamp.new"
 mv "$stamp.new" "$stamp"
