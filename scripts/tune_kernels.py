@@ -70,9 +70,8 @@ def graph_ms(call, repeats: int = 15) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def variants(chunk):
+def variants(base):
     """The tiles to try: chunk length, warps and stages of both passes."""
-    base = chunk.tiles_for(WIDTH, torch.bfloat16)
     yield base
     for c, map_warps, out_warps, stages in itertools.product(
         (16, 32), (1, 2, 4), (1, 2, 4), (1, 2, 3)
@@ -88,7 +87,8 @@ def check(chunk, inputs, oracle, tiles, segments) -> float:
     """Relative RMS error of one variant, its outputs poisoned beforehand."""
     poison = torch.full_like(inputs[0], float("nan"))
     del poison
-    out, _ = chunk.chunk_quasar_fwd(*inputs, tiles=tiles, segments=segments)
+    plan = chunk.plan_segments(inputs[0], None, tiles, segments)
+    out = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
     return relative_rms(out, oracle)
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     segments = [None, *(int(n) for n in args.segments.split(",") if n)]
 
     mount()
-    from fla.ops.quasar import chunk
+    from fla.ops.quasar import chunk, segments as segmenting
 
     torch.manual_seed(0)
     probes = {
@@ -112,7 +112,11 @@ def main() -> None:
         for kind, make in (("layer", layer_like), ("correlated", correlated))
     }
     oracles = {kind: quasar_chunked(*inputs)[0] for kind, inputs in probes.items()}
-    tried = list(itertools.islice(variants(chunk), 1 if args.default_only else None))
+    tried = list(
+        itertools.islice(
+            variants(segmenting.tiles_for(WIDTH, torch.bfloat16)), 1 if args.default_only else None
+        )
+    )
     errors = {}
     for tiles in tried:
         errors[tiles] = {
@@ -126,7 +130,8 @@ def main() -> None:
         for tiles, n in itertools.product(passed, segments):
             if n is not None and n * 2 * tiles.chunk > tokens:
                 continue
-            call = functools.partial(chunk.chunk_quasar_fwd, *inputs, tiles=tiles, segments=n)
+            plan = chunk.plan_segments(inputs[0], None, tiles, n)
+            call = functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan)
             row = {"tokens": tokens, "ms": round(graph_ms(call), 4), "segments": n}
             rows.append(row | tiles._asdict() | {f"error_{k}": errors[tiles][k] for k in LIMITS})
         inputs = call = None  # the next length needs the memory

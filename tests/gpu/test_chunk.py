@@ -12,7 +12,7 @@ from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative
 mount()
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
-from fla.ops.quasar.chunk import chunk_quasar_fwd  # noqa: E402
+from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -121,7 +121,8 @@ def test_the_number_of_segments_changes_the_rounding_only():
     inputs = layer_like(6000)
     expected, _ = quasar_chunked(*inputs)
     for n in (1, 2, 7, 50, 375):
-        o, _ = chunk_quasar_fwd(*inputs, segments=n)
+        plan = plan_segments(inputs[0], None, segments=n)
+        o = chunk_quasar_fwd(*inputs, plan=plan)[0]
         assert_close(o, expected, LIMIT[torch.bfloat16])
 
 
@@ -179,12 +180,14 @@ def test_more_elements_than_32_bits_count():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_gradients_match_float64(packed):
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
+def test_gradients_match_float64(packed, dtype, heads, width):
     T = 1500
-    q, k, v, beta = layer_like(T)
+    q, k, v, beta = layer_like(T, heads=heads, width=width, dtype=dtype)
     n = 3 if packed else 1
     cu = torch.tensor([0, 500, 500, T], device="cuda") if packed else None
-    initial = torch.randn(n, H, S, S, device="cuda")
+    initial = torch.randn(n, heads, width, width, device="cuda")
     leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
     wide = [x.detach().double().requires_grad_() for x in leaves]
     do, dstate = torch.randn_like(q), torch.randn_like(initial)

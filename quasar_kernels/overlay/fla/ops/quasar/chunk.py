@@ -8,15 +8,11 @@ exact: the number of segments changes only the rounding. README.md in this folde
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 from fla.ops.utils.index import prepare_chunk_indices
 from fla.ops.quasar.forward_substitution import forward_substitution_kernel
@@ -33,80 +29,74 @@ from fla.ops.quasar.segmented_scan import (
     segment_output_kernel,
     segment_scan_kernel,
 )
+from fla.ops.quasar.segmented_scan_bwd import (
+    segment_input_grad_kernel,
+    segment_scan_bwd_kernel,
+    segment_state_grad_kernel,
+)
+from fla.ops.quasar.segments import Plan, Tiles, plan_segments
 
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; wider heads take the torch path."""
 
 
-class Tiles(NamedTuple):
-    """Block sizes, warps and pipeline stages of the three kernels."""
-
-    chunk: int  # tokens of a chunk: 16, 32 or 64
-    map_rows: int  # rows of (G, R) that a program owns
-    map_warps: int
-    map_stages: int
-    scan_cols: int  # state columns that a program of the scan owns
-    scan_warps: int
-    value_cols: int  # state columns that a program of pass 2 owns
-    output_warps: int
-    output_stages: int
-
-
-def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for a head padded to `block` channels; all fit 99 KB of shared memory."""
-    wide = block > 64
-    if dtype == torch.float32:
-        return Tiles(16, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1)
-    if wide:
-        return Tiles(16, 32, 2, 1, 16, 8, 32, 2, 2)
-    return Tiles(16, block, 2, 1, 16, 4, block, 2, 3)
-
-
-@functools.cache
-def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers a thread fill a multiprocessor
-    if device.type != "cuda":
-        return 16  # under the interpreter: enough for several segments
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
-    """Return how many segments each sequence gets and their length, a multiple of `chunk`.
-
-    Args:
-        tokens: tokens of the (longest) sequence.
-        chains: sequences times heads, each a sequential walk of its own.
-        wave: programs that the device runs at once.
-        chunk: tokens of a chunk.
-    """
-    # a walk costs about tokens / n, the scan over the maps about 8 tokens' walk a segment
-    best = math.isqrt(max(tokens, 1) // 8)
-    n = max(1, min(best, wave // chains))
-    length = chunk * triton.cdiv(triton.cdiv(max(tokens, 1), n), chunk)
-    return triton.cdiv(max(tokens, 1), length), length
-
-
-def _varlen_table(
-    cu_seqlens: torch.Tensor, heads: int, wave: int, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [segments, 4] (sequence, first token, tokens, place) and [N + 1] first segments."""
-    bounds = cu_seqlens.tolist()
-    _, length = segments_for(bounds[-1], heads, wave, chunk)
-    table, first = [], [0]
-    for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # an empty sequence keeps one empty segment, which hands its initial state on
-        starts = range(start, stop, length) or (start,)
-        for t in starts:
-            place = (t == starts[0]) + 2 * (t == starts[-1])
-            table.append((n, t, min(length, stop - t), place))
-        first.append(len(table))
-    rows = torch.tensor(table, dtype=torch.int64, device=cu_seqlens.device)
-    return rows.view(-1, 4), torch.tensor(first, dtype=torch.int64, device=cu_seqlens.device)
-
-
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _shared(plan: Plan, q: torch.Tensor) -> dict:
+    # constexprs of every kernel that walks chunks
+    return {
+        "H": q.shape[2],
+        "S": q.shape[3],
+        "BS": plan.block,
+        "C": plan.tiles.chunk,
+        "PRECISION": plan.precision,
+        "IS_VARLEN": plan.table is not None,
+    }
+
+
+def _segment_states(
+    plan: Plan, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, initial_state
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
+
+    Both are None where no sequence has a second segment. The last segment of a sequence has
+    neither: its places stay unwritten.
+    """
+    if plan.total == plan.sequences:
+        return None, None
+    T, H, S = k.shape[1:]
+    tiles, varlen = plan.tiles, plan.table is not None
+    G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
+    segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
+        k, v, beta, plan.table, G, states, T, plan.per_sequence, plan.length,
+        *k.stride()[:3], *v.stride()[:3], **_shared(plan, k), INVERSE=plan.precision,
+        BR=tiles.map_rows, num_warps=tiles.map_warps, num_stages=tiles.map_stages,
+    )  # fmt: skip
+    segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, tiles.scan_cols))](
+        G, states, initial_state, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
+        BV=tiles.scan_cols, HAS_INITIAL=initial_state is not None, IS_VARLEN=varlen,
+        num_warps=tiles.scan_warps, num_stages=2,
+    )  # fmt: skip
+    return G, states
+
+
+def _walk(plan: Plan, q, k, v, beta, initial_state, states, final_state, scale, *, fresh=False):
+    """Run pass 2: return o, or with `fresh` V', `[B, T, H, S]` contiguous; fill `final_state`."""
+    T, H, S = k.shape[1:]
+    tiles = plan.tiles
+    o = torch.empty_like(k, memory_format=torch.contiguous_format)
+    segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
+        q, k, v, beta, plan.table, states, initial_state, final_state, o,
+        T, plan.per_sequence, plan.length, scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], **_shared(plan, k),
+        INVERSE=plan.precision, BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
+        HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
+        num_warps=tiles.output_warps, num_stages=tiles.output_stages,
+    )  # fmt: skip
+    return o
 
 
 def chunk_quasar_fwd(
@@ -116,107 +106,107 @@ def chunk_quasar_fwd(
     beta: torch.Tensor,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
     *,
-    tiles: Tiles | None = None,
-    segments: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the three kernels; no autograd. Shapes and dtypes as in `chunk_quasar`.
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the forward kernels; q, k and v share one dtype and have a last stride of 1.
+
+    Returns:
+        o and the final state as `chunk_quasar` does, and G and the states for the backward pass.
+    """
+    T, H, S = q.shape[1:]
+    final = None
+    if output_final_state:
+        final = torch.empty(plan.sequences, H, S, S, dtype=torch.float32, device=q.device)
+    if plan.sequences * H == 0 or (T == 0 and not output_final_state):
+        return torch.empty_like(q), final, None, None
+    G, states = _segment_states(plan, k, v, beta, initial_state)
+    o = _walk(plan, q, k, v, beta, initial_state, states, final, scale)
+    return o, final, G, states
+
+
+def chunk_quasar_bwd(
+    q, k, v, beta, initial_state, G, states, do, d_final, scale: float, *, plan: Plan
+) -> tuple[torch.Tensor, ...]:
+    """Launch the backward kernels: dq, dk, dv, dbeta and the initial state's gradient (or None).
 
     Args:
-        tiles: block sizes instead of `tiles_for`'s choice, for tuning.
-        segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
+        q, k, v, beta, initial_state: as in `chunk_quasar_fwd`.
+        G, states: what `chunk_quasar_fwd` returned.
+        do: `[B, T, H, S]` contiguous, q's dtype.
+        d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
     """
-    B, T, H, S = q.shape
-    q, k, v = _rows_contiguous(q), _rows_contiguous(k.to(q.dtype)), _rows_contiguous(v.to(q.dtype))
-    beta = beta.contiguous()
-    if initial_state is not None:
-        initial_state = initial_state.float().contiguous()
-    is_varlen = cu_seqlens is not None
-    N = cu_seqlens.numel() - 1 if is_varlen else B
-    o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
-    final = (
-        torch.empty(N, H, S, S, dtype=torch.float32, device=q.device)
-        if output_final_state
-        else None
-    )
-    if N * H == 0 or (T == 0 and not output_final_state):
-        return o, final
+    T, H, S = q.shape[1:]
+    tiles, shared = plan.tiles, _shared(plan, q)
+    warps = tiles.grad_warps
+    fresh = _walk(plan, q, k, v, beta, initial_state, states, None, scale, fresh=True)
+    dq, dk, dv = (torch.empty_like(fresh) for _ in range(3))
+    strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
+    d_initial = None if initial_state is None else torch.empty_like(initial_state)
+    where = (T, plan.per_sequence, plan.length, scale)
+    d_states = None if G is None else torch.empty_like(G)
 
-    BS = max(16, triton.next_power_of_2(S))
-    tiles = tiles or tiles_for(BS, q.dtype)
-    wave = _programs_per_wave(q.device)
-    table = first = None
-    if is_varlen:
-        NS, SEG = 0, 0
-        table, first = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
-        total = table.shape[0]
-    else:
-        NS, SEG = segments_for(T, N * H, wave, tiles.chunk)
-        if segments is not None:
-            SEG = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
-            NS = triton.cdiv(T, SEG)
-        total = N * NS
-    # bf16 and fp16 operands leave tf32 digits to spare in the inverse; fp32 wants them all
-    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
-    shared = {"H": H, "S": S, "BS": BS, "C": tiles.chunk, "IS_VARLEN": is_varlen}
-    shared |= {"PRECISION": precision, "INVERSE": precision}
-    strides_k, strides_v = k.stride()[:3], v.stride()[:3]
-
-    states = None
-    if total > N:
-        maps = torch.empty(2, total, H, S, S, dtype=torch.float32, device=q.device)
-        G, states = maps[0], maps[1]
-        segment_map_kernel[(total * H, triton.cdiv(S, tiles.map_rows))](
-            k, v, beta, table, G, states, T, NS, SEG, *strides_k, *strides_v,
-            BR=tiles.map_rows, num_warps=tiles.map_warps, num_stages=tiles.map_stages, **shared,
+    def walk_state_grad(map_only: bool) -> None:
+        segment_state_grad_kernel[(plan.total * H,)](
+            q, k, beta, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            *where, *strides_q, *strides_k, *do.stride()[:3], **shared, INVERSE=plan.precision,
+            MAP_ONLY=map_only, HAS_FINAL=d_final is not None, HAS_ENTERING=d_states is not None
+            and not map_only, STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
         )  # fmt: skip
-        segment_scan_kernel[(N * H, triton.cdiv(S, tiles.scan_cols))](
-            G, states, initial_state, first, NS, H=H, S=S, BS=BS, BV=tiles.scan_cols,
-            HAS_INITIAL=initial_state is not None, IS_VARLEN=is_varlen,
+
+    if G is not None:
+        walk_state_grad(map_only=True)
+        segment_scan_bwd_kernel[(plan.sequences * H, triton.cdiv(S, tiles.scan_cols))](
+            G, d_states, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
+            BV=tiles.scan_cols, IS_VARLEN=plan.table is not None,
             num_warps=tiles.scan_warps, num_stages=2,
         )  # fmt: skip
-    segment_output_kernel[(total * H, triton.cdiv(S, tiles.value_cols))](
-        q, k, v, beta, table, states, initial_state, final, o, T, NS, SEG, scale,
-        *q.stride()[:3], *strides_k, *strides_v, *o.stride()[:3],
-        BV=tiles.value_cols, HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
-        STORE_FINAL=output_final_state,
-        num_warps=tiles.output_warps, num_stages=tiles.output_stages, **shared,
+    walk_state_grad(map_only=False)
+    d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
+    segment_input_grad_kernel[(plan.total * H,)](
+        q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
+        *strides_q, *strides_k, *strides_v, *do.stride()[:3], **shared,
+        HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
+        num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return o, final
+    return dq, dk, dv, d_beta.sum(0), d_initial
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
-    """Triton forward; the backward differentiates the torch chunk form, recomputed."""
+    """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
 
     @staticmethod
     @autocast_custom_fwd
     def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        ctx.save_for_backward(q, k, v, beta, initial_state, cu_seqlens)
-        ctx.scale = scale
+        q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
+        beta = beta.float().contiguous()
+        initial = None if initial_state is None else initial_state.float().contiguous()
         with torch.cuda.device(q.device):
-            return chunk_quasar_fwd(
-                q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
+            plan = plan_segments(q, cu_seqlens)
+            o, final, G, states = chunk_quasar_fwd(
+                q, k, v, beta, initial, output_final_state, scale, plan=plan
             )
+        ctx.save_for_backward(q, k, v, beta, initial, G, states)
+        ctx.plan, ctx.scale = plan, scale
+        return o, final
 
     @staticmethod
+    @once_differentiable
     @autocast_custom_bwd
     def backward(ctx, do, d_final):
-        q, k, v, beta, initial_state, cu_seqlens = ctx.saved_tensors
-        leaves = [
-            None if x is None else x.detach().requires_grad_(needed)
-            for x, needed in zip(
-                (q, k, v, beta, initial_state), ctx.needs_input_grad[:5], strict=True
+        q, k, v, beta, initial_state, G, states = ctx.saved_tensors
+        if q.numel() == 0:
+            zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
+            return *zeros, None if initial_state is None else d_final, None, None, None
+        do = do.to(q.dtype).contiguous()
+        if d_final is not None:
+            d_final = d_final.float().contiguous()
+        with torch.cuda.device(q.device):
+            *grads, d_initial = chunk_quasar_bwd(
+                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=ctx.plan
             )
-        ]
-        with torch.enable_grad():
-            o, final = chunk_quasar_torch(*leaves, True, cu_seqlens, scale=ctx.scale)
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        outputs, grads = ([o, final], [do, d_final]) if d_final is not None else ([o], [do])
-        found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
-        per_input = [next(found) if x is not None and x.requires_grad else None for x in leaves]
-        return *per_input, None, None, None
+        return *grads, d_initial, None, None, None
 
 
 @torch.compiler.disable

@@ -34,6 +34,23 @@ def quasar_step_size(lam, beta):
     return tl.where(x < 0.25, series, 1 - tl.exp(-x)) / (lam + 1e-8)
 
 
+@triton.jit
+def quasar_step_size_bwd(lam, beta):
+    """Return d alpha / d lambda and d alpha / d beta for fp32 `lam` and `beta`."""
+    x = beta * lam
+    decay = tl.exp(-x)
+    small = x < 0.25
+    safe = tl.where(small, 1.0, x)
+    g_series = 1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5 * (1 - x / 6))))
+    h_series = 0.5 - x * (1 / 3 - x * (1 / 8 - x * (1 / 30 - x * (1 / 144 - x / 840))))
+    g = tl.where(small, g_series, (1 - decay) / safe)
+    h = tl.where(small, h_series, (1 - decay * (1 + x)) / (safe * safe))
+    total = lam + 1e-8
+    ratio = lam / total
+    slope = beta * g * (1e-8 / total) / total - beta * beta * h * ratio
+    return slope, decay * ratio
+
+
 @triton.jit(do_not_specialize=["N"])
 def quasar_gate_fwd_kernel(lam, beta, alpha, N, H: tl.constexpr, BLOCK: tl.constexpr):
     """Write alpha for N = tokens * H values of lambda, head fastest; grid: (N / BLOCK,)."""
@@ -52,19 +69,9 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
     b_lam = tl.load(lam + at, mask=mask, other=0.0).to(tl.float32)
     b_beta = tl.load(beta + at % H, mask=mask, other=0.0).to(tl.float32)
     b_dalpha = tl.load(dalpha + at, mask=mask, other=0.0).to(tl.float32)
-    x = b_beta * b_lam
-    decay = tl.exp(-x)
-    small = x < 0.25
-    safe = tl.where(small, 1.0, x)
-    g_series = 1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5 * (1 - x / 6))))
-    h_series = 0.5 - x * (1 / 3 - x * (1 / 8 - x * (1 / 30 - x * (1 / 144 - x / 840))))
-    g = tl.where(small, g_series, (1 - decay) / safe)
-    h = tl.where(small, h_series, (1 - decay * (1 + x)) / (safe * safe))
-    total = b_lam + 1e-8
-    ratio = b_lam / total
-    slope = b_beta * g * (1e-8 / total) / total - b_beta * b_beta * h * ratio
+    slope, share = quasar_step_size_bwd(b_lam, b_beta)
     tl.store(dlam + at, (b_dalpha * slope).to(dlam.dtype.element_ty), mask=mask)
-    tl.store(dbeta + at, b_dalpha * decay * ratio, mask=mask)
+    tl.store(dbeta + at, b_dalpha * share, mask=mask)
 
 
 def _polynomial(x: torch.Tensor, coefficients: list[float]) -> torch.Tensor:

@@ -51,6 +51,13 @@ def _chunk_inverse(k, beta, C: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _rows(x, i_b, t, i_h, stride_b, stride_t, stride_h, rows, cols):
+    # pointers to rows t + rows of one batch row and head
+    start = i_b * stride_b + t * stride_t + i_h * stride_h
+    return x + start + rows[:, None] * stride_t + cols[None, :]
+
+
+@triton.jit
 def _segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
     """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
     if IS_VARLEN:
@@ -112,22 +119,8 @@ def segment_map_kernel(
     n_chunks = tl.cdiv(length, C)
     left = length - (n_chunks - 1) * C  # tokens in the chunk at hand: full ones follow
     t_last = t0 + (n_chunks - 1).to(tl.int64) * C
-    p_k = (
-        k
-        + i_b * stride_kb
-        + t_last * stride_kt
-        + i_h * stride_kh
-        + rows[:, None] * stride_kt
-        + cols[None, :]
-    )
-    p_v = (
-        v
-        + i_b * stride_vb
-        + t_last * stride_vt
-        + i_h * stride_vh
-        + rows[:, None] * stride_vt
-        + cols[None, :]
-    )
+    p_k = _rows(k, i_b, t_last, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_v = _rows(v, i_b, t_last, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
 
     G = tl.where(r[:, None] == cols[None, :], 1.0, 0.0)
     R = tl.zeros([BR, BS], dtype=tl.float32)
@@ -236,12 +229,14 @@ def segment_output_kernel(
     HAS_INITIAL: tl.constexpr,
     HAS_STATES: tl.constexpr,
     STORE_FINAL: tl.constexpr,
+    STORE_FRESH: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
     """Walk one segment of one head from its entering state and write o (and the final state).
 
     A chunk: D = a (V - K S), V' = A D, O = Q S + tril(Q K^T) V', S += K^T V'; everything but the
-    reads of q, k, v and the write of o stays on chip. Grid: (segments * H, S / BV).
+    reads of q, k, v and the write of o stays on chip. With STORE_FRESH it writes V' in place of o,
+    for the backward pass, and reads no q. Grid: (segments * H, S / BV).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -249,38 +244,10 @@ def segment_output_kernel(
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
     v_cols = tl.program_id(1) * BV + tl.arange(0, BV)
-    p_q = (
-        q
-        + i_b * stride_qb
-        + t0 * stride_qt
-        + i_h * stride_qh
-        + rows[:, None] * stride_qt
-        + cols[None, :]
-    )
-    p_k = (
-        k
-        + i_b * stride_kb
-        + t0 * stride_kt
-        + i_h * stride_kh
-        + rows[:, None] * stride_kt
-        + cols[None, :]
-    )
-    p_v = (
-        v
-        + i_b * stride_vb
-        + t0 * stride_vt
-        + i_h * stride_vh
-        + rows[:, None] * stride_vt
-        + v_cols[None, :]
-    )
-    p_o = (
-        o
-        + i_b * stride_ob
-        + t0 * stride_ot
-        + i_h * stride_oh
-        + rows[:, None] * stride_ot
-        + v_cols[None, :]
-    )
+    p_q = _rows(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = _rows(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_v = _rows(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, v_cols)
+    p_o = _rows(o, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, v_cols)
 
     inside = (cols < S)[:, None] & (v_cols < S)[None, :]
     at = cols[:, None] * S + v_cols[None, :]
@@ -297,7 +264,6 @@ def segment_output_kernel(
     for _ in range(0, tl.cdiv(length, C)):
         mask = (rows < left)[:, None] & (cols < S)[None, :]
         v_mask = (rows < left)[:, None] & (v_cols < S)[None, :]
-        b_q = tl.load(p_q, mask=mask, other=0.0)
         b_k = tl.load(p_k, mask=mask, other=0.0)
         b_v = tl.load(p_v, mask=v_mask, other=0.0)
         a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
@@ -305,13 +271,18 @@ def segment_output_kernel(
         D = a[:, None] * (b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION))
         V = tl.dot(_operand(A, b_k.dtype), _operand(D, b_k.dtype), input_precision=PRECISION)
         V = _operand(V, b_k.dtype)
-        QK = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        QK = _operand(tl.where(rows[:, None] >= rows[None, :], QK, 0.0), b_k.dtype)
-        O = tl.dot(b_q, b_s, input_precision=PRECISION) + tl.dot(QK, V, input_precision=PRECISION)
-        tl.store(p_o, (O * scale).to(o.dtype.element_ty), mask=v_mask)
+        if STORE_FRESH:
+            tl.store(p_o, V, mask=v_mask)
+        else:
+            b_q = tl.load(p_q, mask=mask, other=0.0)
+            P = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+            P = _operand(tl.where(rows[:, None] >= rows[None, :], P, 0.0), b_k.dtype)
+            O = tl.dot(b_q, b_s, input_precision=PRECISION)
+            O += tl.dot(P, V, input_precision=PRECISION)
+            tl.store(p_o, (O * scale).to(o.dtype.element_ty), mask=v_mask)
+            p_q += C * stride_qt
         state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
         left -= C
-        p_q += C * stride_qt
         p_k += C * stride_kt
         p_v += C * stride_vt
         p_o += C * stride_ot

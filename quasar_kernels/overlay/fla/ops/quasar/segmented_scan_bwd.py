@@ -1,0 +1,294 @@
+"""The Triton kernels of the backward pass, segmented like the forward one.
+
+With V' = A a (V - K S), O = Q S + P V', P = tril(Q K^T) and S_new = S + K^T V', the gradient dS of
+the state walks backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
+dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
+pass's own G, so the same scan cuts the walk into segments. README.md in this folder has the rest.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fla.ops.quasar.gate import quasar_step_size, quasar_step_size_bwd
+from fla.ops.quasar.segmented_scan import _chunk_inverse, _operand, _rows, _segment
+
+
+@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+def segment_state_grad_kernel(
+    q,
+    k,
+    beta,
+    fresh,
+    do,
+    table,
+    entering,
+    d_final,
+    E_out,
+    d_initial,
+    dv,
+    dk,
+    T,
+    NS,
+    SEG,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INVERSE: tl.constexpr,
+    MAP_ONLY: tl.constexpr,
+    HAS_FINAL: tl.constexpr,
+    HAS_ENTERING: tl.constexpr,
+    STORE_INITIAL: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Walk dS over one segment of one head, from its last chunk to its first.
+
+    MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
+    before the segment's first token. Otherwise it starts from the scanned gradient behind the
+    segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv and dk share the strides
+    stride_o. Grid: (segments * H,).
+    """
+    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i_b, i_n, t0, length, is_first, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    if MAP_ONLY:
+        if is_first:
+            return  # nothing comes before a sequence's first segment
+    beta_h = tl.load(beta + i_h).to(tl.float32)
+    rows = tl.arange(0, C)
+    cols = tl.arange(0, BS)
+    at = cols[:, None] * S + cols[None, :]
+    inside = (cols < S)[:, None] & (cols < S)[None, :]
+    own = (i_n * H + i_h) * S * S
+
+    d_state = tl.zeros([BS, BS], dtype=tl.float32)
+    if is_last:
+        if HAS_FINAL:
+            d_state += tl.load(d_final + own + at, mask=inside, other=0.0)
+    elif HAS_ENTERING:
+        behind = (tl.program_id(0) + H).to(tl.int64) * S * S  # the next segment, same head
+        d_state += tl.load(entering + behind + at, mask=inside, other=0.0)
+
+    n_chunks = tl.cdiv(length, C)
+    left = length - (n_chunks - 1) * C
+    t = t0 + (n_chunks - 1).to(tl.int64) * C
+    p_q = _rows(q, i_b, t, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = _rows(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_do = _rows(do, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = _rows(dv, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = _rows(dk, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_fresh = _rows(fresh, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    for _ in range(0, n_chunks):
+        mask = (rows < left)[:, None] & (cols < S)[None, :]
+        b_q = tl.load(p_q, mask=mask, other=0.0)
+        b_k = tl.load(p_k, mask=mask, other=0.0)
+        b_do = tl.load(p_do, mask=mask, other=0.0)
+        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
+        # P^T: a row is a key, its columns the queries from it on
+        Pt = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+        Pt = _operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
+        b_ds = _operand(d_state, b_k.dtype)
+        dV = tl.dot(Pt, b_do, input_precision=PRECISION)
+        dV += tl.dot(b_k, b_ds, input_precision=PRECISION)
+        At = tl.trans(_operand(A, b_k.dtype))
+        dV = a[:, None] * tl.dot(At, _operand(dV, b_k.dtype), input_precision=PRECISION)
+        dV = _operand(dV, b_k.dtype)
+        if not MAP_ONLY:
+            tl.store(p_dv, dV, mask=mask)
+            b_f = tl.load(p_fresh, mask=mask, other=0.0)
+            part = tl.dot(b_f, tl.trans(b_ds), input_precision=PRECISION)
+            tl.store(p_dk, part.to(dk.dtype.element_ty), mask=mask)
+            p_dv -= C * stride_ot
+            p_dk -= C * stride_ot
+            p_fresh -= C * stride_ot
+        b_qs = _operand(b_q.to(tl.float32) * scale, b_k.dtype)
+        d_state += tl.dot(tl.trans(b_qs), b_do, input_precision=PRECISION)
+        d_state -= tl.dot(tl.trans(b_k), dV, input_precision=PRECISION)
+        left = C
+        p_q -= C * stride_qt
+        p_k -= C * stride_kt
+        p_do -= C * stride_ot
+
+    if MAP_ONLY:
+        tl.store(E_out + tl.program_id(0).to(tl.int64) * S * S + at, d_state, mask=inside)
+    elif STORE_INITIAL:
+        if is_first:
+            tl.store(d_initial + own + at, d_state, mask=inside)
+
+
+@triton.jit(do_not_specialize=["NS"])
+def segment_scan_bwd_kernel(
+    G,
+    E,
+    first,
+    NS,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    BV: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Scan dS over a sequence's segments, last to first: E[n] becomes dS before segment n.
+
+    E of the last segment already is that gradient. Grid: (sequences * H, S / BV).
+    """
+    i_n, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    if IS_VARLEN:
+        s0 = tl.load(first + i_n)
+        s1 = tl.load(first + i_n + 1)
+    else:
+        s0 = i_n.to(tl.int64) * NS
+        s1 = s0 + NS
+    rows = tl.arange(0, BS)
+    cols = tl.program_id(1) * BV + tl.arange(0, BV)
+    inside = (rows < S)[:, None] & (cols < S)[None, :]
+    square = (rows < S)[:, None] & (rows < S)[None, :]
+    last = ((s1 - 1) * H + i_h) * S * S
+    p_G = G + last + rows[:, None] + rows[None, :] * S  # read transposed
+    p_E = E + last + rows[:, None] * S + cols[None, :]
+    several = s1 - s0 > 1
+    d_state = tl.load(p_E, mask=inside & several, other=0.0)
+    for _ in range(0, (s1 - s0 - 2).to(tl.int32)):
+        p_G -= H * S * S
+        p_E -= H * S * S
+        b_G = tl.load(p_G, mask=square, other=0.0)
+        b_E = tl.load(p_E, mask=inside, other=0.0)
+        d_state = tl.dot(b_G, d_state, input_precision="tf32x3") + b_E
+        tl.store(p_E, d_state, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+def segment_input_grad_kernel(
+    q,
+    k,
+    v,
+    beta,
+    fresh,
+    do,
+    dv,
+    table,
+    states,
+    initial_state,
+    dq,
+    dk,
+    dbeta,
+    T,
+    NS,
+    SEG,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_STATES: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Walk the state again over one segment of one head; write dq, finish dk, sum dbeta.
+
+    With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
+    dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
+    dk already and da = rowsum(dD (V - K S)) + rowsum(dM K K^T). dbeta gets one fp32 a program.
+    fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
+    """
+    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i_b, i_n, t0, length, is_first, _ = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    beta_h = tl.load(beta + i_h).to(tl.float32)
+    rows = tl.arange(0, C)
+    cols = tl.arange(0, BS)
+    p_q = _rows(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = _rows(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_v = _rows(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
+    p_fresh = _rows(fresh, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_do = _rows(do, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = _rows(dv, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dq = _rows(dq, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = _rows(dk, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+
+    inside = (cols < S)[:, None] & (cols < S)[None, :]
+    at = cols[:, None] * S + cols[None, :]
+    state = tl.zeros([BS, BS], dtype=tl.float32)
+    if is_first:
+        if HAS_INITIAL:
+            own = (i_n * H + i_h) * S * S
+            state += tl.load(initial_state + own + at, mask=inside, other=0.0)
+    elif HAS_STATES:
+        before = (tl.program_id(0) - H).to(tl.int64) * S * S
+        state += tl.load(states + before + at, mask=inside, other=0.0)
+
+    d_beta = tl.zeros([C], dtype=tl.float32)
+    left = length
+    for _ in range(0, tl.cdiv(length, C)):
+        mask = (rows < left)[:, None] & (cols < S)[None, :]
+        b_q = tl.load(p_q, mask=mask, other=0.0)
+        b_k = tl.load(p_k, mask=mask, other=0.0)
+        b_v = tl.load(p_v, mask=mask, other=0.0)
+        b_f = tl.load(p_fresh, mask=mask, other=0.0)
+        b_do = tl.load(p_do, mask=mask, other=0.0)
+        b_dv = tl.load(p_dv, mask=mask, other=0.0)
+        k32 = b_k.to(tl.float32)
+        lam = tl.sum(k32 * k32, axis=1)
+        a = quasar_step_size(lam, beta_h)
+        b_s = _operand(state, b_k.dtype)
+
+        # da, from dD = dV / a; a is zero for zero keys alone, which nothing depends on
+        rest = b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION)
+        inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
+        VF = tl.dot(b_dv, tl.trans(b_f), input_precision=PRECISION)
+        a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
+        KK = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+        da = tl.sum(b_dv.to(tl.float32) * rest, axis=1) + tl.sum(a_dM * KK, axis=1)
+        slope, share = quasar_step_size_bwd(lam, beta_h)
+        da *= inverse_a
+        d_beta += da * share
+
+        dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
+        dP = _operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
+        dQ = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * scale
+        dQ += tl.dot(dP, b_k, input_precision=PRECISION)
+        tl.store(p_dq, dQ.to(dq.dtype.element_ty), mask=mask)
+
+        dK = tl.load(p_dk, mask=mask, other=0.0).to(tl.float32)
+        dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
+        dK += tl.dot(tl.trans(dP), b_q, input_precision=PRECISION)
+        both = _operand(a_dM + tl.trans(a_dM), b_k.dtype)
+        dK += tl.dot(both, b_k, input_precision=PRECISION)
+        dK += k32 * (2 * da * slope)[:, None]
+        tl.store(p_dk, dK.to(dk.dtype.element_ty), mask=mask)
+
+        state += tl.dot(tl.trans(b_k), b_f, input_precision=PRECISION)
+        left -= C
+        p_q += C * stride_qt
+        p_k += C * stride_kt
+        p_v += C * stride_vt
+        p_fresh += C * stride_ot
+        p_do += C * stride_ot
+        p_dv += C * stride_ot
+        p_dq += C * stride_ot
+        p_dk += C * stride_ot
+    tl.store(dbeta + tl.program_id(0), tl.sum(d_beta, axis=0))

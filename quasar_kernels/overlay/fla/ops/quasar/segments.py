@@ -1,0 +1,121 @@
+"""How a launch is cut up: tile sizes by head width and dtype, and the segments of each sequence."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+
+
+class Tiles(NamedTuple):
+    """Block sizes, warps and pipeline stages of the three kernels."""
+
+    chunk: int  # tokens of a chunk: 16, 32 or 64
+    map_rows: int  # rows of (G, R) that a program owns
+    map_warps: int
+    map_stages: int
+    scan_cols: int  # state columns that a program of the scan owns
+    scan_warps: int
+    value_cols: int  # state columns that a program of pass 2 owns
+    output_warps: int
+    output_stages: int
+    grad_warps: int  # of the backward walks, which own whole states
+
+
+def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles for a head padded to `block` channels; all fit 99 KB of shared memory."""
+    wide = block > 64
+    if dtype == torch.float32:
+        return Tiles(16, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1, 8)
+    if wide:
+        return Tiles(16, 32, 2, 1, 16, 8, 32, 2, 2, 8)
+    return Tiles(16, block, 2, 1, 16, 4, block, 2, 3, 4)
+
+
+@functools.cache
+def _programs_per_wave(device: torch.device) -> int:
+    # four programs of two warps and about 255 registers a thread fill a multiprocessor
+    if device.type != "cuda":
+        return 16  # under the interpreter: enough for several segments
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
+    """Return how many segments each sequence gets and their length, a multiple of `chunk`.
+
+    Args:
+        tokens: tokens of the (longest) sequence.
+        chains: sequences times heads, each a sequential walk of its own.
+        wave: programs that the device runs at once.
+        chunk: tokens of a chunk.
+    """
+    # a walk costs about tokens / n, the scan over the maps about 8 tokens' walk a segment
+    best = math.isqrt(max(tokens, 1) // 8)
+    n = max(1, min(best, wave // chains))
+    length = chunk * triton.cdiv(triton.cdiv(max(tokens, 1), n), chunk)
+    return triton.cdiv(max(tokens, 1), length), length
+
+
+def _varlen_table(
+    cu_seqlens: torch.Tensor, heads: int, wave: int, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return [segments, 4] (sequence, first token, tokens, place) and [N + 1] first segments."""
+    bounds = cu_seqlens.tolist()
+    _, length = segments_for(bounds[-1], heads, wave, chunk)
+    table, first = [], [0]
+    for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        # an empty sequence keeps one empty segment, which hands its initial state on
+        starts = range(start, stop, length) or (start,)
+        for t in starts:
+            place = (t == starts[0]) + 2 * (t == starts[-1])
+            table.append((n, t, min(length, stop - t), place))
+        first.append(len(table))
+    rows = torch.tensor(table, dtype=torch.int64, device=cu_seqlens.device)
+    return rows.view(-1, 4), torch.tensor(first, dtype=torch.int64, device=cu_seqlens.device)
+
+
+class Plan(NamedTuple):
+    """The segments of one call, and the arguments that its kernels share."""
+
+    tiles: Tiles
+    total: int  # segments of all sequences
+    sequences: int
+    per_sequence: int  # segments of each sequence; 0 when packed
+    length: int  # tokens of a segment; 0 when packed
+    table: torch.Tensor | None  # packed: [total, 4], as `_varlen_table` returns it
+    first: torch.Tensor | None  # packed: [sequences + 1]
+    block: int  # S padded to a power of two
+    precision: str  # of the products
+
+
+def plan_segments(
+    q: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    tiles: Tiles | None = None,
+    segments: int | None = None,
+) -> Plan:
+    """Cut the sequences of `q` [B, T, H, S] into segments.
+
+    Args:
+        tiles: block sizes instead of `tiles_for`'s choice.
+        segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
+    """
+    B, T, H, S = q.shape
+    block = max(16, triton.next_power_of_2(S))
+    tiles = tiles or tiles_for(block, q.dtype)
+    wave = _programs_per_wave(q.device)
+    # bf16 and fp16 operands leave tf32 digits to spare in the inverse; fp32 wants them all
+    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+    if cu_seqlens is not None:
+        table, first = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
+        sequences = cu_seqlens.numel() - 1
+        return Plan(tiles, len(table), sequences, 0, 0, table, first, block, precision)
+    count, length = segments_for(T, B * H, wave, tiles.chunk)
+    if segments is not None:
+        length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
+        count = triton.cdiv(T, length)
+    return Plan(tiles, B * count, B, count, length, None, None, block, precision)
