@@ -69,11 +69,88 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
 
 def compile_specs() -> list[CompileSpec]:
     """Return every kernel of the overlay; imports the overlay, so `mount` it first."""
-    return [*_operator_specs(), *_layer_specs()]
+    return [*_chunk_specs(), *_operator_specs(), *_layer_specs()]
 
 
 def _types(kind: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kind)
+
+
+def _chunk_specs() -> list[CompileSpec]:
+    """The segmented scan's kernels at the tiles that `segments.tiles_for` picks."""
+    import torch
+    from fla.ops.quasar import segmented_scan, segmented_scan_bwd, segments
+
+    specs = []
+    for kind, dtype, S in (
+        ("bf16", torch.bfloat16, 64),
+        ("bf16", torch.bfloat16, 128),
+        ("fp32", torch.float32, 64),
+    ):
+        tiles = segments.tiles_for(S, dtype)
+        precision = "tf32x3" if kind == "fp32" else "tf32"
+        shape = {"H": 8, "S": S, "BS": S}
+        walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
+        inverse = {"INVERSE": precision}
+        starts = {"HAS_INITIAL": True, "HAS_STATES": True}
+        sizes = _types("i32", "T NS SEG")
+        q, k, v, o = (
+            _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o")
+        )
+        fp32 = {"beta": "*fp32", "scale": "fp32"}
+        states = _types("*fp32", "states initial_state")
+        scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
+        rows = [
+            (
+                segmented_scan.segment_map_kernel,
+                _types(f"*{kind}", "k v") | _types("*fp32", "beta G_out R_out") | sizes | k | v,
+                walk | inverse | {"BR": tiles.map_rows},
+                (tiles.map_warps, tiles.map_stages),
+            ),
+            (
+                segmented_scan.segment_scan_kernel,
+                _types("*fp32", "G R initial_state") | {"NS": "i32"},
+                scan | {"HAS_INITIAL": True},
+                (tiles.scan_warps, 2),
+            ),
+            (
+                segmented_scan.segment_output_kernel,
+                _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
+                | fp32 | sizes | q | k | v | o,
+                walk | inverse | starts
+                | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
+                (tiles.output_warps, tiles.output_stages),
+            ),
+            (
+                segmented_scan_bwd.segment_state_grad_kernel,
+                _types(f"*{kind}", "q k fresh do dv dk")
+                | _types("*fp32", "entering d_final E_out d_initial") | fp32 | sizes | q | k | o,
+                walk | inverse | {"MAP_ONLY": False, "HAS_FINAL": True}
+                | {"HAS_ENTERING": True, "STORE_INITIAL": True},
+                (tiles.grad_warps, 1),
+            ),
+            (
+                segmented_scan_bwd.segment_scan_bwd_kernel,
+                _types("*fp32", "G E") | {"NS": "i32"},
+                scan,
+                (tiles.scan_warps, 2),
+            ),
+            (
+                segmented_scan_bwd.segment_input_grad_kernel,
+                _types(f"*{kind}", "q k v fresh do dv dq dk") | states | {"dbeta": "*fp32"}
+                | fp32 | sizes | q | k | v | o,
+                walk | starts,
+                (tiles.grad_warps, 1),
+            ),
+        ]  # fmt: skip
+        specs += [
+            CompileSpec(
+                f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}",
+                kernel, types, constants, *launch,
+            )
+            for kernel, types, constants, launch in rows
+        ]  # fmt: skip
+    return specs
 
 
 def _operator_specs() -> list[CompileSpec]:

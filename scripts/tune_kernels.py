@@ -104,7 +104,8 @@ def main() -> None:
     segments = [None, *(int(n) for n in args.segments.split(",") if n)]
 
     mount()
-    from fla.ops.quasar import chunk, segments as segmenting
+    from fla.ops.quasar import chunk
+    from fla.ops.quasar import segments as segmenting
 
     torch.manual_seed(0)
     probes = {
