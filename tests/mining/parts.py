@@ -1,0 +1,190 @@
+"""The counterparts of a cycle under test: a hotkey, a fork and a benchmark that need no machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.report import Environment, GateResult, Measurement
+from harness.source import source_digest
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.journal import Journal
+from neurons.mining.runtime import Stopped
+from neurons.observe import get_logger
+from neurons.settings import Settings, load_settings
+
+HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
+SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
+ENVIRONMENT = Environment(
+    device="cpu",
+    platform="Linux",
+    python="3.11",
+    torch="2.13",
+    triton=None,
+    cuda=None,
+    gpu=None,
+    gpu_memory_mb=None,
+    compute_capability=None,
+    driver=None,
+    cpu_count=2,
+)
+
+
+class Key:
+    """A hotkey whose signatures only the stand-in accepts."""
+
+    hotkey = HOTKEY
+
+    def sign(self, text: str) -> str:
+        return hashlib.sha512(text.encode()).hexdigest()
+
+
+@dataclass
+class StandInFork:
+    """A checkout with one file; `pushed` and `verified` record what was asked."""
+
+    worktree: Path
+    url: str = "https://github.com/alice/flash-linear-attention"
+    content: str = "kernel 1\n"
+    pushed: list[str] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        folder = self.worktree / "fla"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "chunk.py").write_text(self.content)
+
+    def commit(self) -> str:
+        return hashlib.sha1((self.worktree / "fla" / "chunk.py").read_bytes()).hexdigest()  # noqa: S324
+
+    def push(self, commit: str) -> None:
+        self.pushed.append(commit)
+
+    def verify(self, commit: str) -> None:
+        assert commit in self.pushed or self.pushed == []
+        self.verified.append(commit)
+
+    def digest(self) -> str:
+        """Name the content, as `overlay_digest` does for the real one."""
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+
+@dataclass
+class StandInBench:
+    """Measures nothing: gives `SPEEDS`, or raises what `faults` has for the length."""
+
+    calls: list[int] = field(default_factory=list)
+    faults: dict[int, list[Exception]] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        tree: Path,
+        length: int,
+        *,
+        device: str,
+        gate: bool | GateResult,
+        timeout: float,
+        stop: threading.Event | None,
+    ) -> Measurement:
+        self.calls.append(length)
+        if self.faults.get(length):
+            raise self.faults[length].pop(0)
+        digest = source_digest(tree)
+        if isinstance(gate, bool):
+            gate = GateResult(
+                passed=True,
+                checks=(),
+                device="cpu",
+                dtype="float32",
+                longest=length,
+                seconds=0.1,
+                seed="00",
+                source_digest=digest,
+            )
+        return Measurement(
+            length=length,
+            tokens_per_sec=SPEEDS[length] + len(self.calls),
+            vram_mb=0.0,
+            elapsed_seconds=1.0,
+            runs=10,
+            first_call_seconds=0.5,
+            import_seconds=0.5,
+            cache="shared",
+            source_file=str(tree / "fla" / "chunk.py"),
+            layer_file=str(tree / "fla" / "chunk.py"),
+            source_digest=digest,
+            gate=gate,
+            environment=ENVIRONMENT,
+            started_at=datetime(2026, 1, 1, tzinfo=timezone.utc),
+        )
+
+
+class Waits:
+    """Waits that pass at once; `then` is called at each and may raise `Stopped`."""
+
+    def __init__(self, then: Callable[[float], None] | None = None) -> None:
+        self.seconds: list[float] = []
+        self.then = then
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        if self.then:
+            self.then(seconds)
+        if len(self.seconds) > 2000:
+            raise AssertionError("a tight loop")
+
+
+def stop_after(count: int) -> Callable[[float], None]:
+    """Return a `then` that stops at the wait number `count`."""
+    left = iter(range(count - 1, -1, -1))
+
+    def then(seconds: float) -> None:
+        if next(left, 0) == 0:
+            raise Stopped("enough")
+
+    return then
+
+
+def make_settings(state_dir: Path, **flags: Any) -> Settings:
+    """Return settings that depend on nothing outside the test."""
+    env_file = state_dir / "empty.env"
+    state_dir.mkdir(parents=True, exist_ok=True)
+    env_file.touch(mode=0o600)
+    values = {
+        "state_dir": state_dir,
+        "target_sequence_length": 2048,
+        "claim_runs": 1,
+        "device": "cpu",
+        "optimization_interval": 5.0,
+        **flags,
+    }
+    return load_settings(values, env_file, {})
+
+
+def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
+    """Return a context whose counterparts stand in, except the journal and the client."""
+    flags = parts.pop("flags", {})
+    waits = parts.pop("waiter", Waits())
+    key = Key()
+    fork = parts.pop("fork", None) or StandInFork(state_dir / "fork")
+    given: dict[str, Any] = {
+        "settings": make_settings(state_dir, **flags),
+        "identity": key,
+        "journal": Journal(state_dir / "journal.sqlite"),
+        "client": ApiClient(api_url, key, wait=waits),
+        "fork": fork,
+        "log": get_logger("test"),
+        "measure": StandInBench(),
+        "probe": lambda **_: ENVIRONMENT,
+        "content_digest": fork.digest,
+        "waiter": waits,
+        "jitter": lambda: 0.5,
+        **parts,
+    }
+    return Context(**given)

@@ -1,0 +1,572 @@
+"""Whole cycles against a real HTTP server, with every fault of the wire in their way."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parts import HOTKEY, Key, StandInBench, StandInFork, Waits, make_context, stop_after
+from stand_in import LOST, RESET, Fault, StandIn
+
+from harness.runner import MeasurementError
+from neurons.errors import Retry
+from neurons.mining import daemon
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle, run_forever
+from neurons.mining.runtime import Stopped
+from neurons.protocol import commitment_hash
+
+COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
+
+
+@pytest.fixture
+def context(tmp_path: Path, url: str) -> Context:
+    return make_context(tmp_path / "state", url)
+
+
+def body_of(stand_in: StandIn, path: str) -> Any:
+    return next(request.body for request in stand_in.requests if request.path == path)
+
+
+def states(context: Context, key: int) -> list[State]:
+    return [event.state for event in context.journal.events(key)]
+
+
+def test_a_cycle_ends_validated(context: Context, stand_in: StandIn) -> None:
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
+    assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
+    assert done.tokens_per_sec == pytest.approx(0.97 * 3003.125)
+    reveal, commit = body_of(stand_in, REVEAL), body_of(stand_in, COMMIT)
+    wanted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
+    assert commit["commitment_hash"] == wanted
+    assert set(reveal["benchmarks"]) == {"512", "1024", "2048"}
+    assert states(context, done.id) == [
+        State.NEW,
+        State.PUBLISHED,
+        State.MEASURED,
+        State.CLAIMED,
+        State.COMMITTING,
+        State.COMMITTED,
+        State.REVEALING,
+        State.REVEALED,
+        State.VALIDATED,
+    ]
+    assert context.fork.verified == [done.commit_hash] * 2  # type: ignore[attr-defined]
+
+
+def test_before_reveal_pushes_only_after_the_block(tmp_path: Path, url: str) -> None:
+    fork = StandInFork(tmp_path / "fork")
+    flags = {"publish_at": "before_reveal"}
+    pushed_at_wait: list[int] = []
+    waits = Waits(lambda _: pushed_at_wait.append(len(fork.pushed)))
+    context = make_context(tmp_path / "state", url, fork=fork, flags=flags, waiter=waits)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert fork.pushed == [done.commit_hash]
+    assert pushed_at_wait[0] == 0
+
+
+def test_a_second_cycle_starts_a_new_submission(context: Context, stand_in: StandIn) -> None:
+    first, second = run_cycle(context), run_cycle(context)
+    assert second.id == first.id + 1
+    assert second.submission_id == 2
+    assert stand_in.count("/register_miner") == 1
+
+
+def test_direct_mode_submits_in_one_call(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
+    done = run_cycle(context)
+    assert (done.state, done.salt) == (State.VALIDATED, None)
+    assert stand_in.count("/submit_kernel") == 1
+    assert stand_in.count(COMMIT) == 0
+
+
+@pytest.mark.parametrize("fault", [LOST, Fault(502, "bad gateway", stored=True)])
+def test_a_lost_direct_submission_is_found(
+    tmp_path: Path, url: str, stand_in: StandIn, fault: Fault
+) -> None:
+    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
+    stand_in.faults["/submit_kernel"].append(fault)
+    assert run_cycle(context).state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [LOST, Fault(500, "boom", stored=True), Fault(200, b"<html>", stored=True)]
+)
+def test_a_lost_commit_reply_is_found_without_a_new_salt(
+    context: Context, stand_in: StandIn, fault: Fault
+) -> None:
+    stand_in.faults[COMMIT].append(fault)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(COMMIT) == 1
+    assert len(stand_in.rows) == 1
+    assert states(context, done.id).count(State.COMMITTING) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RESET,
+        Fault(500, "boom"),
+        Fault(429, "slow down", {"Retry-After": "7"}),
+        Fault(503, "later", {"Retry-After": "Thu, 01 Jan 2026 00:00:00 GMT"}),
+        Fault(401, "Authentication error: Keypair was removed from bittensor"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMMIT, REVEAL, "/get_current_round", "/get_weights"])
+def test_passing_faults_leave_one_commit_and_one_reveal(
+    context: Context, stand_in: StandIn, path: str, fault: Fault
+) -> None:
+    stand_in.faults[path].extend([fault] * 4)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+    assert stand_in.hash_mismatches == 0
+    hashes = {r.body["commitment_hash"] for r in stand_in.requests if r.path == COMMIT}
+    assert hashes == {done.commitment_hash}
+
+
+def test_retry_after_is_waited_for(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    run_cycle(context)
+    assert any(70 <= seconds <= 72 for seconds in context.waiter.seconds)  # type: ignore[union-attr]
+
+
+def test_no_active_round_is_started_then_committed(context: Context, stand_in: StandIn) -> None:
+    text = "UNIQUE constraint failed: competition_rounds.round_number"
+    stand_in.faults[COMMIT].append(Fault(500, text))
+    assert run_cycle(context).state is State.VALIDATED
+    paths = [request.path for request in stand_in.requests]
+    first = paths.index(COMMIT)
+    assert paths[first : first + 3] == [COMMIT, "/get_current_round", COMMIT]
+
+
+def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
+    context.waiter = Waits(lambda seconds: __import__("time").sleep(0.01))
+    stand_in.faults[COMMIT].append(
+        Fault(409, "Commitment hash already exists. Use a different salt.")
+    )
+    done = run_cycle(context)
+    assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
+    assert stand_in.count(COMMIT) == 1
+    assert stand_in.count("/pending_reveals") > 1
+    assert "already exists" in str(done.reason)
+
+
+def test_409_finds_the_commitment(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].append(
+        Fault(409, "Commitment hash already exists. Use a different salt.", stored=True)
+    )
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(COMMIT) == 1
+
+
+def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 2
+    assert State.FAILED not in states(context, done.id)
+
+
+def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert states(context, done.id).count(State.FAILED) == 2
+    assert max(context.waiter.seconds) >= 60  # type: ignore[union-attr]
+
+
+def test_already_revealed_is_done(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].append(Fault(409, "Submission already revealed", stored=True))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 1
+
+
+def test_a_lost_reveal_reply_is_not_sent_again(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].append(LOST)
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 1
+
+
+def test_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
+    fault = Fault(400, "Commitment verification failed. Hash mismatch.")
+    stand_in.faults[REVEAL].append(fault)
+    done = run_cycle(context)
+    assert (done.state, done.resume_state) == (State.HELD, None)
+    assert run_cycle(context).state is State.HELD
+    assert stand_in.count(REVEAL) == 1
+    daemon.abandon(context.journal, done, 1.0)
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> None:
+    context.waiter = Waits(stop_after(1))
+    committed = run_cycle(context)
+    assert committed.state is State.COMMITTED
+    with sqlite3.connect(context.journal.path) as database:
+        database.execute("UPDATE submissions SET salt = 'x'")
+    context.waiter = Waits()
+    assert run_cycle(context).state is State.HELD
+    assert stand_in.count(REVEAL) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (Fault(401, "Invalid signature"), "WALLET_HOTKEY"),
+        (Fault(403, "Hotkey mismatch"), "WALLET_HOTKEY"),
+        (Fault(403, "IP address banned: 5 failures"), "24 hours"),
+        (Fault(404, b"<html>no such page</html>"), "VALIDATOR_API_URL"),
+        (Fault(307, "", {"Location": "https://elsewhere.example/"}), "VALIDATOR_API_URL"),
+        (Fault(422, "field required"), "update"),
+        (Fault(418, "teapot"), "server's message"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMMIT, REVEAL])
+def test_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
+    context: Context, stand_in: StandIn, path: str, fault: Fault, word: str
+) -> None:
+    stand_in.faults[path].append(fault)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert word in str(held.remedy)
+    sent = stand_in.count(path)
+    assert sent == 1
+    assert run_cycle(context).state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+
+
+def test_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandIn) -> None:
+    context.registered.add("100k")  # this process believes that it registered
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count("/register_miner") == 1
+    stand_in.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 2)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert "btcli" in str(held.remedy)
+    assert stand_in.count("/register_miner") == 2
+
+
+def test_a_second_league_of_the_public_server_is_no_obstacle(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.registered.add(HOTKEY)
+    stand_in.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[REVEAL].append(Fault(404, "Submission not found"))
+    assert run_cycle(context).state is State.ABANDONED
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_restart_after_the_round_ended_reveals_once_then_starts_anew(
+    context: Context, stand_in: StandIn
+) -> None:
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).state is State.COMMITTED
+    stand_in.round_id, stand_in.block, stand_in.verdict = 2, 10_000_000, None
+    context.waiter = Waits()
+    old = run_cycle(context)
+    assert old.state is State.UNRANKED
+    assert "ended" in str(old.reason)
+    assert stand_in.count(REVEAL) == 1
+    stand_in.verdict = 1.0
+    assert run_cycle(context).id == old.id + 1
+
+
+def test_a_low_score_is_a_rejection_and_three_stop_the_miner(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.verdict = 0.0
+    for _ in range(3):
+        assert run_cycle(context).state is State.REJECTED
+    held = run_cycle(context)
+    assert (held.state, held.resume_state) == (State.HELD, State.NEW)
+    assert stand_in.count(COMMIT) == 3
+    assert run_cycle(context).state is State.HELD  # a restart alone is no answer
+    stand_in.verdict = 1.0
+    daemon.release(context.journal, context.journal.get(held.id), 1.0)
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_neither_rank_nor_score_is_said_as_it_is(context: Context, stand_in: StandIn) -> None:
+    stand_in.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
+    done = run_cycle(context)
+    assert done.state is State.UNRANKED
+    assert "neither a score nor" in str(done.reason)
+
+
+def test_rank_comes_from_the_weights_where_the_server_shows_no_more(
+    context: Context, stand_in: StandIn
+) -> None:
+    def judge(row: dict[str, Any], score: float) -> None:
+        row["validated"] = True
+        stand_in.weights = [
+            {"uid": 1, "hotkey": "5Other", "weight": 0.6},
+            {"uid": 0, "hotkey": HOTKEY, "weight": 0.25},
+        ]
+
+    stand_in.judge = judge  # type: ignore[method-assign]
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.weight, done.score) == (State.VALIDATED, 2, 0.25, None)
+
+
+def test_a_cut_off_queue_does_not_look_like_a_verdict(context: Context, stand_in: StandIn) -> None:
+    stand_in.verdict = None
+    context.waiter = Waits(stop_after(2))
+    run_cycle(context)
+    for _ in range(900):
+        stand_in._add({"miner_hotkey": "5Other", "target_sequence_length": 1})
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).state is State.REVEALED
+    assert stand_in.requests[-1].path != "/get_weights"
+
+
+def test_measurements_survive_a_stop_and_are_not_taken_twice(tmp_path: Path, url: str) -> None:
+    bench = StandInBench(faults={2048: [MeasurementError("stopped on request", "stopped")]})
+    context = make_context(tmp_path / "state", url, measure=bench, flags={"claim_runs": 2})
+    assert run_cycle(context).state is State.PUBLISHED
+    assert bench.calls == [512, 512, 1024, 1024, 2048]
+    assert run_cycle(context).state is State.VALIDATED
+    assert bench.calls == [512, 512, 1024, 1024, 2048, 2048, 2048]
+
+
+def test_a_torn_report_is_measured_again(tmp_path: Path, url: str) -> None:
+    bench = StandInBench()
+    context = make_context(tmp_path / "state", url, measure=bench)
+
+    def tear(seconds: float) -> None:
+        raise AssertionError("no wait is due before the claim")
+
+    original = daemon.STEPS[daemon.Step.CLAIM]
+    torn: list[Path] = []
+
+    def claim(submission: Any, context: Any) -> Any:
+        if not torn:
+            path = context.settings.state_dir / submission.report
+            path.write_bytes(path.read_bytes()[:-40])
+            torn.append(path)
+        return original(submission, context)
+
+    daemon.STEPS[daemon.Step.CLAIM] = claim
+    try:
+        done = run_cycle(context)
+    finally:
+        daemon.STEPS[daemon.Step.CLAIM] = original
+    assert done.state is State.VALIDATED
+    assert bench.calls == [512, 1024, 2048] * 2
+
+
+def test_out_of_memory_leaves_the_shorter_lengths(tmp_path: Path, url: str) -> None:
+    bench = StandInBench(faults={2048: [MeasurementError("no memory", "out_of_memory")]})
+    flags = {"target_sequence_length": 1024}
+    context = make_context(tmp_path / "state", url, measure=bench, flags=flags)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert set(done.benchmarks or {}) == {"512", "1024"}
+
+
+def test_a_target_out_of_memory_is_never_claimed(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    bench = StandInBench(faults={2048: [MeasurementError("no memory", "out_of_memory")]})
+    context = make_context(tmp_path / "state", url, measure=bench)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert "TARGET_SEQUENCE_LENGTH" in str(held.remedy)
+    assert stand_in.count(COMMIT) == 0
+
+
+def test_a_red_gate_is_held_until_the_kernels_change(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    bench = StandInBench(faults={512: [MeasurementError("wrong results", "gate")] * 2})
+    fork = StandInFork(tmp_path / "fork")
+    waits = Waits()
+    context = make_context(tmp_path / "state", url, measure=bench, fork=fork, waiter=waits)
+    looks: list[State] = []
+
+    def then(seconds: float) -> None:
+        live = context.journal.live(HOTKEY, 2048)
+        looks.append(live.state if live else State.VALIDATED)
+        if len(looks) == 3:
+            bench.faults.clear()
+            fork.content = "kernel 2\n"
+        if not live:
+            raise Stopped("enough")
+
+    waits.then = then
+    run_forever(context)
+    assert looks[:3] == [State.HELD] * 3
+    done = context.journal.latest()[0]
+    assert (done.id, done.state) == (1, State.VALIDATED)
+    assert done.content_digest == fork.digest()
+
+
+def test_a_crashing_worker_is_held_after_three(tmp_path: Path, url: str) -> None:
+    crashes: list[Exception] = [MeasurementError("died", "crash") for _ in range(3)]
+    bench = StandInBench(faults={512: crashes})
+    context = make_context(tmp_path / "state", url, measure=bench)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert bench.calls == [512] * 3
+
+
+def test_a_long_target_on_a_cpu_is_refused_before_any_measurement(tmp_path: Path, url: str) -> None:
+    bench = StandInBench()
+    flags = {"target_sequence_length": 100_000}
+    context = make_context(tmp_path / "state", url, measure=bench, flags=flags)
+    held = run_cycle(context)
+    assert (held.state, bench.calls) == (State.HELD, [])
+    assert "TARGET_SEQUENCE_LENGTH=100000" in str(held.reason)
+
+
+def test_auto_claims_the_best_measured_length(tmp_path: Path, url: str) -> None:
+    flags = {"target_sequence_length": "auto"}
+    context = make_context(tmp_path / "state", url, flags=flags)
+    done = run_cycle(context)
+    assert (done.state, done.target_sequence_length) == (State.VALIDATED, 2048)
+
+
+def test_a_commitment_to_another_target_is_finished_first(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    assert run_cycle(first).state is State.COMMITTED
+    first.journal.close()
+    second = make_context(tmp_path / "state", url, flags={"target_sequence_length": 1024})
+    done = run_cycle(second)
+    assert done.target_sequence_length == 1024
+    assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
+    assert stand_in.count(REVEAL) == 2
+
+
+def test_a_commitment_stays_with_its_server(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    with sqlite3.connect(context.journal.path) as database:
+        database.execute("UPDATE submissions SET api_url = 'https://api.example'")
+    held = run_cycle(context)
+    assert (held.id, held.state) == (committed.id, State.HELD)
+    assert "https://api.example" in str(held.reason)
+    assert stand_in.count(REVEAL) == 0
+
+
+def test_a_full_disk_pauses_and_the_cycle_goes_on(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = context.journal.transition
+    failures: list[Exception] = [
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ]
+
+    def transition(*arguments: Any, **names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **names)
+
+    monkeypatch.setattr(context.journal, "transition", transition)
+    done = run_cycle(context)
+    assert (done.state, failures) == (State.VALIDATED, [])
+
+
+def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    fork = StandInFork(tmp_path / "fork")
+    waits = Waits()
+    context = make_context(tmp_path / "state", url, fork=fork, waiter=waits)
+    ends: list[int] = []
+
+    def then(seconds: float) -> None:
+        if seconds != 5.0:
+            return
+        ends.append(len(stand_in.rows))
+        if len(ends) == 3:
+            stand_in.round_id = 2
+        if len(ends) == 5:
+            fork.content = "kernel 2\n"
+        if len(ends) == 7:
+            raise Stopped("enough")
+
+    waits.then = then
+    run_forever(context)
+    assert ends == [1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_restart_does_not_submit_the_same_again(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    for _ in range(2):
+        context = make_context(tmp_path / "state", url, waiter=Waits())
+        context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
+        run_forever(context)
+        context.journal.close()
+    assert len(stand_in.rows) == 1
+
+
+def test_the_network_may_be_gone_for_long(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
+    context = make_context(tmp_path / "state", url)
+    assert run_cycle(context).state is State.VALIDATED
+    pauses = context.waiter.seconds[:60]  # type: ignore[union-attr]
+    assert max(pauses) <= 300
+    assert sum(pauses) > 3600
+    assert all(pause > 1 for pause in pauses)
+
+
+def test_a_fork_that_cannot_be_reached_is_tried_again(tmp_path: Path, url: str) -> None:
+    class Flaky(StandInFork):
+        failures = 2
+
+        def push(self, commit: str) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise Retry("git push: connection reset")
+            super().push(commit)
+
+    context = make_context(tmp_path / "state", url, fork=Flaky(tmp_path / "fork"))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert states(context, done.id)[:6] == [
+        State.NEW,
+        State.FAILED,
+        State.NEW,
+        State.FAILED,
+        State.NEW,
+        State.PUBLISHED,
+    ]
+
+
+def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
+    context.waiter = None
+    context.stop.set()
+    assert run_cycle(context).state is State.NEW
+    run_forever(context)  # returns
+
+
+def test_an_unreachable_server_is_retried(tmp_path: Path) -> None:
+    context = make_context(tmp_path / "state", "http://127.0.0.1:9", waiter=Waits(stop_after(3)))
+    stopped = run_cycle(context)
+    assert (stopped.state, stopped.resume_state) == (State.FAILED, State.NEW)
+    assert stopped.attempts == 3
+    assert isinstance(context.client, ApiClient)
+    assert Key.hotkey == stopped.hotkey
