@@ -1,0 +1,206 @@
+"""The whole job on real parts: `python -m neurons.miner` as a person starts it, without a .env."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.report import load_report
+from neurons.mining.cycle import State
+from neurons.mining.journal import Journal, Submission
+from neurons.status import JOURNAL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROJECT = Path(__file__).resolve().parent.parent
+CANARY = "ghp_canary4af0c1e7b25d4af0c1e7b25d4af0c1e7"
+
+
+@dataclass
+class Miner:
+    """Runs the command line on one state folder; its temporary folder marks every descendant."""
+
+    state: Path
+    temporary: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "embedded"
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "neurons.miner", *arguments, "--state-dir", str(self.state)],
+            cwd=PROJECT,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.temporary),
+                "TMPDIR": str(self.temporary),
+                "ENV_FILE": "/dev/null",
+                "GITHUB_TOKEN": CANARY,
+                "DEVICE": "cpu",
+                **environ,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **environ)
+        out, err = process.communicate(timeout=400)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def latest(self) -> Submission | None:
+        path = self.folder / JOURNAL
+        if not path.is_file():
+            return None
+        with Journal(path) as journal:
+            return next(iter(journal.latest()), None)
+
+    def descendants(self) -> list[str]:
+        """Return the command lines of living processes that any run of this miner started."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if str(self.temporary).encode() in (folder / "environ").read_bytes():
+                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found += [line] if line else []
+            except OSError:
+                continue
+        return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
+    root = tmp_path_factory.mktemp("end-to-end")
+    (root / "tmp").mkdir()
+    return Miner(root / "state", root / "tmp")
+
+
+@pytest.fixture(scope="module")
+def first(miner: Miner) -> subprocess.CompletedProcess[str]:
+    return miner.run("once")
+
+
+def test_the_first_run_ends_validated_at_rank_1(
+    miner: Miner, first: subprocess.CompletedProcess[str]
+) -> None:
+    assert first.returncode == 0, first.stderr
+    assert "VALIDATED, rank 1" in first.stdout
+    assert "cp .env.example .env" in first.stdout
+    submission = miner.latest()
+    assert submission is not None
+    assert submission.state is State.VALIDATED
+    assert submission.rank == 1
+    # what was submitted is in the repository that a validator clones
+    git = ["git", "-C", str(miner.folder / "fork.git"), "cat-file", "-t", submission.commit_hash]
+    kind = subprocess.run([str(part) for part in git], capture_output=True, text=True, check=True)
+    assert kind.stdout.strip() == "commit"
+    # and the claim is half of the slowest measurement in the report, at the target it names
+    report = load_report(miner.folder / str(submission.report))
+    slowest = min(m.tokens_per_sec for m in report.measurements if m.length == 2048)
+    assert submission.tokens_per_sec == pytest.approx(0.5 * slowest)
+    assert report.commit == submission.commit_hash
+
+
+def test_no_process_is_left(miner: Miner, first: subprocess.CompletedProcess[str]) -> None:
+    assert miner.descendants() == []
+
+
+def test_secrets_reach_no_file_and_no_output(
+    miner: Miner, first: subprocess.CompletedProcess[str]
+) -> None:
+    salt = str(miner.latest().salt)  # type: ignore[union-attr]
+    assert len(salt) == 64
+    for name in ("logs/miner.log", "api.log", "validator.log"):
+        text = (miner.folder / name).read_text()
+        assert salt not in text, name
+    assert salt not in first.stdout + first.stderr
+    assert CANARY not in first.stdout + first.stderr
+    holders = [
+        path
+        for path in miner.state.rglob("*")
+        if path.is_file() and CANARY.encode() in path.read_bytes()
+    ]
+    assert holders == []
+
+
+def test_the_state_is_private(miner: Miner, first: subprocess.CompletedProcess[str]) -> None:
+    assert miner.folder.stat().st_mode & 0o077 == 0
+    assert (miner.folder / JOURNAL).stat().st_mode & 0o077 == 0
+
+
+def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
+    miner: Miner, first: subprocess.CompletedProcess[str]
+) -> None:
+    before = miner.latest()
+    assert before is not None
+    # blocks enough that the reveal cannot come before the kill
+    process = miner.start("once", CLAIM_RUNS="1", BLOCKS_UNTIL_REVEAL="5")
+
+    def committed() -> bool:
+        assert process.poll() is None, process.communicate()
+        latest = miner.latest()
+        return latest is not None and latest.id > before.id and latest.state is State.COMMITTED
+
+    wait_for(committed, 240, "commitment")
+    status = json.loads(miner.run("status", "--json").stdout)
+    assert status["running"] is True
+    assert status["submission"]["state"] == "COMMITTED"
+    assert "salt" not in status["submission"]
+    assert status["verdict"]["id"] == before.id
+    second = miner.run("once")
+    assert second.returncode == 78
+    assert f"pid {process.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not miner.descendants(), 10, "end of the killed miner's children")
+    killed = miner.latest()
+    assert killed is not None
+    assert killed.state is State.COMMITTED
+    assert json.loads(miner.run("status", "--json").stdout)["running"] is False
+
+    resumed = miner.run("once")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "VALIDATED" in resumed.stdout
+    after = miner.latest()
+    assert after is not None
+    assert (after.id, after.submission_id) == (killed.id, killed.submission_id)
+    assert (after.salt, after.commit_hash) == (killed.salt, killed.commit_hash)
+    assert after.state is State.VALIDATED
+    assert after.submission_id != before.submission_id
+    assert miner.descendants() == []
+
+
+def test_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
+    miner: Miner, first: subprocess.CompletedProcess[str]
+) -> None:
+    process = miner.start("run")
+    wait_for(lambda: any("harness.worker" in one for one in miner.descendants()), 60, "worker")
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert time.monotonic() - started < 10
+    wait_for(lambda: not miner.descendants(), 2, "end of the children")
+    latest = miner.latest()
+    assert latest is not None
+    assert latest.state is State.PUBLISHED  # where it will go on
