@@ -29,21 +29,28 @@ class _Frozen(BaseModel):
 
 
 class Check(_Frozen):
-    """One figure of the correctness gate beside its limit.
+    """The worst figure of one kind that the correctness gate found, beside its limit.
 
     `value` is None when the figure is not a finite number, which never passes.
     """
 
     name: str
+    where: str = Field(description="the length or the tensor that gave this figure")
     value: Annotated[float, Field(allow_inf_nan=False)] | None
     limit: Annotated[float, Field(allow_inf_nan=False)]
-    at_least: bool = False
+    at_least: bool = Field(default=False, description="the limit is a smallest value")
     passed: bool
+
+    def worse_than(self, other: Check) -> bool:
+        """Tell whether this figure of the same kind is further on the wrong side."""
+        if self.value is None or other.value is None:
+            return self.value is None
+        return self.value < other.value if self.at_least else self.value > other.value
 
     def __str__(self) -> str:
         relation = ">=" if self.at_least else "<="
         value = "not finite" if self.value is None else f"{self.value:.3g}"
-        return f"{self.name} = {value}, must be {relation} {self.limit:g}"
+        return f"{self.name} ({self.where}) is {value}, must be {relation} {self.limit:g}"
 
 
 class GateResult(_Frozen):
@@ -112,7 +119,7 @@ class Measurement(_Frozen):
     first_call_seconds: NotNegative = Field(description="the first call, compilation included")
     import_seconds: NotNegative = Field(description="importing the layer, after torch")
     cache: Literal["shared", "cold"] = Field(description="kernel caches at the start")
-    source_file: str = Field(description="where fla.ops.quasar.chunk was loaded from")
+    source_file: str = Field(description="fla.ops.quasar.chunk as loaded, relative to the tree")
     layer_file: str
     source_digest: str = Field(description="SHA-256 over the files below the tree's fla folder")
     gate: GateResult | None = Field(description="None: the code was not checked")

@@ -5,7 +5,6 @@ Imported before any code under test, so that the functions it remembers are the 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -103,31 +102,32 @@ def time_layer(
             first_call = _monotonic() - called
     _synchronize(device)
 
-    start_true = _monotonic()
+    outer = _monotonic()
     start = time.time()
+    inner = _monotonic()
     for _call in range(workload.timed_calls):
         with recording(device):
             _ = layer(x)
     _synchronize(device)
+    inner = _monotonic() - inner
     elapsed = time.time() - start
-    elapsed_true = _monotonic() - start_true
+    outer = _monotonic() - outer
 
     vram = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     state = snapshot() if device.type == "cuda" else None
-    _require_honest(elapsed, elapsed_true)
+    _require_honest(inner, elapsed, outer)
     if inspect is not None:
         inspect(layer, x, _[0].detach())
     return Timing(elapsed, first_call, vram, state)
 
 
-def _require_honest(elapsed: float, elapsed_true: float) -> None:
+def _require_honest(inner: float, elapsed: float, outer: float) -> None:
+    """Refuse what the system clock says unless it lies between two monotonic readings."""
     replaced = tampered()
     if replaced:
         raise InvalidRunError(f"the code under test replaced {', '.join(replaced)}")
-    if abs(elapsed - elapsed_true) > CLOCK_TOLERANCE * elapsed_true + 1e-4:
+    if not inner * (1 - CLOCK_TOLERANCE) <= elapsed <= outer * (1 + CLOCK_TOLERANCE):
         raise InvalidRunError(
-            f"the system clock counted {elapsed:.4f} s where {elapsed_true:.4f} s passed; "
+            f"the system clock counted {elapsed:.6f} s where {inner:.6f} s passed; "
             "was it set during the run?"
         )
-    if "torch" not in sys.modules or sys.modules["torch"] is not torch:
-        raise InvalidRunError("the code under test replaced the torch module")

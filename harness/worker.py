@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +40,7 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """The code under test, and the files that it was loaded from."""
+    """The code under test, and the files that it was loaded from, relative to the tree."""
 
     operator: Any
     layer_class: Any
@@ -73,10 +74,14 @@ def load_tree(tree: Path) -> Loaded:
     return Loaded(
         operator=operator.chunk_quasar,
         layer_class=layer.QuasarAttention,
-        operator_file=str(operator.__file__),
-        layer_file=str(layer.__file__),
+        operator_file=_relative(operator, tree),
+        layer_file=_relative(layer, tree),
         import_seconds=import_seconds,
     )
+
+
+def _relative(module: ModuleType, tree: Path) -> str:
+    return Path(str(module.__file__)).resolve().relative_to(tree).as_posix()
 
 
 def _device(asked: str) -> Any:

@@ -12,17 +12,18 @@ def chunk_quasar(
     q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, **_unused
 ):
     batch, length, heads, size = q.shape
-    state = torch.zeros(batch, heads, size, size) if initial_state is None else initial_state
+    qs, ks, vs = (x.float().permute(1, 0, 2, 3).reshape(length, -1, 1, size) for x in (q, k, v))
+    square = (ks * ks).sum(-1, keepdim=True)  # [T, B H, 1, 1]
+    alpha = -torch.expm1(-beta.repeat(batch)[:, None, None] * square) / (square + 1e-8)
+    keys = (alpha * ks).transpose(-1, -2)
+    shape = (batch, heads, size, size)
+    state = (q.new_zeros(shape) if initial_state is None else initial_state).float().flatten(0, 1)
     outputs = []
     for t in range(length):
-        qt, kt, vt = (x[:, t].float() for x in (q, k, v))
-        square = (kt * kt).sum(-1)
-        alpha = -torch.expm1(-beta * square) / (square + 1e-8)
-        seen = torch.einsum("bhi,bhij->bhj", kt, state)
-        state = state + torch.einsum("bh,bhi,bhj->bhij", alpha, kt, vt - seen)
-        outputs.append(torch.einsum("bhi,bhij->bhj", qt, state))
-    o = torch.stack(outputs, 1).to(q.dtype)
-    return o, state if output_final_state else None
+        state = torch.baddbmm(state, keys[t], vs[t] - ks[t] @ state)
+        outputs.append(qs[t] @ state)
+    o = torch.stack(outputs).view(length, batch, heads, size).transpose(0, 1).to(q.dtype)
+    return o, state.view(shape) if output_final_state else None
 
 
 class QuasarAttention(nn.Module):
