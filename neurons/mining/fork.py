@@ -164,7 +164,7 @@ class Fork:
             remote,
             self._token,
             "push",
-            *("--porcelain", "--no-verify", "--no-signed", "--no-follow-tags"),
+            *("--no-verify", "--no-signed", "--no-follow-tags"),
             *("--recurse-submodules=no", "--", remote.url, f"{commit}:refs/heads/{branch}"),
         )
 
