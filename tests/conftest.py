@@ -1,4 +1,4 @@
-"""Fixtures that several folders use."""
+"""Fixtures that several folders use; tests marked `gpu` are skipped where there is no GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from pathlib import Path
 
 import pytest
 from live_api import LiveApi, serve
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where torch finds none; torch is imported only to answer that."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 @pytest.fixture

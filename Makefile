@@ -1,0 +1,41 @@
+# Short verbs; the scripts behind them say more. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help install test lint types kernels fix bench once doctor hooks baseline
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
+
+install: ## make or update .venv with the developers' tools
+	scripts/install.sh dev
+
+test: ## every check, as CI runs it
+	scripts/test.sh
+
+lint: install ## formatting and lint, nothing is changed
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+
+fix: install ## rewrite what the formatter and the linter can mend
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+types: install ## strict type check
+	.venv/bin/mypy
+
+kernels: install ## compile every kernel for every supported GPU
+	.venv/bin/python scripts/compile_kernels.py
+
+bench: ## measure the overlay on this machine
+	./START_MINER.sh bench
+
+once: ## one cycle of the miner, to its verdict
+	./START_MINER.sh once
+
+doctor: ## check this machine and its settings
+	./START_MINER.sh doctor
+
+hooks: install ## run the checks before each commit
+	.venv/bin/pre-commit install
+
+baseline: install ## accept what the secret scan finds now; read the difference before the commit
+	.venv/bin/detect-secrets scan --slim --no-verify >.secrets.baseline

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs every check of the project; arguments go to pytest: scripts/test.sh [PYTEST ARGUMENT...]
+#
+# Stages run in order and all of them run, so that one run shows everything; the first failure
+# decides the exit status. pytest comes last and its summary closes the output.
+set -euo pipefail
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
+scripts/install.sh dev
+export PATH="$PWD/.venv/bin:$PATH"
+
+status=0
+stage() {
+  local name=$1 since=$SECONDS
+  shift
+  printf '== %s\n' "$name"
+  if "$@"; then
+    printf '   %s: passed in %d s\n' "$name" $((SECONDS - since))
+  else
+    printf '   %s: FAILED\n' "$name"
+    status=1
+  fi
+}
+
+scan_secrets() {
+  git ls-files -z | xargs -0 detect-secrets-hook --no-verify --baseline .secrets.baseline || {
+    echo 'Not a secret? Look twice, then run `make baseline` and commit .secrets.baseline.'
+    return 1
+  }
+}
+
+stage format ruff format --check .
+stage lint ruff check .
+stage types mypy
+stage secrets scan_secrets
+stage kernels python scripts/compile_kernels.py
+printf '== tests\n'
+python -m pytest "$@" || status=$?
+exit "$status"
