@@ -100,8 +100,9 @@ def open_database(path: Path) -> sqlite3.Connection:
         raise  # locked or disk full: the file is sound
     except sqlite3.DatabaseError as error:
         database.close()
+        found = " ".join(str(error).split())
         raise ConfigError(
-            f"The journal {path} is damaged ({error}). It was left as it is. Put a backup in its "
+            f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in its "
             f"place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), or move "
             "it away to start anew; then a commitment that waits for its reveal is lost with its "
             "salt."

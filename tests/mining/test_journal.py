@@ -1,0 +1,237 @@
+"""The journal on a real file: what it keeps, what it refuses, and who may read it."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from parts import HOTKEY
+
+from neurons.errors import ConfigError
+from neurons.mining import cycle, journal, schema
+from neurons.mining.cycle import CLOSED, State, Submission
+from neurons.mining.journal import Journal, StaleSubmission
+
+COMMITTING = {
+    "fork_url": "https://github.com/alice/fork",
+    "commit_hash": "a" * 40,
+    "content_digest": "d",
+    "report": "reports/a.json",
+    "tokens_per_sec": 1234.5678901234567,
+    "vram_mb": 12.25,
+    "benchmarks": {"512": {"tokens_per_sec": 0.1 + 0.2, "vram_mb": 0.0}},
+    "salt": "5" * 64,
+    "commitment_hash": "c" * 64,
+    "round_id": 7,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
+    return log.create(
+        hotkey,
+        target,
+        mode="commit_reveal",
+        publish_at="before_commit",
+        api_url="https://api.example",
+        now=1.0,
+    )
+
+
+def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
+    return log.transition(submission, replace(submission, state=state, updated_at=2.0))
+
+
+def test_every_field_survives_a_reopening_to_the_bit(path: Path) -> None:
+    with Journal(path) as log:
+        first = new(log)
+        full = replace(
+            first,
+            **COMMITTING,
+            state=State.FAILED,
+            resume_state=State.COMMITTING,
+            auto_target=True,
+            submission_id=3,
+            reveal_block=99,
+            rank=1,
+            weight=0.6,
+            score=0.95,
+            weighted_score=7.5,
+            reason="lost",
+            remedy="none",
+            retry_at=1e9 + 0.1,
+            attempts=4,
+            updated_at=5.0,
+        )
+        log.transition(first, full)
+    with Journal(path) as log:
+        assert log.get(full.id) == full
+        assert all(getattr(full, field.name) is not None for field in fields(Submission))
+
+
+def test_the_salt_is_not_in_the_text_of_a_submission(path: Path) -> None:
+    with Journal(path) as log:
+        assert "5" * 64 not in repr(replace(new(log), **COMMITTING))
+
+
+def test_one_live_submission_for_each_hotkey_and_target(path: Path) -> None:
+    with Journal(path) as log:
+        first = new(log)
+        new(log, target=4096)
+        new(log, hotkey="5Other")
+        with pytest.raises(sqlite3.IntegrityError):
+            new(log)
+        held = log.transition(first, cycle.hold(first, "r", "m", 2.0))
+        with pytest.raises(sqlite3.IntegrityError):
+            new(log)
+        log.transition(held, cycle.abandon(held, "r", 3.0))
+        second = new(log)
+        assert log.live(HOTKEY, 2048) == second
+        assert [s.target_sequence_length for s in log.live_submissions(HOTKEY)] == [2048, 4096]
+
+
+def test_a_second_connection_cannot_make_a_second_live_one(path: Path) -> None:
+    with Journal(path) as one, Journal(path) as two:
+        new(one)
+        with pytest.raises(sqlite3.IntegrityError):
+            new(two)
+
+
+def test_a_change_and_its_event_are_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(path) as log:
+        first = new(log)
+        monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+        assert log.get(first.id) == first
+        assert len(log.events(first.id)) == 1
+
+
+def test_a_stale_writer_is_refused(path: Path) -> None:
+    with Journal(path) as log:
+        first = new(log)
+        log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+        with pytest.raises(StaleSubmission):
+            log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+
+
+def test_not_a_number_is_never_written(path: Path) -> None:
+    with Journal(path) as log:
+        first = new(log)
+        bad = {"512": {"tokens_per_sec": float("nan")}}
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            log.transition(first, replace(first, benchmarks=bad))
+        assert log.get(first.id) == first
+
+
+def test_only_the_owner_can_read_it(path: Path) -> None:
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)
+    with Journal(path) as log:
+        close(log, new(log))
+        files = list(path.parent.iterdir())
+        assert len(files) == 3  # with the -wal and the -shm
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_it_is_on_the_disk_before_a_call_returns(path: Path) -> None:
+    with Journal(path) as log:
+        assert log._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert log._database.execute("PRAGMA synchronous").fetchone()[0] == 2
+        assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
+
+
+@pytest.mark.parametrize("damage", ["replaced", "overwritten", "cut off"])
+def test_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
+    with Journal(path) as log:
+        for target in range(1, 200):
+            new(log, target)
+    whole = path.read_bytes()
+    content = {
+        "replaced": b"not a database, but long enough to look at" * 50,
+        "overwritten": whole[:4096] + b"\xff" * 8192 + whole[12288:],
+        "cut off": whole[: len(whole) // 2],
+    }[damage]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged.*backup.*\.recover"):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+def test_a_newer_version_is_refused_and_kept(path: Path) -> None:
+    Journal(path).close()
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("INSERT INTO applied (version, name) VALUES (99, 'of the future')")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"newer version.*99.*Update"):
+        Journal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="STATE_DIR"):
+        Journal(tmp_path / "file" / "journal.sqlite")
+
+
+def test_an_older_version_migrates_with_a_live_commitment_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        older.setattr(Journal, "_add_event", lambda *_: None)
+        with Journal(path) as log:
+            first = new(log)
+            live = log.transition(
+                first, replace(first, **COMMITTING, state=State.COMMITTING, updated_at=2.0)
+            )
+    with Journal(path) as log:
+        assert log.live(HOTKEY, 2048) == live
+        log.transition(live, cycle.fail(live, "r", 3.0, 0.0))
+        assert [event.state for event in log.events(live.id)] == [State.FAILED]
+    rows = sqlite3.connect(path).execute("SELECT version, name FROM applied").fetchall()
+    assert rows == [(1, "submissions"), (2, "events")]
+
+
+def test_the_index_knows_every_state_that_closes() -> None:
+    written = {f"'{state.value}'" for state in CLOSED}
+    assert set(schema.CLOSED_STATES.strip("()").split(", ")) == written
+
+
+def test_history_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "EVENTS_KEPT", 10)
+    monkeypatch.setattr(journal, "CLOSED_KEPT", 5)
+    with Journal(path) as log:
+        live = new(log, target=1)
+        for _ in range(30):
+            close(log, new(log))
+        count = log._database.execute("SELECT count(*) FROM events").fetchone()[0]
+        assert count == 10
+        assert len(log.latest(100)) == 6
+        assert log.live(HOTKEY, 1) == live
+
+
+def test_rejections_count_since_the_last_success_or_word_of_a_person(path: Path) -> None:
+    with Journal(path) as log:
+        assert log.rejections(HOTKEY) == 0
+        close(log, new(log), State.REJECTED)
+        close(log, new(log), State.VALIDATED)
+        close(log, new(log), State.REJECTED)
+        close(log, new(log, hotkey="5Other"), State.REJECTED)
+        close(log, new(log), State.UNRANKED)
+        close(log, new(log), State.REJECTED)
+        assert log.rejections(HOTKEY) == 2
+        held = new(log)
+        held = log.transition(held, cycle.hold(held, "r", "m", 2.0))
+        log.transition(held, cycle.resume(held, 3.0), kind="acknowledged")
+        assert log.rejections(HOTKEY) == 0
