@@ -29,7 +29,13 @@ def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
     port_file = folder / "port"
     child = subprocess.Popen(
         [sys.executable, "-m", "neurons.validator_api", "--port-file", str(port_file)],
-        env={**os.environ, "STATE_DIR": str(folder / "state"), "PORT": "0", **variables},
+        env={
+            **os.environ,
+            "ENV_FILE": os.devnull,
+            "STATE_DIR": str(folder / "state"),
+            "PORT": "0",
+            **variables,
+        },
         stderr=subprocess.PIPE,
         text=True,
     )
