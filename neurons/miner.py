@@ -34,7 +34,7 @@ from neurons.identity import (
 from neurons.machine import resolve_device
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
+from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import abandon, release, run_cycle, run_forever
 from neurons.mining.fork import open_fork
 from neurons.mining.journal import Journal
@@ -144,11 +144,18 @@ def mine(given: argparse.Namespace) -> int:
             settings.secrets(),
             settings.state_dir / "logs" / "miner.log",
         )
+        if embedded:
+            log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
-            _greet(context, given, embedded)
+            _greet(context, given)
             if given.command == "once":
                 return _once(context, embedded)
-            run_forever(context)
+
+            def after_cycle(submission: Submission) -> None:
+                if embedded and submission.closed:
+                    log.info(TO_THE_REAL_SUBNET)
+
+            run_forever(context, after_cycle)
     return 0
 
 
@@ -157,7 +164,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
     """Build every part; the embedded subnet lives as long as the context."""
     with ExitStack() as stack:
         if embedded:
-            subnet = stack.enter_context(EmbeddedSubnet(settings))
+            subnet = stack.enter_context(EmbeddedSubnet(settings, stop))
             settings, me = subnet.settings, subnet.identity
         else:
             me = load_identity(*_wallet(settings))
@@ -181,17 +188,13 @@ def _wallet(settings: Settings) -> tuple[str, str, Path]:
     return settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
 
-def _greet(context: Context, given: argparse.Namespace, embedded: bool) -> None:
+def _greet(context: Context, given: argparse.Namespace) -> None:
     """Say in a few lines what this run works with, and what is worth a warning."""
     settings = context.settings
     for sentence in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
         log.warning(sentence)
     if given.agent_iterations:
         log.warning("--agent-iterations is ignored: there is no tuner yet")
-    if embedded:
-        log.info(
-            "no .env: a throwaway hotkey, the fork, the API and a validator on this machine alone"
-        )
     if settings.device == "cpu":
         log.info(
             "no GPU: only short lengths are measured; claims keep well below the measurement "
@@ -273,7 +276,7 @@ def bench(given: argparse.Namespace) -> int:
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
         if embedded:
-            settings = EmbeddedSubnet(settings).settings
+            settings = EmbeddedSubnet(settings, threading.Event()).settings
         fork = open_fork(settings)
         fork.prepare()
         target = settings.target_sequence_length

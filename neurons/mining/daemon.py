@@ -63,7 +63,7 @@ def run_forever(context: Context) -> None:
         while True:
             context.wait(interval)
             if watch.wants_cycle():
-                run_cycle(context)
+                after_cycle(run_cycle(context))
     except Stopped:
         context.log.info("stopped")
 
