@@ -53,13 +53,15 @@ def run_cycle(context: Context) -> Submission:
     return _drive(submission, context)
 
 
-def run_forever(context: Context) -> None:
+def run_forever(
+    context: Context, after_cycle: Callable[[Submission], object] = lambda _: None
+) -> None:
     """Run cycles until stopped, each when there is something new to submit."""
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
         if _live(context) is not None or watch.wants_cycle():
-            run_cycle(context)
+            after_cycle(run_cycle(context))
         while True:
             context.wait(interval)
             if watch.wants_cycle():

@@ -1,0 +1,172 @@
+"""The embedded subnet: when it is chosen, what its settings are, and that its processes stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from neurons import embedded
+from neurons.embedded import Child, EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.settings import Settings
+
+NOWHERE = Path(os.devnull)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "expected"),
+    [
+        ({}, {}, True),
+        ({"netuid": "3"}, {"GITHUB_TOKEN": "ghp_x", "LOG_FORMAT": "json"}, True),
+        ({}, {"VALIDATOR_API_URL": "https://example.org"}, False),
+        ({}, {"FORK_REMOTE": "/srv/fork.git"}, False),
+        ({"repo_path": "/srv/fork"}, {}, False),
+    ],
+)
+def test_embedded_only_when_nothing_names_a_subnet(
+    flags: dict[str, object], environ: dict[str, str], expected: bool, tmp_path: Path
+) -> None:
+    assert is_embedded(flags, NOWHERE, environ) is expected
+    present = tmp_path / ".env"
+    present.touch()
+    assert not is_embedded(flags, present, environ)
+
+
+def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path: Path) -> None:
+    environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
+    flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
+    settings = embedded_settings(flags, environ)
+    assert settings.github_token is None
+    assert settings.subtensor_network == "offline"
+    assert settings.state_dir == tmp_path / "embedded"
+    assert settings.wallet_path.is_relative_to(settings.state_dir)
+    assert (settings.claim_runs, settings.target_sequence_length) == (5, 512)
+    assert settings.claim_headroom == 0.5
+
+
+def test_a_gpu_measures_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "resolve_device", lambda device: "cuda")
+    settings = embedded_settings({"state_dir": tmp_path}, {})
+    assert (settings.device, settings.target_sequence_length) == ("cuda", "auto")
+    assert settings.claim_headroom == 0.03
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(embedded, "RESTART_SECONDS", (0.05, 0.1))
+    monkeypatch.setenv("GITHUB_TOKEN", "ghp_canary")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return embedded_settings({"state_dir": tmp_path, "device": "cpu"}, os.environ)
+
+
+@pytest.fixture
+def subnet(settings: Settings) -> Iterator[EmbeddedSubnet]:
+    with EmbeddedSubnet(settings, threading.Event()) as running:
+        yield running
+
+
+def pid_of(subnet: EmbeddedSubnet, index: int) -> int | None:
+    process = subnet._children[index].process
+    return process.pid if process is not None and process.poll() is None else None
+
+
+def health(subnet: EmbeddedSubnet) -> bool:
+    try:
+        return httpx.get(f"{subnet.settings.validator_api_url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_killed_child_comes_back_at_the_same_address(subnet: EmbeddedSubnet) -> None:
+    assert health(subnet)
+    wait_for(lambda: pid_of(subnet, 1))
+    for index in (0, 1):
+        old = pid_of(subnet, index)
+        assert old is not None
+        environ = Path(f"/proc/{old}/environ").read_bytes()
+        assert b"canary" not in environ
+        os.kill(old, signal.SIGKILL)
+        wait_for(lambda: pid_of(subnet, index) not in (None, old))  # noqa: B023
+    wait_for(lambda: health(subnet))
+
+
+def test_the_next_run_finds_hotkey_port_and_remote_again(settings: Settings) -> None:
+    with EmbeddedSubnet(settings, threading.Event()) as first:
+        wait_for(lambda: pid_of(first, 1))
+        pids = [pid_of(first, index) for index in (0, 1)]
+    assert not any(is_alive(pid) for pid in pids if pid)
+    second = EmbeddedSubnet(settings, threading.Event())
+    assert second.identity.hotkey == first.identity.hotkey
+    assert second.settings == first.settings
+    database = settings.state_dir / "validator_api.db"
+    assert sqlite3.connect(database).execute("PRAGMA quick_check").fetchone() == ("ok",)
+
+
+def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
+    stop = threading.Event()
+    stop.set()
+    subnet = EmbeddedSubnet(settings, stop)
+    started = time.monotonic()
+    with pytest.raises(embedded.Stopped), subnet:
+        pass
+    assert time.monotonic() - started < 5
+    assert not subnet._thread.is_alive()
+
+
+def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> None:
+    (settings.state_dir / "validator_api.db").mkdir(parents=True)
+    with pytest.raises(embedded.QuasarError, match=r"does not start; see .*api\.log"):
+        EmbeddedSubnet(settings, threading.Event()).__enter__()
+
+
+def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, time; from pathlib import Path; from neurons.embedded import Child\n"
+        f"child = Child('c', ['http.server', '0'], dict(os.environ), Path('{tmp_path}/log'))\n"
+        "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    wait_for(lambda: "Serving" in (tmp_path / "log").read_text() or not is_alive(pid))
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_alive(pid), 5)
+
+
+def test_a_log_that_grows_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOG_BYTES", 100)
+    child = Child("c", ["http.server", "0"], dict(os.environ), tmp_path / "log")
+    child.watch()
+    try:
+        child.log_file.write_text("x" * 200)
+        child.watch()
+        assert child.log_file.stat().st_size < 100
+    finally:
+        child.ask_to_stop()
+        child.stop()
