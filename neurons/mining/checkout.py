@@ -32,7 +32,7 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
     top = Path(tool.rev_parse("--show-toplevel"))
     if top.resolve() != tool.folder.resolve():
         raise Held(
-            f"REPO_PATH={tool.folder} lies inside the checkout {top}.",
+            f"REPO_PATH={tool.folder} is not the top of its checkout, which is {top}.",
             "Set REPO_PATH to the top folder of your fork's checkout.",
         )
     names = set(tool.config("--list", "--name-only", "-z").split("\0"))

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -43,7 +44,8 @@ class Fork:
         upstream_url: where the first commit comes from when the fork is empty or not there yet.
         worktree: the folder of the miner's own clone.
         branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
-        token: sent to the fork's https host alone, by the environment of single git calls.
+        token: sent to one host alone, by the environment of single git calls.
+        token_host: that host; by default `remote_url`'s.
         repo_path: an existing checkout to use instead of a clone.
         timeout: seconds a git call may take; the first fetch may take five times that.
         author: `name <email>` of the commits.
@@ -65,6 +67,7 @@ class Fork:
         branch: str = "quasar",
         *,
         token: SecretStr | str | None = None,
+        token_host: str | None = None,
         repo_path: Path | None = None,
         timeout: float = 120.0,
         author: str = AUTHOR,
@@ -77,11 +80,14 @@ class Fork:
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
         value = token.get_secret_value() if isinstance(token, SecretStr) else token
-        self._token = Token(value) if value else None
+        self._token: Token | None = None
         self._own = repo_path is None
-        self._named_remote = None
+        self._named_remote: Remote | None = None
         if remote_url is not None and self._own:
             self._named_remote = self._parsed(remote_url, "FORK_REMOTE")
+            token_host = token_host or self._named_remote.host
+        if value:
+            self._token = Token(value, token_host or "github.com")
         self._upstream = self._parsed(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
@@ -209,7 +215,7 @@ class Fork:
 
     def _parsed(self, url: str, name: str) -> Remote:
         try:
-            return parse_remote(url, with_token=self._token is not None)
+            return parse_remote(url)
         except ValueError as error:
             raise ConfigError(f"{name}: {error} Give an https address or a path.") from None
 
@@ -287,18 +293,16 @@ class Fork:
 
 def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
     """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
-    worktree = settings.state_dir / "fork"
-    upstream = settings.fork_upstream_url
-    remote = settings.fork_remote
+    remote, upstream = settings.fork_remote, settings.fork_upstream_url
+    web = web_address(settings.github_api_url)
     create: Callable[[], str] | None = None
     if settings.repo_path is None and remote is None:
         owner, name = settings.github_username, settings.github_fork_name
         token = settings.github_token
         if not owner or token is None:
             raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
-        host = web_address(settings.github_api_url)
-        remote = f"{host}/{owner}/{name}.git"
-        upstream = upstream or f"{host}/{settings.github_upstream}.git"
+        remote = f"{web}/{owner}/{name}.git"
+        upstream = upstream or f"{web}/{settings.github_upstream}.git"
         api, parent, secret = settings.github_api_url, settings.github_upstream, token
 
         def create() -> str:
@@ -307,9 +311,10 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
     return Fork(
         remote,
         upstream,
-        worktree,
+        settings.state_dir / "fork",
         settings.fork_branch,
         token=settings.github_token,
+        token_host=urlsplit(web).netloc.lower(),
         repo_path=settings.repo_path,
         create=create,
         stop=stop,

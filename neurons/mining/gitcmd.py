@@ -29,6 +29,11 @@ os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 import git
 
+MINIMUM_GIT = (2, 32)
+"""The first git that takes all its settings from the environment when told so."""
+
+_ACCEPTED: set[str] = set()
+
 _INHERITED = re.compile(
     r"PATH|TMPDIR|LD_LIBRARY_PATH|SSH_AUTH_SOCK|SSL_CERT_(FILE|DIR)|(https?|all|no)_proxy", re.I
 )
@@ -88,10 +93,10 @@ class HardenedGit(git.Git):
     def online(
         self, remote: Remote, token: Token | None, command: str, *args: str, timeout: float = 0
     ) -> str:
-        """Run a command that talks to `remote`; only such a call sees the token."""
+        """Run a command that talks to `remote`; only such a call, to its host, has the token."""
         env = {"GIT_ALLOW_PROTOCOL": remote.protocol}
         config = dict(self.overrides)
-        if token and remote.protocol in ("http", "https"):
+        if token and remote.protocol in ("http", "https") and token.host == remote.host:
             config[f"http.{remote.origin}.extraHeader"] = f"Authorization: Basic {token.basic}"
         env.update(self._configuration(config))
         return str(
@@ -107,6 +112,8 @@ class HardenedGit(git.Git):
 
     def execute(self, command: Any, *args: Any, **options: Any) -> Any:
         """Run git with a clean environment, in its own process group, under a deadline."""
+        if command[1:] != ["version"]:
+            self._require_version()
         env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
         env |= _ENVIRONMENT | self._configuration(self.overrides)
         # A broken clone must not make git fall back on a repository further up.
@@ -119,6 +126,15 @@ class HardenedGit(git.Git):
         if options.get("with_extended_output"):
             return status, output, complaint
         return output
+
+    def _require_version(self) -> None:
+        """Refuse a git that would ignore what its environment says. Asked once for each PATH."""
+        path = os.environ.get("PATH", "")
+        if path not in _ACCEPTED:
+            if self.version_info < MINIMUM_GIT:
+                found, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
+                raise ConfigError(f"git {found} is too old. Install git {least} or newer.")
+            _ACCEPTED.add(path)
 
     def _configuration(self, config: Mapping[str, str]) -> dict[str, str]:
         """Return the settings as environment variables: they outrank a repository's own."""

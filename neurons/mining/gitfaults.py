@@ -72,7 +72,7 @@ _LASTING: tuple[tuple[str, str, str], ...] = (
     (
         r"not a git repository|must be run in a work tree",
         "The folder is no git checkout.",
-        "Correct or unset REPO_PATH; a clone of the miner's own is made anew when moved away.",
+        "Set REPO_PATH to the top folder of your fork's checkout, or unset it.",
     ),
     (
         r"dubious ownership",

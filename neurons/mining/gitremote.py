@@ -29,6 +29,11 @@ class Remote:
         return f"{parts.scheme}://{parts.netloc}/"
 
     @property
+    def host(self) -> str:
+        """Host and port, in lower case."""
+        return urlsplit(self.url).netloc.lower()
+
+    @property
     def path(self) -> Path:
         """The folder of a file remote."""
         return Path(unquote(urlsplit(self.url).path))
@@ -86,9 +91,10 @@ def _ssh(text: str, host: str, path: str, with_token: bool) -> Remote:
 
 @dataclass(frozen=True)
 class Token:
-    """A token that prints as nothing, and the header that carries it."""
+    """A token that prints as nothing, the one host it is for, and the header that carries it."""
 
     value: str = field(repr=False)
+    host: str = ""
 
     def __post_init__(self) -> None:
         register_secret(self.value)
@@ -96,4 +102,5 @@ class Token:
 
     @property
     def basic(self) -> str:
+        """The token as HTTP's basic authentication has it."""
         return base64.b64encode(f"x-access-token:{self.value}".encode()).decode()

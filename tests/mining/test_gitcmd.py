@@ -135,6 +135,16 @@ def test_the_upstream_gets_no_token(host: GitHub, tmp_path: Path) -> None:
     assert not [headers for headers in upstream if "Authorization" in headers]
 
 
+def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    fork_of(host, tmp_path, token_host="github.com").prepare()
+    run_git(tmp_path, "clone", "-q", f"{host.url}/{NAME}.git", "mine")
+    mine = Fork(None, None, tmp_path / "unused", repo_path=tmp_path / "mine", token=CANARY)
+    mine.prepare()
+    assert host.seen
+    assert not [headers for _, headers in host.seen if "Authorization" in headers]
+
+
 @pytest.mark.parametrize("token", [None, "expired-" + CANARY])
 def test_a_missing_or_expired_token_is_held_naming_the_scope(
     host: GitHub, tmp_path: Path, token: str | None
@@ -240,6 +250,16 @@ def test_without_git_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="git is not installed"):
+        HardenedGit(tmp_path).status()
+
+
+def test_a_git_that_ignores_its_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"git 2\.25\.1 is too old"):
         HardenedGit(tmp_path).status()
 
 
