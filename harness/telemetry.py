@@ -64,7 +64,8 @@ def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snaps
     try:
         gpu = _handle(nvml, environ)
         power = read(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
-        memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu))
+        # The second version leaves out what the driver keeps for itself.
+        memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))
         violation = read(
             lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL)
         )

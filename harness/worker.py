@@ -100,16 +100,16 @@ def _probe(job: Job) -> Mapping[str, Any]:
 
 
 def _gate(job: Job) -> Mapping[str, Any]:
+    import torch
+
     from harness.gate import run_gate  # remembers the true clock before the tree comes in
 
-    tree = Path(job.tree or "")
-    loaded = load_tree(tree)
+    loaded = load_tree(Path(job.tree or ""))
+    device = _device(job.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
     result = run_gate(
-        loaded.operator,
-        loaded.layer_class,
-        job.length,
-        _device(job.device),
-        source_digest=job.source_digest,
+        loaded.operator, loaded.layer_class, job.length, device, source_digest=job.source_digest
     )
     return result.model_dump(mode="json")
 
