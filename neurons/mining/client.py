@@ -26,6 +26,7 @@ from neurons.protocol import (
     SIGNATURE_HEADER,
     CommitReply,
     CommitRequest,
+    Message,
     PendingReveals,
     RegisterReply,
     RegisterRequest,
@@ -110,7 +111,7 @@ class ApiClient:
 
     def health(self) -> None:
         """GET /health; returns when the server is up."""
-        self._get("/health", BaseModel)
+        self._get("/health", Message)
 
     def current_round(self) -> Round:
         """GET /get_current_round, which also starts a round where none is active."""

@@ -1,0 +1,55 @@
+"""One life of the miner that kills itself with SIGKILL at a named moment.
+
+Usage: crash_child.py STATE_DIR API_URL MOMENT, where MOMENT is `before` or `after`, a colon, and a
+state that the journal goes to or a path that is called; or `never`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from parts import Key, Waits, make_context
+
+from neurons.mining.client import ApiClient
+from neurons.mining.daemon import run_cycle
+from neurons.mining.journal import Journal
+
+
+def main(state_dir: Path, url: str, moment: str) -> None:
+    """Run one cycle and print its end."""
+
+    def pass_by(when: str, what: str) -> None:
+        if f"{when}:{what}" == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Transport(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            pass_by("before", request.url.path)
+            response = super().handle_request(request)
+            pass_by("after", request.url.path)
+            return response
+
+    class Dying(Journal):
+        def transition(self, before: Any, after: Any, **names: Any) -> Any:
+            pass_by("before", after.state.value)
+            result = super().transition(before, after, **names)
+            pass_by("after", after.state.value)
+            return result
+
+    context = make_context(
+        state_dir,
+        url,
+        client=ApiClient(url, Key(), transport=Transport()),
+        journal=Dying(state_dir / "journal.sqlite"),
+        waiter=Waits(),
+    )
+    sys.stdout.write(run_cycle(context).state.value)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,88 @@
+"""kill -9 of a real process at every boundary of the journal and of the calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parts import HOTKEY, make_context
+from stand_in import StandIn
+
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle
+from neurons.mining.journal import Journal
+from neurons.protocol import commitment_hash
+
+HERE = Path(__file__).parent
+MOMENTS = [
+    f"{when}:{what}"
+    for what in (
+        "PUBLISHED",
+        "MEASURED",
+        "CLAIMED",
+        "COMMITTING",
+        "/commit_submission",
+        "COMMITTED",
+        "REVEALING",
+        "/reveal_submission",
+        "REVEALED",
+        "/get_weights",
+        "VALIDATED",
+    )
+    for when in ("before", "after")
+]
+
+
+def live(state_dir: Path, url: str, moment: str) -> subprocess.CompletedProcess[str]:
+    """Run one life of the miner."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    return subprocess.run(
+        [sys.executable, str(HERE / "crash_child.py"), str(state_dir), url, moment],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_miner_finishes_the_same_submission(
+    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+) -> None:
+    died = live(tmp_path, url, moment)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        left = journal.latest()[0]
+    done = run_cycle(make_context(tmp_path, url))
+
+    # After the last boundary the submission is over, and a new one is right.
+    assert done.id == (2 if moment == "after:VALIDATED" else left.id)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == done.id
+    assert stand_in.count("/commit_submission") == done.id
+    assert stand_in.count("/reveal_submission") == done.id
+    assert stand_in.hash_mismatches == 0
+    if left.salt is not None:
+        assert commitment_hash(left.salt, str(left.fork_url)) == left.commitment_hash
+        first = next(r.body for r in stand_in.requests if r.path == "/commit_submission")
+        assert first["commitment_hash"] == left.commitment_hash
+    if left.state not in (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED):
+        assert left.salt is not None
+
+
+def test_a_miner_that_is_killed_again_and_again_gets_there(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
+        assert live(tmp_path, url, moment).returncode == -signal.SIGKILL
+    last = live(tmp_path, url, "never")
+    assert last.stdout.endswith("VALIDATED"), last.stderr
+    assert len(stand_in.rows) == 1
+    assert stand_in.count("/reveal_submission") == 1
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        assert journal.live(HOTKEY, 2048) is None
