@@ -26,8 +26,8 @@ class DisturbedBench(StandInBench):
         measurement = super().__call__(*arguments, **names)
         if len(self.calls) > self.disturbed:
             return measurement
-        idle = Snapshot(memory_used_mb=30_000.0)
-        telemetry = Telemetry(idle=idle, before=idle, after=idle)
+        used = Snapshot(memory_used_mb=30_000.0)
+        telemetry = Telemetry(before=used, after=used)
         faster = {"telemetry": telemetry, "tokens_per_sec": 1e9}
         return measurement.model_copy(update=faster)
 
