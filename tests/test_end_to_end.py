@@ -193,7 +193,7 @@ def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
 def test_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
-    process = miner.start("run")
+    process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
     wait_for(lambda: any("harness.worker" in one for one in miner.descendants()), 60, "worker")
     process.send_signal(signal.SIGTERM)
     started = time.monotonic()

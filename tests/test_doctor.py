@@ -1,0 +1,209 @@
+"""The doctor: each failure is found on a real counterpart and comes with its remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report import Environment
+from harness.runner import MeasurementError
+from neurons import doctor
+from neurons.identity import create_throwaway
+from neurons.machine import Gpu
+from neurons.settings import Settings, load_settings
+
+TOKEN = "ghp_canary0123456789abcdef0123456789abcd"
+
+
+class Server(ThreadingHTTPServer):
+    """Stands for the validator API and for GitHub; a test sets what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status = 200
+        self.clock_offset = 0.0
+        self.scopes: str | None = "gist, public_repo"
+        self.seen: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.headers.get("Authorization"))
+        body = json.dumps({"login": "Ada"} if self.path == "/user" else {"status": "ok"}).encode()
+        self.send_response_only(self.server.status)
+        self.send_header("Date", formatdate(time.time() + self.server.clock_offset, usegmt=True))
+        if self.path == "/user" and self.server.scopes is not None:
+            self.send_header("X-OAuth-Scopes", self.server.scopes)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture
+def settings(server: Server, tmp_path: Path) -> Settings:
+    create_throwaway(tmp_path, "w", "hot")
+    environ = {
+        "VALIDATOR_API_URL": server.url,
+        "GITHUB_API_URL": server.url,
+        "GITHUB_TOKEN": TOKEN,
+        "GITHUB_USERNAME": "ada",
+        "WALLET_MINER_NAME": "w",
+        "WALLET_HOTKEY": "hot",
+        "WALLET_PATH": str(tmp_path),
+        "STATE_DIR": str(tmp_path / "state"),
+        "SUBTENSOR_NETWORK": "offline",
+        "DEVICE": "cpu",
+    }
+    return load_settings(environ=environ, env_file=Path("/dev/null"), process="miner")
+
+
+def environment(**changes: Any) -> Environment:
+    values: dict[str, Any] = {
+        "device": "cpu", "platform": "p", "python": "3.11", "torch": "2.9.0", "triton": "3.5.0",
+        "cuda": None, "gpu": None, "gpu_memory_mb": None, "compute_capability": None,
+        "driver": None, "cpu_count": 2,
+    }  # fmt: skip
+    return Environment(**{**values, **changes})
+
+
+def test_a_good_machine_has_no_failure(settings: Settings) -> None:
+    checks = list(doctor.examine(settings, embedded=False))
+    names = [check.name for check in checks]
+    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "wallet"]
+    assert names == [*expected, "api", "clock", "token", "registration"]
+    assert [check for check in checks if check.level == "failure"] == []
+    assert all(check.remedy for check in checks if check.level != "ok")
+
+
+def test_embedded_looks_at_this_machine_only(settings: Settings, server: Server) -> None:
+    names = {check.name for check in doctor.examine(settings, embedded=True)}
+    assert names == {"python", "torch", "triton", "gpu", "nvcc", "git", "disk", "settings"}
+    assert server.seen == []
+
+
+def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
+    def broken(*, device: str) -> Environment:
+        raise MeasurementError("the worker died with status 1", "crash", "x\nNo module 'torch'")
+
+    (check,) = doctor.software("cpu", broken)
+    assert (check.name, check.level) == ("torch", "failure")
+    assert "No module 'torch'" in check.detail
+    assert "scripts/install.sh" in check.remedy
+
+
+def test_a_gpu_run_needs_a_cuda_build_and_triton() -> None:
+    torch, triton = doctor.software("cuda", lambda device: environment(triton=None))
+    assert (torch.level, triton.level) == ("failure", "failure")
+    torch, triton = doctor.software(
+        "cuda", lambda device: environment(device="cuda", cuda="13.0", gpu="H200")
+    )
+    assert (torch.level, triton.level) == ("ok", "ok")
+    _, triton = doctor.software("cpu", lambda device: environment(triton=None))
+    assert triton.level == "ok"
+
+
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpus", list)
+    assert doctor.gpu("cpu").level == "ok"
+    missing = doctor.gpu("cuda")
+    assert missing.level == "failure"
+    assert "nvidia-smi" in missing.remedy
+    monkeypatch.setattr(doctor, "gpus", lambda: [Gpu("NVIDIA H200", 143_360.0, "580.1")])
+    assert doctor.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
+
+
+@pytest.mark.parametrize(("script", "level"), [("git version 2.20.1", "failure"), ("", "failure")])
+def test_git_too_old_or_broken(
+    script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\necho '{script}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.git().level == level
+    program.unlink()
+    assert doctor.git().detail == "not found"
+
+
+@pytest.mark.parametrize(("free", "level"), [(0.5e9, "failure"), (2e9, "warning"), (9e9, "ok")])
+def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")(1e12, 0, free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert doctor.disk(tmp_path / "not" / "yet" / "made").level == level
+
+
+def test_wallet(settings: Settings, tmp_path: Path) -> None:
+    missing = settings.model_copy(update={"wallet_hotkey": "other"})
+    (check,) = doctor.wallet(missing)
+    assert check.level == "failure"
+    assert "btcli wallet new-hotkey" in check.remedy
+    (tmp_path / "w" / "coldkey").write_text("{}")
+    found, coldkey = doctor.wallet(settings)
+    assert found.level == "ok"
+    assert coldkey.level == "warning"
+
+
+def test_an_api_out_of_reach(settings: Settings, server: Server) -> None:
+    (check,) = doctor.api(settings.model_copy(update={"validator_api_url": "http://127.0.0.1:9"}))
+    assert check.level == "failure"
+    assert "VALIDATOR_API_URL" in check.remedy
+    server.status = 502
+    (check,) = doctor.api(settings)
+    assert "answers 502" in check.detail
+
+
+@pytest.mark.parametrize(("offset", "level"), [(3600, "warning"), (-3600, "warning"), (5, "ok")])
+def test_clock(offset: float, level: str, settings: Settings, server: Server) -> None:
+    server.clock_offset = offset
+    _, clock = doctor.api(settings)
+    assert (clock.name, clock.level) == ("clock", level)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "level"),
+    [("repo", "ok"), ("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")],
+)
+def test_token_scope(scopes: str | None, level: str, settings: Settings, server: Server) -> None:
+    server.scopes = scopes
+    check = doctor.token(settings)
+    assert check.level == level
+    assert server.seen == [f"Bearer {TOKEN}"]
+    assert TOKEN not in check.detail + check.remedy
+
+
+def test_token_expired_or_of_another_account(settings: Settings, server: Server) -> None:
+    other = settings.model_copy(update={"github_username": "bob"})
+    assert "belongs to Ada" in doctor.token(other).detail
+    server.status = 401
+    assert doctor.token(settings).level == "failure"
+    away = settings.model_copy(update={"github_api_url": "http://127.0.0.1:9"})
+    assert "does not answer" in doctor.token(away).detail
