@@ -133,7 +133,10 @@ def _time(job: Job) -> Mapping[str, Any]:
         raise WorkerError(str(error), "gate") from error
     telemetry = None
     if before is not None and timing.gpu is not None:
-        telemetry = {"before": before.model_dump(), "after": timing.gpu.model_dump()}
+        telemetry = {
+            name: state.model_dump(mode="json")
+            for name, state in (("before", before), ("after", timing.gpu))
+        }
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
     return {
         "length": job.length,

@@ -61,7 +61,7 @@ def _fresh():
 @pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 512, 1000, 4096, 65_537, 1_000_000])
 def test_output_matches_float64(T):
     inputs = layer_like(T)
-    oracle = quasar_recurrence if T <= 1000 else quasar_chunked
+    oracle = quasar_recurrence if T <= 512 else quasar_chunked
     expected, state = oracle(*inputs)
     o, final = chunk_quasar(*inputs, output_final_state=True)
     assert_close(o, expected, LIMIT[torch.bfloat16])
@@ -71,7 +71,7 @@ def test_output_matches_float64(T):
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
 def test_every_dtype_and_width(dtype, heads, width):
-    inputs = layer_like(777, B=2, heads=heads, width=width, dtype=dtype)
+    inputs = layer_like(333, B=2, heads=heads, width=width, dtype=dtype)
     o, _ = chunk_quasar(*inputs)
     assert_close(o, quasar_recurrence(*inputs)[0], LIMIT[dtype])
 
@@ -183,17 +183,17 @@ def test_more_elements_than_32_bits_count():
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
 def test_gradients_match_float64(packed, dtype, heads, width):
-    T = 1500
+    T = 700
     q, k, v, beta = layer_like(T, heads=heads, width=width, dtype=dtype)
     n = 3 if packed else 1
-    cu = torch.tensor([0, 500, 500, T], device="cuda") if packed else None
+    cu = torch.tensor([0, 200, 200, T], device="cuda") if packed else None
     initial = torch.randn(n, heads, width, width, device="cuda")
     leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
     wide = [x.detach().double().requires_grad_() for x in leaves]
     do, dstate = torch.randn_like(q), torch.randn_like(initial)
     o, final = chunk_quasar(*leaves, True, cu)
     torch.autograd.backward([o, final], [do, dstate])
-    expected = quasar_recurrence(*wide, cu)
+    expected = quasar_chunked(*wide, cu)
     torch.autograd.backward(list(expected), [do.double(), dstate.double()])
     for x, w in zip(leaves, wide, strict=True):
         assert relative_rms(x.grad, w.grad) <= 1e-2
