@@ -153,7 +153,8 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")
     parser.add_argument("--json", type=Path, help="write the table there as JSON")
     args = parser.parse_args()
-    rows = compile_all(args.arch or (SHARED_LIMIT_KIB if args.all else ARCHITECTURES), args.match)
+    archs = args.arch or (sorted(SHARED_LIMIT_KIB) if args.all else ARCHITECTURES)
+    rows = compile_all(archs, args.match)
     if not rows:
         parser.error(f"no kernel's name contains {args.match!r}")
     print(_table(rows))

@@ -80,8 +80,10 @@ explain_failure() {
   say "pip failed; all of its output is in $log"
   if grep -qi 'no space left on device\|disk quota exceeded' "$log"; then
     stop 'The disk is full (pip also writes to its cache and to TMPDIR). Free some space, start again.'
-  elif grep -qi 'failed to establish\|name resolution\|max retries\|read timed out\|connection \(refused\|reset\|aborted\|broken\)' "$log"; then
-    say 'The package index could not be reached. Check the network and proxy, then start again.'
+  elif grep -qiE 'failed to establish|name resolution|max retries|read timed out' "$log" ||
+    grep -qE 'Connection(Error|Reset|Refused)|from versions: none' "$log"; then
+    say 'The package index could not be reached, or lacks a package. Check the network, proxy and' \
+      'pip configuration, then start again.'
   else
     say 'The message above is from pip. Mend what it names, then start again.'
   fi

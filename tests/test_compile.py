@@ -1,0 +1,149 @@
+"""compile_kernels: what it reads from machine code, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import compile_kernels
+import pytest
+import triton
+import triton.language as tl
+from compile_kernels import SHARED_LIMIT_KIB, Compiled, compile_all, compile_cuda, find_nvcc
+
+from quasar_kernels.compile_specs import CompileSpec, compile_specs
+from quasar_kernels.contract import OVERLAY
+from quasar_kernels.mount import mount
+
+mount()
+
+CUDA = """\
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+extern "C" __global__ void tile_product(const __nv_bfloat16* x, float* y) {
+  __shared__ float tile[1024];
+  unsigned a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {4, threadIdx.x};
+  float c[4] = {};
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  tile[threadIdx.x] = c[0] + __bfloat162float(x[threadIdx.x]);
+  __syncthreads();
+  y[threadIdx.x] = tile[(threadIdx.x * 7) % 1024] + c[1] + c[2] + c[3];
+}
+"""
+
+needs_nvcc = pytest.mark.skipif(
+    find_nvcc() is None or shutil.which("g++") is None, reason="needs nvcc and g++"
+)
+
+
+@triton.jit
+def tile_product_kernel(x, y, N, BM: tl.constexpr, BK: tl.constexpr):
+    rows = tl.arange(0, BM)
+    cols = tl.arange(0, BK)
+    out = tl.zeros([BM, BM], tl.float32)
+    for i in range(N):
+        a = tl.load(x + i * BM * BK + rows[:, None] * BK + cols[None, :])
+        b = tl.load(y + i * BM * BK + cols[:, None] * BM + rows[None, :])
+        out += tl.dot(a, b)
+    tl.store(y + rows[:, None] * BM + rows[None, :], out.to(tl.bfloat16))
+
+
+@triton.jit
+def broken_kernel(x, BM: tl.constexpr):
+    tl.store(x + tl.arange(0, BM), undefined_name)  # noqa: F821
+
+
+def tile_product(stages: int) -> CompileSpec:
+    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
+    return CompileSpec(
+        "tile product", tile_product_kernel, types, {"BM": 128, "BK": 128}, 8, stages
+    )
+
+
+@pytest.fixture
+def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
+    monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
+    monkeypatch.setattr(compile_kernels, "compile_specs", list)
+    return tmp_path
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", [80, 90])
+def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> None:
+    source = tmp_path / "tile.cu"
+    source.write_text(CUDA)
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    (row,) = compile_cuda(source, nvcc, arch)
+    assert (row.kernel, row.arch, row.error) == ("tile.cu: tile_product", arch, "")
+    reserved = 1024 if arch >= 90 else 0  # the system keeps 1 KiB a block from Hopper on
+    assert row.shared == 4096 + reserved
+    assert 8 <= row.registers <= 255
+
+
+@needs_nvcc
+def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
+    (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')
+    (overlay / "empty.cu").write_text("// nothing\n")
+    (overlay / "good.cu").write_text(CUDA)
+    errors = {row.kernel: row.error for row in compile_all([86])}
+    assert "no_such_call" in errors.pop("bad.cu")
+    assert "no kernel" in errors.pop("empty.cu")
+    assert errors == {"good.cu: tile_product": ""}
+
+
+def test_shared_memory_over_the_limit_of_the_gpu_is_an_error(
+    overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [tile_product(3), CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64})]
+    monkeypatch.setattr(compile_kernels, "compile_specs", lambda: specs)
+    rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
+    tile = rows["tile product", 86]
+    # two tiles of 128 x 128 bf16 are 64 KiB a stage
+    assert tile.shared > 99 * 1024
+    assert "shared memory" in tile.error
+    assert rows["tile product", 90].error == ""
+    assert rows["tile product", 90].shared <= 227 * 1024
+    assert "undefined_name" in rows["broken", 86].error
+
+
+def test_every_kernel_of_the_overlay_is_described() -> None:
+    described = {id(spec.kernel) for spec in compile_specs()}
+    missing, found = [], 0
+    for path in sorted((OVERLAY / "fla/ops/quasar").glob("*.py")):
+        module = importlib.import_module(f"fla.ops.quasar.{path.stem}")
+        for name, value in vars(module).items():
+            if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
+                found += 1
+                missing += [] if id(value) in described else [f"{path.name}: {name}"]
+    assert found
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block has 101376")]
+)
+def test_the_exit_status_tells(
+    status: int,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    rows = [Compiled("kernel", 86, 64, 0, 200_000, error)]
+    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match: rows)
+    monkeypatch.setattr("sys.argv", ["compile_kernels.py", "--json", str(tmp_path / "rows.json")])
+    assert compile_kernels.main() == status
+    assert error in capsys.readouterr().out
+    assert '"shared": 200000' in (tmp_path / "rows.json").read_text()
+
+
+def test_every_supported_gpu_has_a_limit() -> None:
+    assert set(compile_kernels.ARCHITECTURES) <= set(SHARED_LIMIT_KIB)
