@@ -23,7 +23,7 @@ def ban_left(session: Session, ip_address: str, now: datetime) -> timedelta | No
 
 def record_failure(session: Session, ip_address: str, now: datetime) -> None:
     """Count a failure against the address; the fifth one bans it."""
-    row = session.get(IpBan, ip_address, with_for_update=True)
+    row = session.get(IpBan, ip_address)
     if row is None:
         row = IpBan(ip_address=ip_address, failure_count=0)
         session.add(row)
@@ -37,6 +37,6 @@ def record_failure(session: Session, ip_address: str, now: datetime) -> None:
 
 def record_success(session: Session, ip_address: str) -> None:
     """Forget the failures counted so far; a ban that stands is served to its end."""
-    row = session.get(IpBan, ip_address, with_for_update=True)
+    row = session.get(IpBan, ip_address)
     if row is not None and row.banned_until is None:
         row.failure_count = 0

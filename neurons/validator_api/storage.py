@@ -20,7 +20,7 @@ from sqlalchemy import (
     make_url,
 )
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from neurons.errors import ConfigError
@@ -28,7 +28,8 @@ from neurons.errors import ConfigError
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 30
-ATTEMPTS = 5
+WRITE_LOCK = 24
+"""The number of PostgreSQL's advisory lock that writers share."""
 
 
 class Base(DeclarativeBase):
@@ -131,8 +132,6 @@ class Storage:
 
     def __init__(self, database_url: str) -> None:
         self._engine = _engine(database_url)
-        # "writes" makes SQLite take its write lock at BEGIN, so that a read cannot go stale
-        # between the check and the insert.
         self._writers = sessionmaker(self._engine.execution_options(writes=True))
         self._readers = sessionmaker(self._engine)
         try:
@@ -157,17 +156,11 @@ class Storage:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work` in one transaction and commit it.
 
-        Two servers on one PostgreSQL may insert the same key at once; the loser runs again and
-        then sees the winner's row.
+        Writers come one after another, also those of other servers on the same database, so that
+        what `work` has checked still holds when it writes.
         """
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with self._writers.begin() as session:
-                    return work(session)
-            except (IntegrityError, OperationalError):
-                if attempt == ATTEMPTS:
-                    raise
-        raise AssertionError("unreachable")
+        with self._writers.begin() as session:
+            return work(session)
 
     def close(self) -> None:
         """Give all connections back."""
@@ -181,7 +174,9 @@ def _engine(database_url: str) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() == "sqlite":
             return _sqlite(url)
-        return create_engine(url, pool_pre_ping=True, pool_recycle=3600)
+        if url.get_backend_name() == "postgresql":
+            return _postgresql(url)
+        raise ArgumentError(f"no support for {url.get_backend_name()}")
     except ArgumentError as error:
         raise ConfigError(
             "DATABASE_URL cannot be read. Write sqlite:///path/to/file.db or "
@@ -192,6 +187,17 @@ def _engine(database_url: str) -> Engine:
             f"DATABASE_URL needs the Python module {error.name!r}: "
             "pip install 'quasar-miner[postgresql]'."
         ) from error
+
+
+def _postgresql(url: URL) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True, pool_recycle=3600)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("writes", False):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+
+    return engine
 
 
 def _sqlite(url: URL) -> Engine:

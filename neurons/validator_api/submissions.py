@@ -136,7 +136,7 @@ def reveal(
     Raises:
         CommitmentMismatch: salt and URL do not hash to the commitment; nothing was stored.
     """
-    row = session.get(Submission, request.submission_id, with_for_update=True)
+    row = session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
         raise HTTPException(404, NOT_FOUND)
     if row.is_revealed or row.reveal_block is None:
@@ -230,7 +230,7 @@ def current_block(config: ApiConfig) -> int:
 def _marked(session: Session, submission_id: int | None) -> Submission:
     if submission_id is None:
         raise HTTPException(400, NO_ID)
-    row = session.get(Submission, submission_id, with_for_update=True)
+    row = session.get(Submission, submission_id)
     if row is None:
         raise HTTPException(404, NOT_FOUND)
     return row

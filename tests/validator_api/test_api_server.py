@@ -83,6 +83,7 @@ def test_serves_until_it_is_told_to_stop(
     ("variable", "value", "words"),
     [
         ("DATABASE_URL", "no url at all", "DATABASE_URL cannot be read"),
+        ("DATABASE_URL", "mysql://host/name", "DATABASE_URL cannot be read"),
         ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "DATABASE_URL"),
         ("PORT", "many", "PORT='many'"),
     ],
