@@ -141,6 +141,8 @@ def test_attributes_of_the_fork_change_no_byte(make_fork: MakeFork, remote: Path
     commit_elsewhere(remote, "main", {".gitattributes": "*.py text eol=crlf ident filter=evil\n"})
     fork = make_fork()
     commit = publish(fork)
+    theirs = "fla/ops/quasar/theirs.py"
+    assert (fork.worktree / theirs).read_bytes() == UPSTREAM_FILES[theirs].encode()
     for name in overlay_files():
         content = (OVERLAY / name).read_bytes()
         assert (fork.worktree / name).read_bytes() == content
