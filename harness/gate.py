@@ -20,7 +20,7 @@ from torch import Tensor
 from harness.compare import Bench
 from harness.report import GateResult
 from harness.timing import InvalidRunError, recording, tampered
-from harness.workload import WORKLOAD
+from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 Operator = Callable[..., tuple[Tensor, Tensor | None]]
@@ -227,7 +227,7 @@ def _fits(device: torch.device, size: int) -> bool:
 def _longest(device: torch.device, length: int) -> int:
     """Return the longest sequence, up to `length`, that the float64 oracle can hold."""
     width = WORKLOAD.num_heads * WORKLOAD.head_dim
-    return length if _fits(device, 12 * 8 * length * width) else min(length, 65536)
+    return length if _fits(device, 12 * 8 * length * width) else min(length, ORACLE_LENGTH)
 
 
 def _bench_for(device: torch.device, seed: int) -> Bench:

@@ -17,7 +17,7 @@ from harness.job import Job, Reply
 from harness.process import RESULT_LIMIT, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest
-from harness.workload import WORKLOAD
+from harness.workload import ORACLE_LENGTH, WORKLOAD
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -249,7 +249,7 @@ def measure(
             cold_cache=cold_cache,
         )
     if isinstance(gate, GateResult):
-        _require_green(gate, str(job["source_digest"]))
+        _require_green(gate, str(job["source_digest"]), length)
     body = _work(
         job, device=device, timeout=timeout, scratch=scratch, stop=stop, cold_cache=cold_cache
     )
@@ -260,9 +260,11 @@ def measure(
         raise MeasurementError("the worker's result is malformed", "protocol") from error
 
 
-def _require_green(gate: GateResult, digest: str) -> None:
+def _require_green(gate: GateResult, digest: str, length: int) -> None:
     if gate.source_digest != digest:
         raise MeasurementError("the code changed after its gate", "gate", gate=gate)
+    if gate.longest < min(length, ORACLE_LENGTH):
+        raise MeasurementError(f"its gate stopped at {gate.longest} tokens", "gate", gate=gate)
     if not gate.passed:
         failed = "; ".join(str(c) for c in gate.failed[:3])
         raise MeasurementError(f"wrong results: {failed}", "gate", gate=gate)

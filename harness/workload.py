@@ -13,6 +13,9 @@ VALIDATOR_LENGTHS = (512, 1024, 2048)
 CPU_LIMIT = 2048
 """Longest sequence timed on a CPU: beyond it a run says nothing about a GPU and takes minutes."""
 
+ORACLE_LENGTH = 65536
+"""Length up to which every gate compares the operator with the oracle, memory or not."""
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,18 +80,26 @@ child.stdout.readline()
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
 time.sleep(600)
 """
-    ended = run(code, tmp_path, timeout=1.0)
+    ended = run(code, tmp_path, timeout=4.0)
     assert ended.timed_out
     assert ended.returncode == -signal.SIGKILL
-    assert ended.seconds < 10
+    assert ended.seconds < 20
     for pid in pids.read_text().split():
         assert wait_for(lambda pid=pid: not alive(int(pid))), pid  # type: ignore[misc]
 
 
-def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); time.sleep(600)"
-    ended = run(code, tmp_path, timeout=1.0)
-    assert (ended.timed_out, ended.returncode) == (True, 7)
+def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path, stop_when: Any) -> None:
+    code = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
+        "time.sleep(600)"
+    )
+    ended = run(code, tmp_path, stop=stop_when(tmp_path / "ready"))
+    assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
+    assert ended.seconds < 20
+
+
+def test_the_deadline_may_come_before_the_child_has_begun(tmp_path: Path) -> None:
+    assert run("time.sleep(600)", tmp_path, timeout=0.0).timed_out
 
 
 def test_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ if pid == 0:
 os.write(fd, str(pid).encode())
 """
     ended = run(code, tmp_path)
-    assert ended.seconds < 5
+    assert ended.seconds < 15
     assert wait_for(lambda: not alive(int(ended.result)))
 
 
@@ -118,19 +126,8 @@ os.write(fd, str(pid).encode())
 """
     ended = run(code, tmp_path)
     os.kill(int(ended.result), signal.SIGKILL)
-    assert ended.seconds < 5
+    assert ended.seconds < 15
     assert not ended.timed_out
-
-
-def test_stop_ends_the_child_promptly(tmp_path: Path) -> None:
-    stop = threading.Event()
-    timer = threading.Timer(0.5, stop.set)
-    timer.start()
-    ended = run("time.sleep(600)", tmp_path, stop=stop)
-    timer.join()
-    assert ended.stopped
-    assert not ended.timed_out
-    assert ended.seconds < 5
 
 
 def test_a_child_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
