@@ -69,12 +69,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
         settings: as the miner would use them.
         embedded: the run stays on this machine, so nothing outside it is looked at.
     """
-    yield python()
-    yield from software(settings.device)
-    yield gpu(settings.device)
-    yield nvcc()
-    yield git()
-    yield disk(settings.state_dir)
+    yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
         return
@@ -84,6 +79,16 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
     if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
         yield token(settings)
     yield registration(settings)
+
+
+def machine(settings: Settings) -> Iterator[Check]:
+    """Yield the checks of this machine alone."""
+    yield python()
+    yield from software(settings.device)
+    yield gpu(settings.device)
+    yield nvcc()
+    yield git()
+    yield disk(settings.state_dir)
 
 
 def python() -> Check:

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from neurons.settings import PROJECT, Settings
+from neurons.setting_values import PROJECT
+from neurons.settings import Settings
 
 EXAMPLE = PROJECT / ".env.example"
 

@@ -7,21 +7,19 @@ Nothing in this process imports torch.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from neurons import doctor, observe
-from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons import observe
+from neurons.commands import bench, decide, read_settings, say, show_doctor, show_status
+from neurons.embedded import EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
 from neurons.identity import (
     OFFLINE,
@@ -31,16 +29,15 @@ from neurons.identity import (
     registered_uid,
     wallet_warnings,
 )
-from neurons.machine import resolve_device
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.daemon import abandon, release, run_cycle, run_forever
+from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.fork import open_fork
 from neurons.mining.journal import Journal
 from neurons.mining.runtime import StateLock, Stopped, Waiter, stop_on_signals
-from neurons.settings import Settings, load_settings
-from neurons.status import JOURNAL, read_status, summary
+from neurons.settings import Settings
+from neurons.status import JOURNAL, summary
 
 TO_THE_REAL_SUBNET = (
     "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
@@ -98,39 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[given.command](given)
     except ConfigError as error:
-        _say(str(error), sys.stderr)
+        say(str(error), sys.stderr)
         return EX_CONFIG
     except Stopped:
         return 0
+    except KeyboardInterrupt:
+        return 130
     except Held as held:
-        _say(f"{held.reason} {held.remedy}", sys.stderr)
+        say(f"{held.reason} {held.remedy}", sys.stderr)
         return 1
     except QuasarError as error:
-        _say(str(error), sys.stderr)
+        say(str(error), sys.stderr)
         return 1
-
-
-def _say(text: str, stream: TextIO | None = None) -> None:
-    stream = stream or sys.stdout
-    stream.write(observe.redact(text) + "\n")
-    stream.flush()
-
-
-def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
-    """Return the settings and whether the run stays on this machine.
-
-    Raises:
-        ConfigError: every problem of the settings, one a line.
-    """
-    flags = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
-    if given.debug:
-        flags["log_level"] = "DEBUG"
-    if is_embedded(flags, given.env_file, os.environ):
-        return embedded_settings(flags, os.environ), True
-    settings = load_settings(flags, given.env_file, process="miner")
-    device = resolve_device(settings.device)
-    resolved = settings.model_copy(update={"device": device})
-    return resolved, False
 
 
 def mine(given: argparse.Namespace) -> int:
@@ -231,81 +207,13 @@ def _look_up_registration(settings: Settings, me: Identity) -> None:
 
 def _once(context: Context, embedded: bool) -> int:
     submission = run_cycle(context)
-    _say(summary(submission, context.settings.state_dir))
+    say(summary(submission, context.settings.state_dir))
     if context.stop.is_set():
-        _say("stopped; the next start goes on from here")
+        say("stopped; the next start goes on from here")
         return 0
     if embedded:
-        _say(TO_THE_REAL_SUBNET)
+        say(TO_THE_REAL_SUBNET)
     return 0 if submission.state is State.VALIDATED else 1
-
-
-def show_status(given: argparse.Namespace) -> int:
-    """Carry out `status`: it only reads, so it works while the miner runs."""
-    settings, _ = read_settings(given)
-    status = read_status(settings.state_dir)
-    _say(json.dumps(status.as_json(), indent=2) if given.json else status.as_text())
-    return 0
-
-
-def show_doctor(given: argparse.Namespace) -> int:
-    """Carry out `doctor`; return 1 when a check fails."""
-    checks = []
-    try:
-        settings, embedded = read_settings(given)
-    except ConfigError as error:
-        # The machine's own checks need no settings, so they are still made.
-        checks = [doctor.failure("settings", line, "Edit .env.") for line in str(error).split("\n")]
-        settings, embedded = load_settings({}, Path(os.devnull), {}), True
-    for check in doctor.examine(settings, embedded=embedded):
-        if not (checks and check.name == "settings"):
-            checks.append(check)
-    if given.json:
-        _say(json.dumps([check.as_json() for check in checks], indent=2))
-    else:
-        for check in checks:
-            remedy = f"\n{'':23}-> {check.remedy}" if check.remedy else ""
-            _say(f"{check.level:<8} {check.name:<13} {check.detail}{remedy}")
-    return int(any(check.level == "failure" for check in checks))
-
-
-def bench(given: argparse.Namespace) -> int:
-    """Carry out `bench`: lay the overlay over the fork and measure it; nothing is submitted."""
-    from harness.__main__ import main as harness
-
-    settings, embedded = read_settings(given)
-    with StateLock(settings.state_dir):
-        if embedded:
-            settings = EmbeddedSubnet(settings, threading.Event()).settings
-        fork = open_fork(settings)
-        fork.prepare()
-        target = settings.target_sequence_length
-        report = settings.state_dir / "reports" / "bench.json"
-        return harness(
-            [
-                *("--tree", str(fork.worktree), "--device", settings.device),
-                *("--runs", str(settings.claim_runs), "--json", str(report)),
-                *("--timeout", str(int(settings.bench_timeout_seconds))),
-                *(() if target == "auto" else ("--target", str(target))),
-            ]
-        )
-
-
-def decide(given: argparse.Namespace) -> int:
-    """Carry out `release` or `abandon`: a person's word on what is held."""
-    settings, _ = read_settings(given)
-    act = release if given.command == "release" else abandon
-    path = settings.state_dir / JOURNAL
-    if not path.is_file():
-        _say(f"nothing has run in {settings.state_dir}")
-        return 0
-    with Journal(path) as journal:
-        held = [one for one in journal.live_submissions() if one.state is State.HELD]
-        for submission in held:
-            _say(summary(act(journal, submission, time.time()), settings.state_dir))
-    if not held:
-        _say("nothing is held")
-    return 0
 
 
 COMMANDS = {

@@ -15,8 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from neurons import child as child_module
 from neurons import embedded
-from neurons.embedded import Child, EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.child import Child
+from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.settings import Settings
 
 NOWHERE = Path(os.devnull)
@@ -77,7 +79,7 @@ def test_a_gpu_measures_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(embedded, "RESTART_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(child_module, "RESTART_SECONDS", (0.05, 0.1))
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_canary")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return embedded_settings({"state_dir": tmp_path, "device": "cpu"}, os.environ)
@@ -145,7 +147,7 @@ def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> No
 
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
-        "import os, time; from pathlib import Path; from neurons.embedded import Child\n"
+        "import os, time; from pathlib import Path; from neurons.child import Child\n"
         f"child = Child('c', ['http.server', '0'], dict(os.environ), Path('{tmp_path}/log'))\n"
         "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"
     )
@@ -160,7 +162,7 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_a_log_that_grows_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LOG_BYTES", 100)
+    monkeypatch.setattr(child_module, "LOG_BYTES", 100)
     child = Child("c", ["http.server", "0"], dict(os.environ), tmp_path / "log")
     child.watch()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neurons import miner
+from neurons import commands, miner
 from neurons.mining import cycle
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
@@ -114,7 +114,7 @@ def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
         ]
     )
     (tmp_path / "e").write_text("VALIDATOR_API_URL=https://example.org\nNETUID=1\n")
-    settings, embedded = miner.read_settings(given)
+    settings, embedded = commands.read_settings(given)
     assert given.command == "run"
     assert not embedded
     assert (settings.netuid, settings.wallet_miner_name, settings.wallet_hotkey) == (7, "w", "h")
@@ -178,6 +178,7 @@ def test_doctor_is_content_with_this_machine(tmp_path: Path) -> None:
     done = run("doctor", "--device", "cpu", STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "failure" not in done.stdout
+    assert "no .env: the whole job runs on this machine" in done.stdout
 
 
 def test_no_torch_and_no_bittensor_in_this_process() -> None:

@@ -1,0 +1,117 @@
+"""The commands that look, measure or decide, and start no daemon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from neurons import doctor, observe
+from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.errors import ConfigError
+from neurons.machine import resolve_device
+from neurons.mining.cycle import State
+from neurons.mining.daemon import abandon, release
+from neurons.mining.fork import open_fork
+from neurons.mining.journal import Journal
+from neurons.mining.runtime import StateLock
+from neurons.settings import Settings, load_settings
+from neurons.status import JOURNAL, read_status, summary
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print `text` without secrets, to stdout unless a stream is given."""
+    stream = stream or sys.stdout
+    stream.write(observe.redact(text) + "\n")
+    stream.flush()
+
+
+def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
+    """Return the settings and whether the run stays on this machine.
+
+    Raises:
+        ConfigError: every problem of the settings, one a line.
+    """
+    flags = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
+    if given.debug:
+        flags["log_level"] = "DEBUG"
+    if is_embedded(flags, given.env_file, os.environ):
+        return embedded_settings(flags, os.environ), True
+    settings = load_settings(flags, given.env_file, process="miner")
+    device = resolve_device(settings.device)
+    resolved = settings.model_copy(update={"device": device})
+    return resolved, False
+
+
+def show_status(given: argparse.Namespace) -> int:
+    """Carry out `status`: it only reads, so it works while the miner runs."""
+    settings, _ = read_settings(given)
+    status = read_status(settings.state_dir)
+    say(json.dumps(status.as_json(), indent=2) if given.json else status.as_text())
+    return 0
+
+
+def show_doctor(given: argparse.Namespace) -> int:
+    """Carry out `doctor`; return 1 when a check fails."""
+    checks = []
+    try:
+        settings, embedded = read_settings(given)
+    except ConfigError as error:
+        # The machine's own checks need no settings, so they are still made.
+        problems = str(error).splitlines()
+        checks = [doctor.failure("settings", line, "Edit .env.") for line in problems]
+        settings = load_settings({}, Path(os.devnull), {})
+        checks += doctor.machine(settings)
+    else:
+        checks += doctor.examine(settings, embedded=embedded)
+    if given.json:
+        say(json.dumps([check.as_json() for check in checks], indent=2))
+    else:
+        for check in checks:
+            remedy = f"\n{'':23}-> {check.remedy}" if check.remedy else ""
+            say(f"{check.level:<8} {check.name:<13} {check.detail}{remedy}")
+    return int(any(check.level == "failure" for check in checks))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Carry out `bench`: lay the overlay over the fork and measure it; nothing is submitted."""
+    from harness.__main__ import main as harness
+
+    settings, embedded = read_settings(given)
+    with StateLock(settings.state_dir):
+        if embedded:
+            settings = EmbeddedSubnet(settings, threading.Event()).settings
+        fork = open_fork(settings)
+        fork.prepare()
+        target = settings.target_sequence_length
+        report = settings.state_dir / "reports" / "bench.json"
+        return harness(
+            [
+                *("--tree", str(fork.worktree), "--device", settings.device),
+                *("--runs", str(settings.claim_runs), "--json", str(report)),
+                *("--timeout", str(int(settings.bench_timeout_seconds))),
+                *(() if target == "auto" else ("--target", str(target))),
+            ]
+        )
+
+
+def decide(given: argparse.Namespace) -> int:
+    """Carry out `release` or `abandon`: a person's word on what is held."""
+    settings, _ = read_settings(given)
+    act = release if given.command == "release" else abandon
+    path = settings.state_dir / JOURNAL
+    if not path.is_file():
+        say(f"nothing has run in {settings.state_dir}")
+        return 0
+    with Journal(path) as journal:
+        held = [one for one in journal.live_submissions() if one.state is State.HELD]
+        for submission in held:
+            say(summary(act(journal, submission, time.time()), settings.state_dir))
+    if not held:
+        say("nothing is held")
+    return 0
