@@ -67,6 +67,17 @@ class Measure(Protocol):
         """Time one length in a fresh process."""
 
 
+_SHOWN: dict[State, tuple[str, ...]] = {
+    State.PUBLISHED: ("fork_url", "commit_hash"),
+    State.CLAIMED: ("target_sequence_length", "tokens_per_sec"),
+    State.COMMITTED: ("submission_id", "reveal_block"),
+    State.REVEALED: ("submission_id",),
+    State.VALIDATED: ("rank", "weight", "score", "weighted_score"),
+    State.REJECTED: ("score",),
+}
+"""What the log shows of a submission when it comes to a state; never the salt."""
+
+
 def overlay_digest() -> str:
     """Return the SHA-256 over the names and contents of what is published."""
     digest = hashlib.sha256()
@@ -135,10 +146,10 @@ class Context:
     def record(self, before: Submission, after: Submission) -> Submission:
         """Journal a change of state and log it in one line."""
         self.journal.transition(before, after)
-        details = {"reason": after.reason, "remedy": after.remedy}
+        shown = ("reason", "remedy", *_SHOWN.get(after.state, ()))
+        details = {name: getattr(after, name) for name in shown}
         self.log.info(
-            after.state.value,
-            submission=after.id,
-            **{key: value for key, value in details.items() if value},
+            f"submission {after.id} is {after.state.value}",
+            **{name: value for name, value in details.items() if value is not None},
         )
         return after

@@ -50,13 +50,18 @@ def run_cycle(context: Context) -> Submission:
     elif submission.state is State.HELD and submission.resume_state is not None:
         context.log.info("trying again", submission=submission.id, held_for=submission.reason)
         submission = context.record(submission, cycle.resume(submission, context.now()))
-    return _drive(submission, context)
+    return _drive(_refreshed(submission, context), context)
 
 
 def run_forever(
     context: Context, after_cycle: Callable[[Submission], object] = lambda _: None
 ) -> None:
-    """Run cycles until stopped, each when there is something new to submit."""
+    """Run cycles until stopped, each when there is something new to submit.
+
+    Args:
+        context: the miner's parts.
+        after_cycle: told the submission that each cycle ended with.
+    """
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
@@ -76,6 +81,10 @@ def release(journal: Journal, submission: Submission, now: float) -> Submission:
     Raises:
         IllegalTransition: it is not held, or held for good: it can only be abandoned.
     """
+    if submission.state is State.HELD and submission.resume_state is None:
+        raise cycle.IllegalTransition(
+            f"Submission {submission.id} cannot go on: {submission.reason} Abandon it instead."
+        )
     after = cycle.resume(submission, now)
     return journal.transition(submission, after, kind="acknowledged")
 
@@ -103,6 +112,15 @@ def _create(context: Context) -> Submission:
         auto_target=context.target is None,
     )
     context.log.info("new submission", submission=submission.id, target=context.target or "auto")
+    return submission
+
+
+def _refreshed(submission: Submission, context: Context) -> Submission:
+    """Start over with kernels that changed while nothing was committed to yet."""
+    started = BEFORE_COMMITMENT - {State.NEW}
+    if submission.state in started and submission.content_digest != context.content_digest():
+        context.log.info("the kernels changed", submission=submission.id)
+        return context.move(submission, State.NEW)
     return submission
 
 

@@ -394,10 +394,11 @@ def test_a_target_out_of_memory_is_never_claimed(
     assert stand_in.count(COMMIT) == 0
 
 
-def test_a_red_gate_is_held_until_the_kernels_change(
-    tmp_path: Path, url: str, stand_in: StandIn
+@pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
+def test_what_the_kernels_are_held_for_ends_when_they_change(
+    tmp_path: Path, url: str, length: int, kind: Any
 ) -> None:
-    bench = StandInBench(faults={512: [MeasurementError("wrong results", "gate")] * 2})
+    bench = StandInBench(faults={length: [MeasurementError("bad kernels", kind)] * 2})
     fork = StandInFork(tmp_path / "fork")
     waits = Waits()
     context = make_context(tmp_path / "state", url, measure=bench, fork=fork, waiter=waits)

@@ -27,21 +27,13 @@ def run(submission: Submission, context: Context) -> Submission:
     except NoClaim as error:
         raise Held(
             f"Nothing can be claimed: {error}.",
-            "Set TARGET_SEQUENCE_LENGTH to a length that this machine measures; the log and the "
-            f"report {submission.report} say which.",
+            "Set TARGET_SEQUENCE_LENGTH to a length that this machine measures (the report "
+            f"{submission.report} says which); `python -m neurons.miner abandon` measures anew.",
         ) from error
-    target = claim.target_sequence_length
-    context.log.info(
-        "claim",
-        target_sequence_length=target,
-        tokens_per_sec=round(claim.tokens_per_sec),
-        weighted_score=round(weighted_score(claim.tokens_per_sec, target)),
-        headroom=headroom,
-    )
     return context.move(
         submission,
         State.CLAIMED,
-        target_sequence_length=target,
+        target_sequence_length=claim.target_sequence_length,
         tokens_per_sec=claim.tokens_per_sec,
         vram_mb=claim.vram_mb,
         benchmarks=claim.benchmarks,

@@ -94,7 +94,6 @@ def _committed(
     reveal_block: int,
     round_id: int | None = None,
 ) -> Submission:
-    context.log.info("committed", submission_id=submission_id, reveal_block=reveal_block)
     return context.move(
         submission,
         State.COMMITTED,

@@ -84,13 +84,6 @@ def _conclude(submission: Submission, context: Context, stats: SubmissionStats) 
     score = weighted_score(
         float(submission.tokens_per_sec or 0.0), submission.target_sequence_length
     )
-    context.log.info(
-        "verdict",
-        verdict=verdict.state.value,
-        rank=verdict.rank,
-        weight=verdict.weight,
-        weighted_score=round(score),
-    )
     return context.move(
         submission,
         verdict.state,

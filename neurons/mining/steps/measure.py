@@ -143,13 +143,19 @@ def _measure_length(submission: Submission, context: Context, series: _Series, l
     if any(failure.length == length for failure in series.failures):
         return False
     runs = context.settings.claim_runs
+    if len(series.of(length)) < runs:
+        context.log.info("measuring", length=length, runs=runs)
     while len(series.of(length)) < runs:
         try:
             measurement = _undisturbed(context, length, series.of(length))
         except MeasurementError as error:
+            context.log.debug("the worker's last words", log=error.log_tail)
             _explain(error, submission, length)
             context.log.warning(
-                "length not supported here", length=length, kind=error.kind, reason=error.reason
+                "no claim for this length and longer ones",
+                length=length,
+                kind=error.kind,
+                reason=error.reason,
             )
             failure = Failure(length=length, kind=error.kind, reason=error.reason)
             series.add(failure=failure)

@@ -33,11 +33,6 @@ def run(submission: Submission, context: Context) -> Submission:
         context.fork.push(commit)
         context.fork.verify(commit)
     context.published = commit
-    context.log.info(
-        "published" if submission.publish_at == "before_commit" else "committed locally",
-        fork=context.fork.url,
-        commit=commit,
-    )
     return context.move(
         submission,
         State.PUBLISHED,
