@@ -40,12 +40,14 @@ def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
     flags = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
     if given.debug:
         flags["log_level"] = "DEBUG"
-    if is_embedded(flags, given.env_file, os.environ):
-        return embedded_settings(flags, os.environ), True
-    settings = load_settings(flags, given.env_file, process="miner")
-    device = resolve_device(settings.device)
-    resolved = settings.model_copy(update={"device": device})
-    return resolved, False
+    embedded = is_embedded(flags, given.env_file, os.environ)
+    if embedded:
+        settings = embedded_settings(flags, os.environ)
+    else:
+        settings = load_settings(flags, given.env_file, process="miner")
+    if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+    return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
 def show_status(given: argparse.Namespace) -> int:

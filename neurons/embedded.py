@@ -68,7 +68,6 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "blocks_until_reveal": 1,
         "block_time_seconds": BLOCK_SECONDS,
         "polling_interval": 2.0,
-        "enable_logit_verification": False,
     }
     if device == "cpu":
         defaults |= {
@@ -235,7 +234,6 @@ def _validator_environment(settings: Settings) -> dict[str, str]:
         "WALLET_HOTKEY": settings.wallet_hotkey,
         "WALLET_PATH": str(settings.wallet_path),
         "POLLING_INTERVAL": str(settings.polling_interval),
-        "ENABLE_LOGIT_VERIFICATION": str(settings.enable_logit_verification),
         "BENCH_TIMEOUT_SECONDS": str(settings.bench_timeout_seconds),
         "DEVICE": settings.device,
     }

@@ -29,7 +29,6 @@ from neurons.setting_values import (
     Remote,
     Repository,
     Seconds,
-    Share,
     Token,
     Url,
     Words,
@@ -180,11 +179,11 @@ class Settings(BaseSettings):
     bench_timeout_seconds: Seconds = _setting(
         300.0, MEASURE, "seconds", "After this long a measurement's processes are killed."
     )
-    pytorch_cuda_alloc_conf: str = _setting(
-        "expandable_segments:True",
+    pytorch_cuda_alloc_conf: str | None = _setting(
+        None,
         MEASURE,
-        "PyTorch's own syntax",
-        "Passed to the measuring processes: less fragmentation at long lengths.",
+        "PyTorch's own syntax, such as expandable_segments:True",
+        "Passed to the measuring processes. A validator sets none, so neither does the default.",
     )
     optimization_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
         300.0,
@@ -213,15 +212,6 @@ class Settings(BaseSettings):
     )
     polling_interval: Seconds = _setting(
         300.0, VALIDATOR, "seconds", "The pause between two looks at the queue."
-    )
-    enable_logit_verification: bool = _setting(
-        True, VALIDATOR, "true or false", "Whether a miner's inference server is compared too."
-    )
-    cosine_sim_threshold: Share = _setting(
-        0.99, VALIDATOR, "a number from 0 to 1", "The least cosine similarity of logits."
-    )
-    max_abs_diff_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        0.1, VALIDATOR, "a number", "The largest difference of one raw logit."
     )
     blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
         100, SERVER, "a whole number", "Blocks between a commitment and its reveal."

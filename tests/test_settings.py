@@ -121,7 +121,6 @@ def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
         ("VALIDATOR_API_URL", "http://127.0.0.1:8000", "http://127.0.0.1:8000"),
         ("TARGET_SEQUENCE_LENGTH", "auto", "auto"),
         ("TARGET_SEQUENCE_LENGTH", "1000000", 1_000_000),
-        ("ENABLE_LOGIT_VERIFICATION", "false", False),
         ("VALIDATOR_HOTKEYS", "5abc, 5def", ("5abc", "5def")),
         ("STATE_DIR", "/var/lib/quasar", Path("/var/lib/quasar")),
         ("STATE_DIR", "state-2", env_example.PROJECT / "state-2"),
