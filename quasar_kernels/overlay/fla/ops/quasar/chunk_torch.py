@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fla.ops.quasar.gate import fused_quasar_gate
 
 BLOCK_ELEMENTS = 1 << 23
-"""Elements of q in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32 a tensor."""
+"""Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
 
 
 @torch.compiler.disable
@@ -104,7 +104,7 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
 def _sequence(q, k, v, beta, state, scale, chunk_size):
     """Run the batch rows of one sequence each: block by block, recomputed in the backward pass."""
     B, T, H, S = q.shape
-    block = max(1, BLOCK_ELEMENTS // (B * H * S * chunk_size)) * chunk_size
+    block = max(1, BLOCK_ELEMENTS // (B * H * max(S, chunk_size) * chunk_size)) * chunk_size
     if T <= block:
         return _block(q, k, v, beta, state, scale, chunk_size)
     outputs = []

@@ -1,0 +1,202 @@
+"""The Triton kernels on CPU tensors; run by test_quasar_interpreter.py with TRITON_INTERPRET=1.
+
+The interpreter multiplies the bit patterns of bf16 matrices, so kernels with a product are tested
+in fp16 and fp32, and it cuts bf16 results off where a GPU rounds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+import pytest
+import torch
+from kernel_inputs import HOSTILE_KEYS, LIMIT, layer_like
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.exit("Triton reads TRITON_INTERPRET when it is imported: set it to 1.", 2)
+mount()
+
+from fla.ops.quasar import chunk as chunk_module  # noqa: E402
+from fla.ops.quasar import gate, layer_kernels  # noqa: E402
+from fla.ops.quasar.chunk import ChunkQuasarFunction  # noqa: E402
+from fla.ops.quasar.chunk_intra_token_parallel import (  # noqa: E402
+    chunk_intra_torch,
+    launch_chunk_intra,
+)
+from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
+from fla.ops.quasar.fused_recurrent import launch_fused_recurrent  # noqa: E402
+
+NAN = float("nan")
+
+
+def launch_chunk(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """The segmented scan and its backward pass, which `chunk_quasar` keeps for CUDA tensors."""
+    return ChunkQuasarFunction.apply(
+        q, k, v, beta, initial_state, output_final_state, cu_seqlens, 1.0
+    )
+
+
+launches = pytest.mark.parametrize("launch", [launch_chunk, launch_fused_recurrent])
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Every torch.empty holds NaN, so that a value that no kernel writes shows."""
+
+    def empty(*shape, **kwargs):
+        return torch.full(shape[0] if isinstance(shape[0], tuple) else shape, NAN, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty_like", lambda x, **kw: torch.full_like(x, NAN, **kw))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+
+@launches
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("T", "H", "S"), [(1, 2, 16), (3, 1, 24), (70, 2, 16), (33, 1, 64)])
+def test_operator_matches_float64(launch, dtype, T, H, S):
+    q, k, v, beta = layer_like(T, B=2, H=H, S=S, dtype=dtype)
+    initial = torch.randn(2, H, S, S)
+    o, final = launch(q, k, v, beta, initial, True)
+    expected, state = quasar_recurrence(q, k, v, beta, initial)
+    assert relative_rms(o, expected) <= LIMIT[dtype]
+    assert relative_rms(final, state) <= LIMIT[dtype]
+
+
+@launches
+def test_packed_sequences(launch):
+    lengths = [0, 1, 40, 0, 16, 33, 0]
+    q, k, v, beta = layer_like(sum(lengths))
+    initial = torch.randn(len(lengths), 2, 16, 16)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    o, final = launch(q, k, v, beta, initial, True, cu)
+    expected, state = quasar_recurrence(q, k, v, beta, initial, cu)
+    assert relative_rms(o, expected) <= LIMIT[torch.float32]
+    assert relative_rms(final, state) <= LIMIT[torch.float32]
+
+
+@launches
+def test_strided_inputs(launch):
+    q, k, v, beta = layer_like(40, B=2)
+    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+    views = [x.unflatten(-1, (2, 16)) for x in wide.split(32, -1)]
+    assert torch.equal(launch(*views, beta)[0], launch(q, k, v, beta)[0])
+
+
+@launches
+@pytest.mark.parametrize("keys", HOSTILE_KEYS)
+def test_hostile_keys(launch, keys):
+    q, k, v, beta = layer_like(80, H=1)
+    k = HOSTILE_KEYS[keys](k)
+    o, _ = launch(q, k, v, beta)
+    assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 1e-4
+
+
+@launches
+def test_the_future_does_not_reach_the_past(launch):
+    q, k, v, beta = layer_like(70)
+    before, _ = launch(q, k, v, beta)
+    for x in (q, k, v):
+        x[:, 41:] = torch.randn_like(x[:, 41:])
+    after, _ = launch(q, k, v, beta)
+    assert torch.equal(before[:, :41], after[:, :41])
+    assert not torch.equal(before[:, 41:], after[:, 41:])
+
+
+@pytest.mark.parametrize("segments", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_any_number_of_segments_gives_the_values_and_gradients(monkeypatch, segments, dtype):
+    plan = functools.partial(chunk_module.plan_segments, segments=segments)
+    monkeypatch.setattr(chunk_module, "plan_segments", plan)
+    check_gradients(layer_like(70, dtype=dtype), 1, None)
+
+
+def test_gradients_of_packed_sequences():
+    cu = torch.tensor([0, 0, 1, 60, 60, 90])
+    check_gradients(layer_like(90), 5, cu)
+
+
+@pytest.mark.parametrize("keys", HOSTILE_KEYS)
+def test_gradients_of_hostile_keys(keys):
+    q, k, v, beta = layer_like(80, H=1)
+    check_gradients((q, HOSTILE_KEYS[keys](k), v, beta), 1, None)
+
+
+def check_gradients(inputs, sequences, cu):
+    """Compare the chunk kernels' values and gradients, from both results, with float64."""
+    dtype, (H, S) = inputs[0].dtype, inputs[0].shape[2:]
+    initial = torch.randn(sequences, H, S, S)
+    leaves = [x.detach().requires_grad_() for x in (*inputs, initial)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    do, dstate = torch.randn(inputs[0].shape).to(dtype), torch.randn_like(initial)
+    results = launch_chunk(*leaves, True, cu)
+    expected = quasar_recurrence(*wide, cu)
+    torch.autograd.backward(results, [do, dstate])
+    torch.autograd.backward(expected, [do.double(), dstate.double()])
+    limit = 1e-4 if dtype == torch.float32 else 3e-3
+    for x, w in zip(results, expected, strict=True):
+        assert relative_rms(x, w) <= limit
+    for x, w in zip(leaves, wide, strict=True):
+        assert relative_rms(x.grad, w.grad) <= limit
+
+
+@pytest.mark.parametrize("C", [2, 16, 64])
+def test_forward_substitution(C):
+    torch.manual_seed(0)
+    L = torch.randn(3, C, C) * 0.3
+    wanted = torch.linalg.inv(L.double().tril(-1) + torch.eye(C, dtype=torch.float64))
+    assert relative_rms(launch_forward_substitution(L), wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("cu", [None, [0, 0, 5, 37, 37, 50]])
+@pytest.mark.parametrize("S", [16, 24])
+def test_chunk_intra(cu, S):
+    _, k, _, beta = layer_like(50, S=S)
+    packed = None if cu is None else torch.tensor(cu)
+    A, alpha = launch_chunk_intra(k, beta, packed, 32)
+    wanted, steps = chunk_intra_torch(k.double(), beta, packed, 32)
+    assert relative_rms(A, wanted) <= 1e-6
+    assert relative_rms(alpha, steps) <= 1e-6
+
+
+def test_gate():
+    torch.manual_seed(0)
+    lam = 10.0 ** torch.empty(300, 3).uniform_(-14, 3)
+    lam[0] = 0
+    beta, dalpha = torch.rand(3) * 5, torch.randn(300, 3)
+    alpha, dlam, share = (torch.empty(300, 3) for _ in range(3))
+    gate._launch(gate.quasar_gate_fwd_kernel, lam, beta, alpha, heads=3)
+    gate._launch(gate.quasar_gate_bwd_kernel, lam, beta, dalpha, dlam, share, heads=3)
+    wide = lam.double().requires_grad_(), beta.double().expand(300, 3).clone().requires_grad_()
+    wanted = step_size(*wide)
+    wanted.backward(dalpha.double())
+    torch.testing.assert_close(alpha.double(), wanted.detach(), rtol=2e-6, atol=0)
+    torch.testing.assert_close(share.double(), wide[1].grad, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(dlam.double(), wide[0].grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("R", [1, 3, 4, 17, 70])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolution(R, packed, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(R, 48, dtype=dtype)[:, :40]
+    taps, bias = torch.randn(40, 4), torch.randn(40) if packed else None
+    position = (torch.arange(R) % 7).int() if packed else None
+    y = layer_kernels.launch_conv_silu(x, taps, bias, position)
+    wanted = layer_kernels.conv_silu_torch(x.double(), taps, bias, position)
+    assert relative_rms(y, wanted) <= (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("S", [16, 24, 64])
+def test_gated_norm(S):
+    torch.manual_seed(0)
+    x, gated, weight = torch.randn(70, S), torch.randn(70, S), torch.rand(S)
+    y = layer_kernels.launch_gated_rmsnorm(x, gated, weight, 1e-5)
+    wanted = layer_kernels.gated_rmsnorm_torch(x.double(), gated.double(), weight, 1e-5)
+    assert relative_rms(y, wanted) <= 1e-6

@@ -1,0 +1,100 @@
+"""The fork's rules: the overlay keeps them, and each broken one is found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from quasar_kernels.contract import (
+    FORBIDDEN_TEXT,
+    OVERLAY,
+    QUASAR_DIR,
+    REQUIRED_IMPORTS,
+    TARGET_FILES,
+    check_tree,
+    overlay_files,
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for path in overlay_files():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(OVERLAY / path, tmp_path / path)
+    return tmp_path
+
+
+def test_the_overlay_keeps_every_rule(tree):
+    assert check_tree(OVERLAY) == []
+    assert check_tree(tree) == []
+
+
+def test_overlay_files_are_the_published_ones(tree):
+    files = overlay_files()
+    assert {QUASAR_DIR / name for name in TARGET_FILES} <= set(files)
+    assert PurePosixPath("fla/layers/quasar.py") in files
+    assert not [path for path in files if "__pycache__" in path.parts]
+    assert all((OVERLAY / path).is_file() for path in files)
+
+
+@pytest.mark.parametrize("name", TARGET_FILES)
+def test_a_missing_file(tree, name):
+    (tree / QUASAR_DIR / name).unlink()
+    (violation,) = check_tree(tree)
+    assert violation.path == QUASAR_DIR / name
+    assert "missing" in violation.rule
+
+
+@pytest.mark.parametrize("line", REQUIRED_IMPORTS)
+def test_a_missing_import(tree, line):
+    chunk = tree / QUASAR_DIR / "chunk.py"
+    lines = chunk.read_text().splitlines()
+    assert line in lines
+    # neither a comment nor a longer line stands in for the import
+    replaced = [f"# {line}\n{line}_of_another_name" if x == line else x for x in lines]
+    chunk.write_text("\n".join(replaced))
+    (violation,) = check_tree(tree)
+    assert repr(line) in violation.rule
+    assert violation.remedy
+
+
+@pytest.mark.parametrize("text", FORBIDDEN_TEXT)
+@pytest.mark.parametrize("name", TARGET_FILES)
+def test_forbidden_text_even_in_a_comment(tree, text, name):
+    with (tree / QUASAR_DIR / name).open("a") as file:
+        file.write(f"\n# was: {text} import x\n")
+    (violation,) = check_tree(tree)
+    assert violation.path == QUASAR_DIR / name
+    assert text in str(violation)
+
+
+def test_a_tree_without_cuda_source_or_layer(tree):
+    for path in tree.rglob("*.cu"):
+        path.unlink()
+    (tree / "fla/layers/quasar.py").unlink()
+    (tree / ".git").mkdir()
+    (tree / ".git" / "kernel.cu").write_text("git's own files do not count")
+    assert [str(v.path) for v in check_tree(tree)] == [
+        "fla/layers/quasar.py",
+        "fla/ops/quasar/csrc",
+    ]
+
+
+def test_a_file_that_is_not_text(tree):
+    (tree / QUASAR_DIR / "gate.py").write_bytes(b"\xff\xfe\x00")
+    (violation,) = check_tree(tree)
+    assert "UTF-8" in violation.rule
+
+
+def test_an_empty_tree_breaks_every_rule(tmp_path):
+    assert len(check_tree(tmp_path)) == len(TARGET_FILES) + 2
+
+
+def test_the_check_imports_no_torch():
+    code = "import sys, quasar_kernels.contract as c; c.check_tree(c.OVERLAY); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "triton", "fla"} & set(done.stdout.split())

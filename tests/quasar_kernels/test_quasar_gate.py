@@ -1,0 +1,66 @@
+"""The step size: every digit for small |k|^2, and the derivatives of the definition."""
+
+from __future__ import annotations
+
+import mpmath
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
+
+H = 5
+LAMBDAS = torch.cat([torch.zeros(1), 10.0 ** torch.linspace(-14, 4, 179)])
+
+
+def values(shape):
+    torch.manual_seed(0)
+    lam = LAMBDAS.repeat_interleave(H).view(shape)
+    return lam.requires_grad_(), (torch.rand(H) * 5 + 0.05).requires_grad_()
+
+
+def exact(lam, beta):
+    """alpha, its derivatives by lambda and beta, and the size of the terms of the former."""
+    lam, beta, eps = mpmath.mpf(lam), mpmath.mpf(beta), mpmath.mpf("1e-8")
+    decay = mpmath.exp(-beta * lam)
+    alpha = (1 - decay) / (lam + eps)
+    slope = (beta * decay - alpha) / (lam + eps)
+    return alpha, slope, decay * lam / (lam + eps), abs(slope) + beta**2 * decay
+
+
+@pytest.mark.parametrize("shape", [(2, 90, H), (2, 90, H, 1)])
+def test_values_and_gradients_keep_their_digits(shape):
+    lam, beta = values(shape)
+    alpha = fused_quasar_gate(lam, beta)
+    assert alpha.dtype == torch.float32
+    assert alpha.shape == shape
+    alpha.sum().backward()
+    pairs = zip(lam.flatten().tolist(), beta.tolist() * 180, strict=True)
+    with mpmath.workdps(60):
+        table = torch.tensor([[float(x) for x in exact(*pair)] for pair in pairs]).double()
+    wanted, slope, share, size = table.unbind(1)
+    torch.testing.assert_close(alpha.flatten().double(), wanted, rtol=1e-6, atol=0)
+    assert ((lam.grad.flatten() - slope).abs() <= 1e-5 * size).all()
+    torch.testing.assert_close(beta.grad.double(), share.view(-1, H).sum(0), rtol=1e-5, atol=0)
+
+
+def test_gradcheck():
+    lam = torch.tensor([[0.003, 0.09], [0.11, 2.0], [0.5, 30.0]], dtype=torch.float64)
+    beta = torch.tensor([0.7, 1.9], dtype=torch.float64)
+    leaves = lam.requires_grad_(), beta.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, b: fused_quasar_gate(x, b, torch.float64), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_output_dtype_rounds_the_result_only(dtype):
+    lam, beta = values((180, H))
+    alpha = fused_quasar_gate(lam.detach(), beta, dtype)
+    assert torch.equal(alpha, fused_quasar_gate(lam.detach(), beta).to(dtype))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"\[\.\.\., 5\]"):
+        fused_quasar_gate(torch.rand(2, 3, 4), torch.rand(5))

@@ -1,0 +1,180 @@
+"""QuasarAttention against the float64 layer: values, gradients, padding, packing, caching."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_layer, relative_rms
+
+mount()
+
+from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
+
+D, H, S = 48, 3, 16
+
+
+def layer(**options):
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, **options)
+
+
+def reference(module, x):
+    return quasar_layer(module.state_dict(), x, num_heads=H, head_dim=S)
+
+
+def test_state_dict_names_and_shapes():
+    module = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+    square, conv = (512, 512), (512, 1, 4)
+    assert {name: tuple(value.shape) for name, value in module.state_dict().items()} == {
+        "q_proj.weight": square,
+        "k_proj.weight": square,
+        "v_proj.weight": square,
+        "q_conv1d.weight": conv,
+        "k_conv1d.weight": conv,
+        "v_conv1d.weight": conv,
+        "beta_log": (8,),
+        "g_proj.0.weight": (64, 512),
+        "g_proj.1.weight": (512, 64),
+        "g_proj.1.bias": (512,),
+        "o_norm.weight": (64,),
+        "o_proj.weight": square,
+    }
+    assert 0 <= module.beta_log.min() <= module.beta_log.max() <= torch.tensor(16.0).log()
+
+
+@pytest.mark.parametrize("options", [{}, {"use_short_conv": False}, {"conv_bias": True}])
+@pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
+def test_output_and_gradients_match_float64(options, mode):
+    module = layer(mode=mode, **options)
+    weights = {n: p.detach().double().requires_grad_() for n, p in module.named_parameters()}
+    x = torch.randn(2, 130, D, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    y, attention, cache = module(x)
+    assert attention is None
+    assert cache is None
+    expected = quasar_layer(weights, wide, num_heads=H, head_dim=S)
+    assert relative_rms(y, expected) <= 1e-5
+    dy = torch.randn(2, 130, D)
+    y.backward(dy)
+    expected.backward(dy.double())
+    assert relative_rms(x.grad, wide.grad) <= 1e-5
+    for name, p in module.named_parameters():
+        assert relative_rms(p.grad, weights[name].grad) <= 1e-5, name
+
+
+def test_no_grad_and_grad_give_the_same():
+    module, x = layer(), torch.randn(1, 200, D)
+    y = module(x)[0]
+    with torch.no_grad():
+        assert torch.equal(module(x)[0], y)
+    assert y.requires_grad
+
+
+def test_autocast_rounds_to_its_dtype_and_keeps_the_gradients():
+    module, x = layer(), torch.randn(1, 200, D, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x)[0]
+    assert y.dtype == torch.bfloat16
+    assert relative_rms(y, reference(module, x)) <= 2e-2
+    y.float().square().sum().backward()
+    wide = x.detach().double().requires_grad_()
+    reference(module, wide).square().sum().backward()
+    assert x.grad.dtype == torch.float32
+    assert relative_rms(x.grad, wide.grad) <= 4e-2
+
+
+def test_the_backward_pass_keeps_the_input_and_the_weights_alone():
+    module, x = layer(), torch.randn(1, 300, D)
+    known = {p.data_ptr() for p in module.parameters()} | {x.data_ptr()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        module(x)
+    assert kept
+    assert {t.data_ptr() for t in kept} <= known
+
+
+def test_padding_changes_nothing_and_gets_zeros():
+    module, x = layer(), torch.randn(3, 60, D, requires_grad=True)
+    mask = torch.ones(3, 60, dtype=torch.long)
+    mask[0, :25] = 0
+    mask[1, 40:] = 0
+    y = module(x, attention_mask=mask)[0]
+    assert relative_rms(y[0, 25:], reference(module, x[:1, 25:])[0]) <= 1e-5
+    assert relative_rms(y[1, :40], reference(module, x[1:2, :40])[0]) <= 1e-5
+    assert relative_rms(y[2], reference(module, x[2:])[0]) <= 1e-5
+    assert not y[0, :25].any()
+    assert not y[1, 40:].any()
+    y.sum().backward()
+    assert not x.grad[0, :25].any()
+    assert x.grad[0, 25:].all(-1).all()
+
+
+def test_a_row_of_padding_alone():
+    module, x = layer(), torch.randn(2, 10, D)
+    mask = torch.ones(2, 10)
+    mask[0] = 0
+    y, _, cache = module(x, attention_mask=mask, use_cache=True)
+    assert not y[0].any()
+    assert not cache[0]["recurrent_state"][0].any()
+    assert relative_rms(y[1], reference(module, x[1:])[0]) <= 1e-5
+
+
+def test_packed_sequences_do_not_see_one_another():
+    module, x = layer(), torch.randn(1, 100, D)
+    cu = torch.tensor([0, 0, 2, 2, 70, 100], dtype=torch.int32)
+    y = module(x, cu_seqlens=cu)[0]
+    for start, stop in ((0, 2), (2, 70), (70, 100)):
+        assert relative_rms(y[:, start:stop], reference(module, x[:, start:stop])) <= 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"use_short_conv": False}, {"layer_idx": 1}])
+@pytest.mark.parametrize("prompt", [0, 1, 2, 50])
+def test_prefill_and_decoding_equal_the_whole(options, prompt):
+    module, x = layer(**options), torch.randn(2, 75, D)
+    cache = QuasarCache()
+    with torch.no_grad():
+        parts = [module(x[:, :prompt], past_key_values=cache, use_cache=True)[0]]
+        for t in range(prompt, 70):
+            y, _, cache = module(x[:, t : t + 1], past_key_values=cache, use_cache=True)
+            parts.append(y)
+        parts.append(module(x[:, 70:], past_key_values=cache, use_cache=True)[0])
+    assert relative_rms(torch.cat(parts, 1), reference(module, x)) <= 1e-5
+    assert cache[options.get("layer_idx", 0)]["seen_tokens"] == 75
+
+
+def test_padded_prompts_decode_like_unpadded_ones():
+    module, x = layer(), torch.randn(2, 40, D)
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[0, :13] = 0
+    with torch.no_grad():
+        y, _, cache = module(x[:, :30], attention_mask=mask[:, :30], use_cache=True)
+        parts = [y]
+        for t in range(30, 40):
+            seen = mask[:, : t + 1]
+            y, _, cache = module(x[:, t : t + 1], seen, past_key_values=cache, use_cache=True)
+            parts.append(y)
+    y = torch.cat(parts, 1)
+    assert relative_rms(y[0, 13:], reference(module, x[:1, 13:])[0]) <= 1e-5
+    assert relative_rms(y[1], reference(module, x[1:])[0]) <= 1e-5
+
+
+def test_a_cache_that_is_not_to_be_kept_is_read_only():
+    module, x = layer(), torch.randn(1, 20, D)
+    with torch.no_grad():
+        _, _, cache = module(x[:, :10], use_cache=True)
+        before = cache[0]["recurrent_state"].clone()
+        y = module(x[:, 10:], past_key_values=cache)[0]
+    assert relative_rms(y, reference(module, x)[:, 10:]) <= 1e-5
+    assert torch.equal(cache[0]["recurrent_state"], before)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="mode"):
+        layer(mode="parallel")
+    module, x = layer(), torch.randn(1, 4, D)
+    with pytest.raises(ValueError, match="padding mask"):
+        module(x, attention_mask=torch.ones(1, 4, 4))
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        module(x, attention_mask=torch.ones(1, 4), cu_seqlens=torch.tensor([0, 4]))

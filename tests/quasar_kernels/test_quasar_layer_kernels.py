@@ -1,0 +1,86 @@
+"""The convolution and the gated norm around the operator, with their block-wise gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+mount()
+
+from fla.ops.quasar import layer_kernels  # noqa: E402
+from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed  # noqa: E402
+
+
+def conv_by_sequences(x, weight, bias, lengths):
+    """The convolution of each sequence alone, by torch's own conv1d."""
+    W = weight.shape[1]
+    parts = [
+        F.conv1d(F.pad(part.T[None], (W - 1, 0)), weight[:, None], bias, groups=x.shape[1])[0].T
+        for part in x.split(lengths)
+    ]
+    return F.silu(torch.cat(parts))
+
+
+@pytest.mark.parametrize("W", [1, 3, 4])
+@pytest.mark.parametrize("lengths", [[53], [20, 1, 2, 30]])
+@pytest.mark.parametrize("rows", [1 << 15, 7])  # one block; blocks shorter than a sequence
+def test_convolution_and_gradients(monkeypatch, W, lengths, rows):
+    monkeypatch.setattr(layer_kernels, "BACKWARD_ROWS", rows)
+    torch.manual_seed(0)
+    packed = len(lengths) > 1
+    position = torch.cat([torch.arange(n) for n in lengths]).int() if packed else None
+    wide = torch.randn(53, 24, dtype=torch.float64)
+    tensors = wide[:, :10], torch.randn(10, W, dtype=torch.float64), torch.randn(10).double()
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    wanted = [x.clone().requires_grad_() for x in tensors]
+    dy = torch.randn(53, 10, dtype=torch.float64)
+    y = causal_conv_silu(*leaves, position)
+    expected = conv_by_sequences(*wanted, lengths)
+    y.backward(dy)
+    expected.backward(dy)
+    assert relative_rms(y, expected) <= 1e-14
+    for x, w in zip(leaves, wanted, strict=True):
+        assert relative_rms(x.grad, w.grad) <= 1e-13
+
+
+@pytest.mark.parametrize("rows", [1 << 15, 1])
+def test_gated_norm_and_gradients(monkeypatch, rows):
+    monkeypatch.setattr(layer_kernels, "BACKWARD_ROWS", rows)
+    torch.manual_seed(0)
+    tensors = torch.randn(30, 12).double(), torch.randn(30, 12).double(), torch.rand(12).double()
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    wanted = [x.clone().requires_grad_() for x in tensors]
+    dy = torch.randn(30, 12, dtype=torch.float64)
+    y = gated_rmsnorm(*leaves, 1e-5)
+    expected = F.rms_norm(wanted[0], (12,), wanted[2], 1e-5) * torch.sigmoid(wanted[1])
+    y.backward(dy)
+    expected.backward(dy)
+    assert relative_rms(y, expected) <= 1e-14
+    for x, w in zip(leaves, wanted, strict=True):
+        assert relative_rms(x.grad, w.grad) <= 1e-13
+
+
+def test_bf16_rounds_once():
+    torch.manual_seed(0)
+    x, gate = torch.randn(40, 16).bfloat16(), torch.randn(40, 16).bfloat16()
+    weight, taps = torch.rand(16), torch.randn(16, 4)
+    wide = gated_rmsnorm(x.float(), gate.float(), weight, 1e-5)
+    assert torch.equal(gated_rmsnorm(x, gate, weight, 1e-5), wide.bfloat16())
+    assert torch.equal(causal_conv_silu(x, taps), causal_conv_silu(x.float(), taps).bfloat16())
+
+
+def test_recomputed_keeps_the_inputs_alone():
+    x = torch.randn(1000, requires_grad=True)
+    w = torch.randn(1000, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = recomputed(lambda x, w, none: (x * w).sin().exp(), x, w, None)
+    assert [t.data_ptr() for t in kept] == [x.data_ptr(), w.data_ptr()]
+    y.sum().backward()
+    expected = torch.autograd.grad((x * w).sin().exp().sum(), (x, w))
+    assert torch.equal(x.grad, expected[0])
+    assert torch.equal(w.grad, expected[1])
