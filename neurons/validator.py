@@ -2,6 +2,8 @@
 
 It clones each revealed fork into a sandbox, checks the fork's rules, times it with the harness,
 compares the speed with the claim and writes the score. torch is loaded in child processes only.
+Those run a stranger's code with this user's rights: give a validator an account or a container of
+its own, with nothing in it but its hotkey.
 """
 
 from __future__ import annotations

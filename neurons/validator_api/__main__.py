@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         observe.configure(settings.log_level, settings.log_format, settings.secrets())
         for warning in settings.warnings:
             log.warning(warning)
+        if not settings.validator_hotkeys:
+            log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
         server = Server(settings, given.port_file)
     except ConfigError as error:
         log.error(str(error))
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.run()
-    return 0 if server.started else EX_CONFIG
+    return 0
 
 
 def config_of(settings: Settings) -> ApiConfig:

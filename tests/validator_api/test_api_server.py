@@ -76,6 +76,7 @@ def test_serves_until_it_is_told_to_stop(
     assert "path=/register_miner status=200" in log
     assert f"client={client}" in log  # only a trusted proxy's word names another client
     assert headers["Signature"] not in log
+    assert "VALIDATOR_HOTKEYS is empty" in log
     assert (tmp_path / "state" / "validator_api.db").exists()
 
 
