@@ -68,8 +68,8 @@ run_pip() {
     sleep 0.5
     [ $((SECONDS - since)) -ge "$next" ] || continue
     next=$((next + 10))
-    line=$(grep -v WARNING "$log" | tail -n 1 | tr -s ' ')
-    say "  $((SECONDS - since)) s: ${line:0:90}"
+    line=$(grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" | tail -n 1 | tr -s ' ')
+    say "  $((SECONDS - since)) s, $(du -sm .venv | cut -f 1) MB: ${line:0:70}"
   done
   trap - INT TERM HUP
   wait "$job" || explain_failure
