@@ -100,6 +100,33 @@ def _end(pid: int, pipes: _Pipes) -> None:
     _signal_group(pid, signal.SIGKILL)
 
 
+def _start(
+    argv: Sequence[str], env: Mapping[str, str], cwd: Path
+) -> tuple[subprocess.Popen[bytes], int, int]:
+    """Start the child as the leader of a new group.
+
+    Returns it, the open end of its result pipe, and the number of the other end in the child.
+    """
+    result_read, result_write = os.pipe()
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
+            pass_fds=(result_write,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(result_read)
+        raise
+    finally:
+        os.close(result_write)
+    return child, result_read, result_write
+
+
 def run_supervised(
     argv: Sequence[str],
     *,
@@ -123,34 +150,17 @@ def run_supervised(
     Raises:
         OSError: the child cannot be started.
     """
-    result_read, result_write = os.pipe()
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            cwd=cwd,
-            pass_fds=(result_write,),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(result_read)
-        raise
-    finally:
-        os.close(result_write)
-    assert child.stdin is not None  # noqa: S101 # for the type checker
-    assert child.stdout is not None  # noqa: S101
+    child, result_read, result_write = _start(argv, env, cwd)
+    stdin, stdout = child.stdin, child.stdout
+    assert stdin is not None  # noqa: S101 # both are pipes
+    assert stdout is not None  # noqa: S101
     started = time.monotonic()
-    pipes = _Pipes(result_read, child.stdout.fileno())
+    pipes = _Pipes(result_read, stdout.fileno())
     timed_out = stopped = False
     try:
-        try:
-            child.stdin.write(message(result_write))
-            child.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once: its exit code tells
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code tells
+            stdin.write(message(result_write))
+            stdin.close()
         while not _has_exited(child.pid):
             pipes.pump(_POLL)
             timed_out = time.monotonic() - started > timeout
@@ -162,7 +172,7 @@ def run_supervised(
         child.wait()
         pipes.drain()
         pipes.close()
-        child.stdout.close()
+        stdout.close()
         os.close(result_read)
     return Ended(
         returncode=child.returncode,

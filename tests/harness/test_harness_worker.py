@@ -1,0 +1,33 @@
+"""What a worker sends where there is a GPU, with the GPU's figures put in by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import honest
+import pytest
+
+import harness.telemetry
+import harness.timing
+from harness import worker
+from harness.job import Exit, Job
+from harness.report import Measurement, Snapshot
+
+
+def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
+    loaded = worker.Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
+
+    def timed(*_arguments: Any, **_options: Any) -> harness.timing.Timing:
+        return harness.timing.Timing(0.5, 2.0, 3 << 20, state)
+
+    monkeypatch.setattr(worker, "load_tree", lambda tree: loaded)
+    monkeypatch.setattr(harness.telemetry, "snapshot", lambda: state)
+    monkeypatch.setattr(harness.timing, "time_layer", timed)
+    job = Job(task="time", tree="/t", length=100, result_fd=9, nonce="n", parent=1)
+    reply, status = worker.perform(job)
+    assert (status, reply.failure) == (Exit.DONE, None), reply.reason
+    found = Measurement.model_validate({**(reply.body or {}), "gate": None, "cache": "shared"})
+    assert found.telemetry is not None
+    assert found.telemetry.before == found.telemetry.after == state
+    assert (found.tokens_per_sec, found.vram_mb) == (10 * 100 / 0.5, 3)
