@@ -14,6 +14,8 @@ from types import FrameType
 from neurons.errors import ConfigError, QuasarError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 8.0
+"""After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
 
 
 class Stopped(QuasarError):
@@ -61,8 +63,11 @@ class StateLock:
 
 
 @contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
     """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.
+
+    Whatever still runs after `grace` seconds (a reply that does not come) is cut short: the
+    journal is as safe then as at any other moment.
 
     The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
     could not call `stop.set()` safely: it may interrupt the main thread inside `stop.wait()`, at
@@ -70,7 +75,9 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    thread = threading.Thread(target=_watch, args=(reader, stop), name="signals", daemon=True)
+    thread = threading.Thread(
+        target=_watch, args=(reader, stop, grace), name="signals", daemon=True
+    )
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     previous = {number: signal.signal(number, _noted) for number in STOP_SIGNALS}
@@ -89,13 +96,19 @@ def _noted(number: int, frame: FrameType | None) -> None:
     """Do nothing: a signal reaches the wake-up descriptor only if it has a handler."""
 
 
-def _watch(reader: int, stop: threading.Event) -> None:
+def _watch(reader: int, stop: threading.Event, grace: float) -> None:
+    timers = []
     while received := os.read(reader, 1):
         if received[0] not in STOP_SIGNALS:
             continue
         if stop.is_set():
             os._exit(128 + received[0])
         stop.set()
+        timers.append(threading.Timer(grace, os._exit, (0,)))
+        timers[-1].daemon = True
+        timers[-1].start()
+    for timer in timers:
+        timer.cancel()
 
 
 class Waiter:

@@ -30,13 +30,13 @@ WAIT = """
 import sys, threading, time
 from neurons.mining.runtime import Stopped, Waiter, stop_on_signals
 stop = threading.Event()
-with stop_on_signals(stop):
+with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 60):
     print("ready", flush=True)
     try:
         Waiter(stop)(60)
     except Stopped:
         print("stopped", flush=True)
-    if sys.argv[1] == "stubborn":
+    if sys.argv[1] != "polite":
         while True:
             time.sleep(60)
 """
@@ -98,6 +98,12 @@ def test_the_second_signal_exits_at_once_whatever_runs() -> None:
         assert process.stdout.readline() == "stopped\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 128 + signal.SIGTERM
+
+
+def test_what_does_not_end_by_itself_is_cut_short() -> None:
+    with child(WAIT, "slow") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
 
 
 def test_a_burst_of_signals_never_hangs() -> None:
