@@ -1,0 +1,89 @@
+"""Judge a fork as the validator does, before it is submitted; nothing is sent anywhere.
+
+    python scripts/local_validator.py FORK --claim TOKENS_PER_SEC [--target LENGTH] [--commit HASH]
+
+FORK is an https address or a folder. The fork is cloned into an empty sandbox, its rules are
+checked, it is timed at the validator's lengths and at the target, and compared with the claim.
+Exit status 0: the claim holds; 1: it would be rejected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+
+from neurons import observe
+from neurons.mining.runtime import Stopped, stop_on_signals
+from neurons.protocol import QueuedSubmission, league_of, weighted_score
+from neurons.validation.evaluate import Evaluator
+
+STOPPED = 130
+
+
+def fork_address(fork: str) -> str:
+    """Return an address that can be cloned for a folder or an address."""
+    return fork if "://" in fork else Path(fork).resolve(strict=True).as_uri()
+
+
+def newest_commit(address: str, branch: str) -> str:
+    """Return the full hash of the branch's tip.
+
+    Raises:
+        SystemExit: there is no such fork or branch.
+    """
+    command = ["git", "ls-remote", "--exit-code", "--", address, f"refs/heads/{branch}"]
+    quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:file"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=quiet)
+    if run.returncode:
+        why = run.stderr.strip() or "no such branch (--branch names another, --commit a commit)"
+        raise SystemExit(f"{address}, branch {branch}: {why}")
+    return run.stdout.split()[0]
+
+
+def main() -> int:
+    """Judge the fork, print the verdict, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("fork", help="https address or folder of the fork")
+    parser.add_argument("--claim", type=float, required=True, help="tokens per second to claim")
+    parser.add_argument("--target", type=int, default=100_000, help="target sequence length")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--commit", help="full hash; otherwise the branch's newest commit")
+    which.add_argument("--branch", default="quasar", help="branch to judge (quasar)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
+    args = parser.parse_args()
+
+    observe.configure()
+    address = fork_address(args.fork)
+    submission = QueuedSubmission(
+        id=0,
+        miner_hotkey="local",
+        fork_url=address,
+        commit_hash=args.commit or newest_commit(address, args.branch),
+        target_sequence_length=args.target,
+        tokens_per_sec=args.claim,
+        created_at=datetime.now(timezone.utc).isoformat(),
+    )
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="quasar-") as folder, stop_on_signals(stop):
+        judge = Evaluator(Path(folder), args.device, args.timeout, allow_file=True, stop=stop)
+        try:
+            verdict = judge.evaluate(submission)
+        except Stopped:
+            return STOPPED
+    league, multiplier = league_of(args.target)
+    print(f"{'PASSED' if verdict.passed else 'REJECTED'}: {verdict.reason}")
+    print(f"score {verdict.score:.3f}; league {league}, multiplier {multiplier}")
+    if verdict.passed:
+        print(f"weighted score {weighted_score(args.claim, args.target):,.0f}")
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
