@@ -14,7 +14,9 @@ import functools
 import itertools
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -51,7 +53,7 @@ def correlated(tokens: int) -> tuple[torch.Tensor, ...]:
     return q, k, v, beta
 
 
-def graph_ms(call, repeats: int = 15) -> float:
+def graph_ms(call: Callable[[], object], repeats: int = 15) -> float:
     """Median time of one call, in milliseconds, by replaying it as a CUDA graph."""
     for _ in range(2):
         call()
@@ -59,9 +61,10 @@ def graph_ms(call, repeats: int = 15) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         stop.record()
@@ -70,7 +73,7 @@ def graph_ms(call, repeats: int = 15) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def variants(base):
+def variants(base: Any) -> Iterator[Any]:
     """The tiles to try: chunk length, warps and stages of both passes."""
     yield base
     for c, map_warps, out_warps, stages in itertools.product(
@@ -83,7 +86,9 @@ def variants(base):
             yield tiles
 
 
-def check(chunk, inputs, oracle, tiles, segments) -> float:
+def check(
+    chunk: Any, inputs: Sequence[torch.Tensor], oracle: torch.Tensor, tiles: Any, segments: int
+) -> float:
     """Relative RMS error of one variant, its outputs poisoned beforehand."""
     poison = torch.full_like(inputs[0], float("nan"))
     del poison
@@ -94,7 +99,7 @@ def check(chunk, inputs, oracle, tiles, segments) -> float:
 
 def main() -> None:
     """Run the sweep and print the table last."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lengths", default="2048,16384,100000,1000000")
     parser.add_argument("--segments", default="", help="comma list tried besides the default")
     parser.add_argument("--default-only", action="store_true", help="time the shipped tiles only")
@@ -132,10 +137,10 @@ def main() -> None:
             if n is not None and n * 2 * tiles.chunk > tokens:
                 continue
             plan = chunk.plan_segments(inputs[0], None, tiles, n)
-            call = functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan)
-            row = {"tokens": tokens, "ms": round(graph_ms(call), 4), "segments": n}
+            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan))
+            row = {"tokens": tokens, "ms": round(ms, 4), "segments": n}
             rows.append(row | tiles._asdict() | {f"error_{k}": errors[tiles][k] for k in LIMITS})
-        inputs = call = None  # the next length needs the memory
+        del inputs  # the next length needs the memory
     for tiles in tried:
         if tiles not in passed:
             print(f"rejected {tuple(tiles)} errors {errors[tiles]}")
