@@ -53,6 +53,7 @@ def assert_close(o, expected, limit):
 
 @pytest.fixture(autouse=True)
 def _fresh():
+    torch.manual_seed(0)
     poison()
     yield
     torch.cuda.empty_cache()
@@ -76,7 +77,7 @@ def test_every_dtype_and_width(dtype, heads, width):
     assert_close(o, quasar_recurrence(*inputs)[0], LIMIT[dtype])
 
 
-@pytest.mark.parametrize(("noise", "limit"), [(0.1, 9e-3), (0.01, 2.5e-2)])
+@pytest.mark.parametrize(("noise", "limit"), [(0.1, 9e-3), (0.01, 2e-2)])
 def test_correlated_keys(noise, limit):
     q, k, v, beta = layer_like(20_000)
     common = torch.randn(1, 1, H, S, device="cuda")
@@ -196,7 +197,8 @@ def test_gradients_match_float64(packed, dtype, heads, width):
     expected = quasar_chunked(*wide, cu)
     torch.autograd.backward(list(expected), [do.double(), dstate.double()])
     for x, w in zip(leaves, wide, strict=True):
-        assert relative_rms(x.grad, w.grad) <= 1e-2
+        # beta's gradient sums terms of both signs over all tokens, so its relative error is larger
+        assert relative_rms(x.grad, w.grad) <= (4e-2 if x is leaves[3] else 1e-2)
 
 
 @pytest.mark.parametrize("grad", [False, True])

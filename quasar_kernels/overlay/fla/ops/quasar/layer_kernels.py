@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-BACKWARD_ROWS = 1 << 15
-"""Tokens that a backward pass holds in fp32 at a time."""
+BACKWARD_ELEMENTS = 1 << 24
+"""Elements of its input that a backward pass holds in fp32 at a time: 64 MB a tensor."""
 
 CONV_TAPS = 4
 """Convolution width that the Triton kernel is written for; other widths take the torch path."""
@@ -175,6 +175,12 @@ def gated_rmsnorm_torch(x, gate, weight, eps) -> torch.Tensor:
     return (wide * scale * weight * torch.sigmoid(_wide(gate))).to(x.dtype)
 
 
+def _blocks(x: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the bounds of blocks of rows for a backward pass over `[R, C]`."""
+    rows = max(1, BACKWARD_ELEMENTS // x.shape[1])
+    return [(start, start + rows) for start in range(0, x.shape[0], rows)]
+
+
 def _on_triton(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
@@ -196,14 +202,17 @@ class CausalConvSiluFunction(torch.autograd.Function):
         x, weight, bias, position = ctx.saved_tensors
         halo = weight.shape[1] - 1
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        shared = [_wide(p).detach().requires_grad_() for p in (weight, bias) if p is not None]
+        taps, shift = (
+            None if p is None else _wide(p).detach().requires_grad_() for p in (weight, bias)
+        )
+        shared = [taps] if shift is None else [taps, shift]
         totals = [torch.zeros_like(p) for p in shared]
-        for start in range(0, x.shape[0], BACKWARD_ROWS):
-            stop, first = start + BACKWARD_ROWS, max(0, start - halo)
+        for start, stop in _blocks(x):
+            first = max(0, start - halo)
             rows = x[first:stop].detach().requires_grad_()
             place = None if position is None else position[first:stop]
             with torch.enable_grad():
-                y = conv_silu_torch(rows, *shared, *[None] * (bias is None), place)[start - first :]
+                y = conv_silu_torch(rows, taps, shift, place)[start - first :]
             found = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
             dx[first:stop] += found[0]
             for total, part in zip(totals, found[1:], strict=True):
@@ -231,8 +240,8 @@ class GatedRMSNormFunction(torch.autograd.Function):
         dx, dgate = torch.empty_like(x), torch.empty_like(gate)
         shared = _wide(weight).detach().requires_grad_()
         dweight = torch.zeros_like(shared)
-        for start in range(0, x.shape[0], 8 * BACKWARD_ROWS):
-            rows = slice(start, start + 8 * BACKWARD_ROWS)
+        for start, stop in _blocks(x):
+            rows = slice(start, stop)
             leaves = [t[rows].detach().requires_grad_() for t in (x, gate)]
             with torch.enable_grad():
                 y = gated_rmsnorm_torch(*leaves, shared, ctx.eps)

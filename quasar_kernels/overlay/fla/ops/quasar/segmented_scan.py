@@ -269,19 +269,23 @@ def segment_output_kernel(
         a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
         b_s = _operand(state, b_k.dtype)
         D = a[:, None] * (b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION))
-        V = tl.dot(_operand(A, b_k.dtype), _operand(D, b_k.dtype), input_precision=PRECISION)
-        V = _operand(V, b_k.dtype)
+        V32 = tl.dot(A, D, input_precision=INVERSE)
+        V = _operand(V32, b_k.dtype)
         if STORE_FRESH:
             tl.store(p_o, V, mask=v_mask)
         else:
             b_q = tl.load(p_q, mask=mask, other=0.0)
             P = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-            P = _operand(tl.where(rows[:, None] >= rows[None, :], P, 0.0), b_k.dtype)
+            P = tl.where(rows[:, None] >= rows[None, :], P, 0.0)
             O = tl.dot(b_q, b_s, input_precision=PRECISION)
-            O += tl.dot(P, V, input_precision=PRECISION)
+            O += tl.dot(P, V32, input_precision=INVERSE)
             tl.store(p_o, (O * scale).to(o.dtype.element_ty), mask=v_mask)
             p_q += C * stride_qt
         state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
+        if b_k.dtype != tl.float32:
+            # V' telescopes in the state when keys repeat, so its rounding would add up there
+            V = _operand(V32 - V.to(tl.float32), b_k.dtype)
+            state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
         left -= C
         p_k += C * stride_kt
         p_v += C * stride_vt

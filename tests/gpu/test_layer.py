@@ -1,0 +1,66 @@
+"""The layer on a GPU, as a validator runs it, against the float64 layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_layer, relative_rms
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).to("cuda")
+
+
+def reference(layer, x, **kwargs):
+    return quasar_layer(layer.state_dict(keep_vars=True), x, num_heads=8, head_dim=64, **kwargs)
+
+
+@pytest.mark.parametrize("T", [1, 5, 1000, 65_536])
+def test_output_under_autocast(layer, T):
+    x = torch.randn(1, T, 512, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        y, _, _ = layer(x)
+    assert y.requires_grad
+    with torch.no_grad():
+        expected = reference(layer, x)
+    assert relative_rms(y, expected) <= 1e-2
+    assert (y - expected).abs().max() <= 0.1
+
+
+def test_every_gradient_is_real(layer):
+    x = torch.randn(2, 300, 512, device="cuda", requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        y, _, _ = layer(x)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    found = {name: p.grad.clone() for name, p in layer.named_parameters()} | {"x": x.grad}
+    layer.zero_grad()
+    reference(layer, wide).backward(dy.double())
+    expected = {name: p.grad for name, p in layer.named_parameters()} | {"x": wide.grad}
+    for name, gradient in found.items():
+        # the gradient of beta_log sums terms of both signs over all tokens
+        limit = 1e-1 if name == "beta_log" else 2e-2
+        assert relative_rms(gradient, expected[name]) <= limit, name
+
+
+def test_reruns_are_bitwise_equal(layer):
+    x = torch.randn(1, 20_000, 512, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_fp32_without_autocast(layer):
+    x = torch.randn(1, 700, 512, device="cuda")
+    with torch.no_grad():
+        assert relative_rms(layer(x)[0], reference(layer, x)) <= 1e-3  # cuBLAS may use tf32
