@@ -45,6 +45,8 @@ def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
         settings = embedded_settings(flags, os.environ)
     else:
         settings = load_settings(flags, given.env_file, process="miner")
+    for secret in settings.secrets():
+        observe.register_secret(secret)
     if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded

@@ -48,8 +48,6 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if value is None or isinstance(value, SecretStr):
         return ""
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, Path):

@@ -92,6 +92,7 @@ def _path(text: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, 1, or 78 when a person has to act."""
     given = parser().parse_args(arguments)
+    observe.configure()
     try:
         return COMMANDS[given.command](given)
     except ConfigError as error:
@@ -117,8 +118,7 @@ def mine(given: argparse.Namespace) -> int:
         observe.configure(
             settings.log_level,
             settings.log_format,
-            settings.secrets(),
-            settings.state_dir / "logs" / "miner.log",
+            file=settings.state_dir / "logs" / "miner.log",
         )
         if embedded:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")

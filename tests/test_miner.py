@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from neurons import commands, miner
+from neurons import commands, miner, observe
+from neurons.identity import create_throwaway
 from neurons.mining import cycle
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
@@ -122,6 +124,28 @@ def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
     assert (settings.subtensor_network, settings.log_level) == ("test", "DEBUG")
     assert (settings.target_sequence_length, settings.optimization_interval) == ("auto", 5.0)
     assert (settings.state_dir, settings.device) == (tmp_path, "cpu")
+
+
+def test_a_real_run_is_put_together_from_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.observe._secrets", set())
+    hotkey = create_throwaway(tmp_path / "wallets", "w", "h").hotkey
+    file = tmp_path / ".env"
+    file.write_text(
+        f"VALIDATOR_API_URL=http://127.0.0.1:9\nFORK_REMOTE=file://{tmp_path}/fork.git\n"
+        f"WALLET_MINER_NAME=w\nWALLET_HOTKEY=h\nWALLET_PATH={tmp_path}/wallets\n"
+        f"STATE_DIR={tmp_path}/state\nGITHUB_TOKEN=ghp_canary\nDEVICE=cpu\n"
+    )
+    given = miner.parser().parse_args(["--env-file", str(file)])
+    settings, embedded = commands.read_settings(given)
+    assert observe.redact("ghp_canary") == observe.REDACTED
+    with miner._context(settings, embedded, threading.Event()) as context:
+        assert context.identity.hotkey == hotkey
+        assert context.fork.url == f"file://{tmp_path}/fork.git"
+        assert context.client.base_url == "http://127.0.0.1:9"
+        assert context.settings.device == "cpu"
+        assert (tmp_path / "state" / JOURNAL).is_file()
 
 
 def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Path) -> None:
