@@ -27,9 +27,9 @@ def conv_by_sequences(x, weight, bias, lengths):
 
 @pytest.mark.parametrize("W", [1, 3, 4])
 @pytest.mark.parametrize("lengths", [[53], [20, 1, 2, 30]])
-@pytest.mark.parametrize("rows", [1 << 15, 7])  # one block; blocks shorter than a sequence
-def test_convolution_and_gradients(monkeypatch, W, lengths, rows):
-    monkeypatch.setattr(layer_kernels, "BACKWARD_ROWS", rows)
+@pytest.mark.parametrize("block", [1 << 24, 70])  # one block; 7 rows, shorter than a sequence
+def test_convolution_and_gradients(monkeypatch, W, lengths, block):
+    monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
     torch.manual_seed(0)
     packed = len(lengths) > 1
     position = torch.cat([torch.arange(n) for n in lengths]).int() if packed else None
@@ -47,9 +47,9 @@ def test_convolution_and_gradients(monkeypatch, W, lengths, rows):
         assert relative_rms(x.grad, w.grad) <= 1e-13
 
 
-@pytest.mark.parametrize("rows", [1 << 15, 1])
-def test_gated_norm_and_gradients(monkeypatch, rows):
-    monkeypatch.setattr(layer_kernels, "BACKWARD_ROWS", rows)
+@pytest.mark.parametrize("block", [1 << 24, 100])
+def test_gated_norm_and_gradients(monkeypatch, block):
+    monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
     torch.manual_seed(0)
     tensors = torch.randn(30, 12).double(), torch.randn(30, 12).double(), torch.rand(12).double()
     leaves = [x.clone().requires_grad_() for x in tensors]
