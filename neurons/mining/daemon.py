@@ -67,6 +67,8 @@ def run_forever(
     try:
         if _live(context) is not None or watch.wants_cycle():
             after_cycle(run_cycle(context))
+        else:
+            context.log.info("nothing new to submit; waiting for a round or changed kernels")
         while True:
             context.wait(interval)
             if watch.wants_cycle():
