@@ -68,7 +68,7 @@ def run_forever(
         if _live(context) is not None or watch.wants_cycle():
             after_cycle(run_cycle(context))
         else:
-            context.log.info("nothing new to submit; waiting for a round or changed kernels")
+            context.log.info("waiting for a new round or changed kernels")
         while True:
             context.wait(interval)
             if watch.wants_cycle():
