@@ -225,13 +225,13 @@ def _layer_specs() -> list[CompileSpec]:
                 | (optional if packed else {}),
                 {"C": 1536, "ROWS": 64, "BC": 512, "HAS_BIAS": packed, "PACKED": packed}
                 | ({} if packed else dict.fromkeys(optional)),
-                num_warps=2,
             ),
             CompileSpec(
                 f"gated_rmsnorm {kind}",
                 layer_kernels.gated_rmsnorm_kernel,
                 _types(f"*{kind}", "x gate y") | {"weight": "*fp32", "R": "i32", "eps": "fp32"},
-                {"S": 64, "BS": 64, "BR": 64},
+                {"S": 64, "BS": 64, "BR": 32},
+                num_warps=2,
             ),
         ]
     return specs

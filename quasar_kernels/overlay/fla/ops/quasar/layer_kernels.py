@@ -134,7 +134,7 @@ def launch_conv_silu(x, weight, bias, position) -> torch.Tensor:
         block = min(512, triton.next_power_of_2(C))
         causal_conv_silu_kernel[(triton.cdiv(R, rows), triton.cdiv(C, block))](
             x, weight, bias, position, y, R, x.stride(0), C=C, ROWS=rows, BC=block,
-            HAS_BIAS=bias is not None, PACKED=position is not None, num_warps=2,
+            HAS_BIAS=bias is not None, PACKED=position is not None, num_warps=4,
         )  # fmt: skip
     return y
 
@@ -145,9 +145,9 @@ def launch_gated_rmsnorm(x, gate, weight, eps) -> torch.Tensor:
     y = torch.empty_like(x)
     if R:
         block = triton.next_power_of_2(S)
-        rows = max(1, 4096 // block)
+        rows = max(1, 2048 // block)
         gated_rmsnorm_kernel[(triton.cdiv(R, rows),)](
-            x, gate, weight, y, R, eps, S=S, BS=block, BR=rows, num_warps=4
+            x, gate, weight, y, R, eps, S=S, BS=block, BR=rows, num_warps=2
         )
     return y
 

@@ -1,0 +1,146 @@
+"""The kernels around the operator on a GPU, and the layer packed, padded and cached."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
+
+mount()
+
+from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
+from fla.ops.quasar import fused_recurrent_quasar  # noqa: E402
+from fla.ops.quasar.chunk_intra_token_parallel import chunk_quasar_intra  # noqa: E402
+from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
+from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
+from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+D, H, S = 512, 8, 64
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 26)]
+    del junk
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H).cuda()
+
+
+def test_a_million_tokens_forwards_and_backwards_fit(layer):
+    x = torch.randn(1, 1_000_000, D, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", torch.bfloat16):
+        y = layer(x)[0]
+    assert y.requires_grad
+    assert torch.cuda.max_memory_allocated() <= 12e9
+    y.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+    assert torch.cuda.max_memory_allocated() <= 48e9
+
+
+def test_packed_padded_and_cached_calls_agree_with_plain_ones(layer):
+    x = torch.randn(2, 300, D, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        plain = layer(x)[0]
+        packed = layer(x.reshape(1, 600, D), cu_seqlens=torch.tensor([0, 300, 600]).cuda())[0]
+        mask = torch.ones(2, 300, device="cuda")
+        mask[0, :100] = 0
+        padded = layer(x, attention_mask=mask)[0]
+        alone = layer(x[:1, 100:])[0]
+        cache = QuasarCache()
+        parts = [layer(x[:, :280], past_key_values=cache, use_cache=True)[0]]
+        for t in range(280, 300):
+            parts.append(layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0])
+    assert relative_rms(packed.view(2, 300, D), plain) <= 1e-2
+    assert relative_rms(padded[0, 100:], alone[0]) <= 1e-2
+    assert not padded[0, :100].any()
+    assert relative_rms(torch.cat(parts, 1), plain) <= 1.5e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("R", [3, 70_001])
+def test_convolution(dtype, packed, R):
+    C = 1536
+    x = torch.randn(R, C + 64, device="cuda", dtype=dtype)[:, :C]
+    taps = torch.randn(C, 4, device="cuda")
+    bias = torch.randn(C, device="cuda") if packed else None
+    position = (torch.arange(R, device="cuda") % 777).int() if packed else None
+    y = causal_conv_silu(x, taps, bias, position)
+    wanted = causal_conv_silu(x.double(), taps.double(), bias, position)
+    assert relative_rms(y, wanted) <= (1e-6 if dtype == torch.float32 else 3e-3)
+
+
+def test_convolution_of_more_elements_than_32_bits_count():
+    R, C = (1 << 31) // 1536 + 5000, 1536
+    x = torch.empty(R, C, device="cuda", dtype=torch.bfloat16).normal_()
+    taps = torch.randn(C, 4, device="cuda")
+    y = causal_conv_silu(x, taps)
+    wanted = causal_conv_silu(x[-2003:].double(), taps.double())
+    assert relative_rms(y[-2000:], wanted[3:]) <= 3e-3
+
+
+def test_gated_norm():
+    x, gate = (torch.randn(100_001, S, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.rand(S, device="cuda")
+    wanted = gated_rmsnorm(x.double(), gate.double(), weight.double(), 1e-5)
+    assert relative_rms(gated_rmsnorm(x, gate, weight, 1e-5), wanted) <= 3e-3
+
+
+def test_step_size_and_its_gradients():
+    lam = (10.0 ** torch.empty(5000, H, device="cuda").uniform_(-12, 3)).requires_grad_()
+    beta = (torch.rand(H, device="cuda") * 5 + 0.1).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in (lam, beta)]
+    alpha, wanted = fused_quasar_gate(lam, beta), step_size(*wide)
+    grad = torch.randn_like(alpha)
+    alpha.backward(grad)
+    wanted.backward(grad.double())
+    torch.testing.assert_close(alpha.double(), wanted, rtol=3e-6, atol=0)
+    assert relative_rms(lam.grad, wide[0].grad) <= 1e-5
+    assert relative_rms(beta.grad, wide[1].grad) <= 1e-5
+
+
+@pytest.mark.parametrize("C", [16, 64])
+def test_inverses(C):
+    L = torch.randn(300, 8, C, C, device="cuda") * 0.2
+    eye = torch.eye(C, device="cuda", dtype=torch.float64)
+    wanted = torch.linalg.inv(L.double().tril(-1) + eye)
+    assert relative_rms(quasar_forward_substitution(L), wanted) <= 1e-5
+    k = F.silu(torch.randn(2, 333, H, S, device="cuda")).bfloat16()
+    beta = torch.rand(H, device="cuda") + 0.1
+    A, alpha = chunk_quasar_intra(k, beta, chunk_size=C)
+    wanted_A, wanted_alpha = chunk_quasar_intra(k.double(), beta.double(), chunk_size=C)
+    assert relative_rms(A, wanted_A) <= 1e-5
+    assert relative_rms(alpha, wanted_alpha) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recurrent_kernel(dtype):
+    q, k, v = (F.silu(torch.randn(1, 500, H, S, device="cuda")).to(dtype) for _ in range(3))
+    beta = torch.rand(H, device="cuda") + 0.1
+    cu = torch.tensor([0, 0, 100, 101, 500], device="cuda")
+    initial = torch.randn(4, H, S, S, device="cuda")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    results = fused_recurrent_quasar(*leaves, True, cu)
+    expected = quasar_recurrence(*wide, cu)
+    grads = [torch.randn_like(x) for x in results]
+    torch.autograd.backward(results, grads)
+    torch.autograd.backward(expected, [g.double() for g in grads])
+    limit = 2e-5 if dtype == torch.float32 else 6e-3
+    for x, w in zip(results, expected, strict=True):
+        assert relative_rms(x, w) <= limit
+    for x, w in zip(leaves, wide, strict=True):
+        assert relative_rms(x.grad, w.grad) <= 1e-2
