@@ -17,8 +17,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 from harness.report import build_report, write_report
 from harness.runner import probe
 from harness.sweep import sweep
