@@ -16,13 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 from harness.report import build_report, write_report
 from harness.runner import probe
 from harness.sweep import sweep
 from harness.workload import LENGTHS, WORKLOAD
 from quasar_kernels.contract import OVERLAY, check_tree
 
+ROOT = Path(__file__).resolve().parent.parent
 TREES = ("public-fork", "overlay")
 
 
