@@ -219,26 +219,28 @@ class QuasarAttention(nn.Module):
         *projections, gate_weight, gate_bias = weights[:6]
         taps, biases = weights[6:9], weights[9:12]
         beta_log, norm_weight, out_weight = weights[12:]
-        heads = (*x.shape[:2], self.num_heads, self.head_dim)
+        B, T, _ = x.shape
         with torch.autocast(x.device.type, enabled=False):
-            # one product and one cast for q, k, v and the gate's narrow half
-            mixed = F.linear(x.to(dtype), torch.cat(projections).to(dtype))
+            # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
+            # that a bias is added inside its product
+            mixed = F.linear(x.flatten(0, 1).to(dtype), torch.cat(projections).to(dtype))
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
             gate = F.linear(narrow, gate_weight.to(dtype), gate_bias.to(dtype))
+            qkv = qkv.view(B, T, 3 * self.key_dim)
             if self.use_short_conv:
                 taps = torch.cat(taps).squeeze(1)
                 bias = torch.cat(biases) if self.conv_bias else None
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state)
             del mixed, narrow  # each is gigabytes for a million tokens
-            q, k, v = (part.view(heads) for part in qkv.split(self.key_dim, dim=-1))
+            q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
             operator = fused_recurrent_quasar if walk or self.mode != "chunk" else chunk_quasar
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
             o, state = operator(q, k, v, beta, state, keep, cu_seqlens)
             del q, k, v, qkv
             rows = (-1, self.head_dim)
-            o = gated_rmsnorm(o.reshape(rows), gate.reshape(rows), norm_weight, self.norm_eps)
-            y = F.linear(o.view(*x.shape[:2], self.value_dim), out_weight.to(dtype))
-        return y, conv_state, state
+            o = gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
+            y = F.linear(o.view(B * T, self.value_dim), out_weight.to(dtype))
+        return y.view(B, T, self.hidden_size), conv_state, state
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
