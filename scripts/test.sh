@@ -23,7 +23,7 @@ stage() {
 
 scan_secrets() {
   git ls-files -z | xargs -0 detect-secrets-hook --no-verify --baseline .secrets.baseline || {
-    echo 'Not a secret? Look twice, then run `make baseline` and commit .secrets.baseline.'
+    echo 'Not a secret? Look twice, then run "make baseline" and commit .secrets.baseline.'
     return 1
   }
 }

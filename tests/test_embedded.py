@@ -148,7 +148,8 @@ def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> No
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
         "import os, time; from pathlib import Path; from neurons.child import Child\n"
-        f"child = Child('c', ['http.server', '0'], dict(os.environ, PYTHONUNBUFFERED='1'), Path('{tmp_path}/log'))\n"
+        "env = dict(os.environ, PYTHONUNBUFFERED='1')\n"
+        f"child = Child('c', ['http.server', '0'], env, Path('{tmp_path}/log'))\n"
         "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
