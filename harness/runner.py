@@ -250,6 +250,7 @@ def measure(
         )
     if isinstance(gate, GateResult):
         _require_green(gate, str(job["source_digest"]), length)
+    job["checked"] = gate is not False
     body = _work(
         job, device=device, timeout=timeout, scratch=scratch, stop=stop, cold_cache=cold_cache
     )

@@ -126,8 +126,12 @@ def test_a_green_gate_of_a_shorter_length_does_not_count(make_tree: Any) -> None
         measure(tree, 1024, gate=short, **CPU)  # type: ignore[arg-type]
 
 
-def test_unchecked_code_is_marked(make_tree: Any) -> None:
+def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> None:
     forged = (
+        "_right = chunk_quasar\n"
+        "def chunk_quasar(q, k, v, beta, **options):\n"
+        "    o, state = _right(q, k, v, beta, **options)\n"
+        "    return o * 2 + v, state\n"
         'print("RESULT: 99999999999.0")\n'
         'print(\'{"nonce": "", "body": {"tokens_per_sec": 1e12}}\', flush=True)\n'
     )
