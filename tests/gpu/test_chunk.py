@@ -198,7 +198,7 @@ def test_gradients_match_float64(packed, dtype, heads, width):
     torch.autograd.backward(list(expected), [do.double(), dstate.double()])
     for x, w in zip(leaves, wide, strict=True):
         # beta's gradient sums terms of both signs over all tokens, so its relative error is larger
-        assert relative_rms(x.grad, w.grad) <= (4e-2 if x is leaves[3] else 1e-2)
+        assert relative_rms(x.grad, w.grad) <= (1e-1 if x is leaves[3] else 1e-2)
 
 
 @pytest.mark.parametrize("grad", [False, True])
