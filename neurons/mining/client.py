@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import stamina
 from pydantic import BaseModel
 
-from neurons.mining.outcomes import (
-    ProtocolFault,
-    ReplyLost,
-    ServerFault,
-    Unreachable,
-    fault_of,
-    http_date,
-)
-from neurons.mining.wire import Limiter, Reply, check_address, parse_reply, raise_transport
+from neurons.mining.outcomes import ReplyLost, ServerFault, Unreachable
+from neurons.mining.wire import REPLY_SECONDS, Connection, Limiter, Reply, Signer
 from neurons.observe import get_logger
 from neurons.protocol import (
-    HOTKEY_HEADER,
-    SIGNATURE_HEADER,
     CommitReply,
     CommitRequest,
-    Message,
     PendingReveals,
     RegisterReply,
     RegisterRequest,
@@ -39,30 +28,15 @@ from neurons.protocol import (
     Weights,
 )
 
-BODY_BYTES = 2**20
-CONNECT_SECONDS = 10.0
-REPLY_SECONDS = 30.0
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
-CLOCK_SECONDS = 30.0
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 
 log = get_logger("client")
 
 
-class Signer(Protocol):
-    """What the client needs of an identity."""
-
-    @property
-    def hotkey(self) -> str:
-        """The ss58 address."""
-
-    def sign(self, text: str) -> str:
-        """Return the signature of `text` in hex, without 0x."""
-
-
-class ApiClient:
+class ApiClient(Connection):
     """Calls of one validator API by one hotkey.
 
     Every method raises the types of `neurons.mining.outcomes`. GETs are tried a few times; a POST
@@ -89,29 +63,10 @@ class ApiClient:
         now: Callable[[], float] = time.time,
         reply_seconds: float = REPLY_SECONDS,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
-        self.hotkey = identity.hotkey
-        self.on_loopback = check_address(self.base_url)
-        self.clock_offset: float | None = None
-        self._identity, self._now, self._reply_seconds = identity, now, reply_seconds
-        self._signature: str | None = None
-        self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            transport=transport,
-            timeout=httpx.Timeout(reply_seconds, connect=CONNECT_SECONDS),
-            follow_redirects=False,
-            trust_env=not self.on_loopback,  # a proxy has no business with this machine's server
-            headers={"Accept": "application/json"},
+        super().__init__(
+            base_url, identity, transport=transport, now=now, reply_seconds=reply_seconds
         )
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def health(self) -> None:
-        """GET /health; returns when the server is up."""
-        self._get("/health", Message)
+        self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
 
     def current_round(self) -> Round:
         """GET /get_current_round, which also starts a round where none is active."""
@@ -150,13 +105,13 @@ class ApiClient:
         retried = (Unreachable, ReplyLost, ServerFault)
         for attempt in _quick_attempts(retried):
             with attempt:
-                return self._exchange("GET", route, reply, query=query)
+                return self._once("GET", route, reply, query=query)
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
         for attempt in _quick_attempts((Unreachable,)):
             with attempt:
-                return self._exchange("POST", route, reply, body=body)
+                return self._once("POST", route, reply, body=body, signed=True)
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _post_in_round(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
@@ -174,66 +129,10 @@ class ApiClient:
         self.current_round()
         return self._post(route, body, reply)
 
-    def _exchange(
-        self,
-        method: str,
-        route: str,
-        reply: type[Reply],
-        *,
-        query: Mapping[str, int] | None = None,
-        body: BaseModel | None = None,
-    ) -> Reply:
+    def _once(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
         if self._limit:
             self._limit()
-        content = headers = None
-        if body is not None:
-            values = body.model_dump(mode="json", exclude_none=True)
-            content = json.dumps(values, allow_nan=False).encode()
-            headers = {"Content-Type": "application/json", **self._credentials()}
-        request = self._http.build_request(
-            method, route, params=query, content=content, headers=headers
-        )
-        try:
-            response = self._http.send(request, stream=True)
-            try:
-                data = self._read(route, response)
-            finally:
-                response.close()
-        except httpx.HTTPError as error:
-            raise_transport(self.base_url, route, error)
-        self._note_clock(response.headers.get("Date"))
-        if not response.is_success:
-            raise fault_of(route, response.status_code, response.headers, data, self._now())
-        return parse_reply(route, data, reply)
-
-    def _credentials(self) -> dict[str, str]:
-        if self._signature is None:
-            self._signature = self._identity.sign(self.hotkey)
-        return {HOTKEY_HEADER: self.hotkey, SIGNATURE_HEADER: self._signature}
-
-    def _read(self, route: str, response: httpx.Response) -> bytes:
-        """Return the body within one deadline; httpx's own starts anew with every packet."""
-        deadline = time.monotonic() + self._reply_seconds
-        data = bytearray()
-        for piece in response.iter_bytes():
-            data += piece
-            if len(data) > BODY_BYTES:
-                raise ProtocolFault(f"{route} answered with more than {BODY_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
-        return bytes(data)
-
-    def _note_clock(self, date: str | None) -> None:
-        moment = http_date(date) if date else None
-        if moment is None:
-            return
-        first = self.clock_offset is None
-        self.clock_offset = moment - self._now()
-        if first and abs(self.clock_offset) > CLOCK_SECONDS:
-            log.warning(
-                "this machine's clock and the server's differ; set it with NTP",
-                server_ahead_seconds=round(self.clock_offset),
-            )
+        return self.exchange(method, route, reply, **options)
 
 
 def _quick_attempts(on: tuple[type[Exception], ...]) -> Any:

@@ -16,10 +16,11 @@ from structlog.stdlib import BoundLogger
 from harness.report import Environment, GateResult, Measurement
 from harness.runner import measure, probe
 from neurons.mining import cycle
-from neurons.mining.client import ApiClient, Signer
+from neurons.mining.client import ApiClient
 from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
 from neurons.mining.runtime import Waiter
+from neurons.mining.wire import Signer
 from neurons.settings import Settings
 from quasar_kernels.contract import OVERLAY, overlay_files
 

@@ -10,15 +10,13 @@ from urllib.parse import urlsplit
 
 from neurons.errors import Held, Retry
 from neurons.mining import cycle
-from neurons.mining.context import Context, Fork, Measure
+from neurons.mining.context import Context
 from neurons.mining.cycle import State, Step, Submission
 from neurons.mining.journal import Journal, StaleSubmission
 from neurons.mining.outcomes import HashMismatch
 from neurons.mining.runtime import Stopped
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
-from neurons.mining.wire import LOOPBACK
-
-__all__ = ["Context", "Fork", "Measure", "abandon", "release", "run_cycle", "run_forever"]
+from neurons.setting_values import LOOPBACK
 
 STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
     Step.PUBLISH: publish.run,

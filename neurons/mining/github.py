@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +17,9 @@ import httpx
 
 from neurons.errors import ConfigError, Held, Retry
 from neurons.mining.gitfaults import SCOPE_REMEDY, redact_text
-from neurons.mining.gitremote import LOOPBACK
+from neurons.mining.outcomes import http_date, retry_after
 from neurons.observe import register_secret
+from neurons.setting_values import LOOPBACK
 
 LONGEST_WAIT = 3600.0
 """Seconds: the longest pause that a limit of GitHub's is believed to ask for."""
@@ -174,27 +174,12 @@ def _fault(reply: httpx.Response, asked: str) -> Held | Retry:
 
 def _pause(reply: httpx.Response) -> float | None:
     """Return the seconds that GitHub asks to wait, or None where it names none."""
-    now = _date(reply.headers.get("Date")) or datetime.now(timezone.utc)
-    wait = reply.headers.get("Retry-After", "")
+    now = http_date(reply.headers.get("Date", "")) or time.time()
     reset = reply.headers.get("X-RateLimit-Reset", "")
-    until = _date(wait)
-    if re.fullmatch(r"\d{1,9}", wait):
-        seconds = float(wait)
-    elif until is not None:
-        seconds = (until - now).total_seconds()
-    elif re.fullmatch(r"\d{1,12}", reset) and reply.status_code < 500:
-        seconds = float(reset) - now.timestamp()
-    else:
-        return None
-    return min(max(seconds, 1.0), LONGEST_WAIT)
-
-
-def _date(text: str | None) -> datetime | None:
-    try:
-        date = parsedate_to_datetime(text) if text else None
-    except ValueError:
-        return None
-    return date.replace(tzinfo=timezone.utc) if date and date.tzinfo is None else date
+    seconds = retry_after(reply.headers.get("Retry-After"), now)
+    if seconds is None and re.fullmatch(r"\d{1,12}", reset) and reply.status_code < 500:
+        seconds = float(reset) - now
+    return None if seconds is None else min(max(seconds, 1.0), LONGEST_WAIT)
 
 
 def _scopes(user: httpx.Response) -> frozenset[str] | None:

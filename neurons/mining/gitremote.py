@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from neurons.mining.gitfaults import redact_text
 from neurons.observe import register_secret
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from neurons.setting_values import LOOPBACK
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 
 from neurons.errors import Held, Retry
+from neurons.mining.gitfaults import redact_text
 
-DETAIL_CHARACTERS = 300
+DETAIL_BYTES = 2**13
 BROKEN_SERVER_SECONDS = 600.0
 
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{64,}")  # a salt or a signature that the server echoes
@@ -59,11 +60,15 @@ class Unauthorized(Refused):
     """401: the server does not accept the signature."""
 
 
-class HotkeyMismatch(Refused):
+class Forbidden(Refused):
+    """403: this caller may not do that."""
+
+
+class HotkeyMismatch(Forbidden):
     """403: the body names another hotkey than the header."""
 
 
-class Banned(Refused):
+class Banned(Forbidden):
     """403: the server refuses this machine's address for a day."""
 
 
@@ -116,9 +121,9 @@ def fault_of(
             after or BROKEN_SERVER_SECONDS,
         )
     if 300 <= status < 400:
-        target = headers.get("Location", "nowhere")
+        target = redact_text(headers.get("Location", "nowhere"))
         return Refused(
-            f"{route} is redirected to {target[:DETAIL_CHARACTERS]}; redirects are not followed, "
+            f"{route} is redirected to {target}; redirects are not followed, "
             "because the signature header is a credential.",
             "Set VALIDATOR_API_URL to the address that answers itself.",
         )
@@ -139,6 +144,8 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
         )
     if status == 403 and "mismatch" in text:
         return HotkeyMismatch(said, "Check that one wallet is used: WALLET_HOTKEY.")
+    if status == 403:
+        return Forbidden(said, "Check that WALLET_HOTKEY is the hotkey that may do this.")
     if status == 404 and "not registered" in text:
         return NotRegistered(said, "Register the hotkey with the subnet (btcli subnet register).")
     if status == 404 and "submission not found" in text:
@@ -160,7 +167,7 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
 
 def detail_of(body: bytes) -> str:
     """Return the reply's `detail` on one line, without what it may echo of the request."""
-    text = body[: 16 * DETAIL_CHARACTERS].decode(errors="replace")
+    text = body[:DETAIL_BYTES].decode(errors="replace")
     try:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -168,8 +175,7 @@ def detail_of(body: bytes) -> str:
     if isinstance(detail, list):  # FastAPI's 422: `input` repeats the body, so take the rest
         rows = [row for row in detail if isinstance(row, dict)]
         detail = "; ".join(f"{_place(row.get('loc'))}: {row.get('msg')}" for row in rows)
-    line = " ".join(str(detail).split())
-    return _LONG_HEX.sub("[redacted]", line)[:DETAIL_CHARACTERS]
+    return redact_text(_LONG_HEX.sub("[redacted]", str(detail)))
 
 
 def _place(location: object) -> str:
@@ -180,7 +186,7 @@ def retry_after(value: str | None, now: float) -> float | None:
     """Return a Retry-After header, seconds or an HTTP date, as seconds from `now`."""
     if not value:
         return None
-    if value.strip().isdigit():
+    if re.fullmatch(r"[0-9]+", value.strip()):
         return float(value.strip()[:9])
     moment = http_date(value)
     return None if moment is None else max(0.0, moment - now)
@@ -189,7 +195,7 @@ def retry_after(value: str | None, now: float) -> float | None:
 def http_date(value: str) -> float | None:
     """Return an HTTP date as Unix seconds, None when it is not one."""
     try:
-        moment: datetime = parsedate_to_datetime(value)
+        moment = parsedate_to_datetime(value)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
         return moment.timestamp()

@@ -1,4 +1,7 @@
-"""Below the calls of the API: which addresses are safe, how often, and what a reply may hold."""
+"""Below the calls of the API: which addresses are safe, how often, and what a reply may hold.
+
+The miner's and the validator's side both stand on `Connection`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,152 @@ import math
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.errors import ConfigError, Held
-from neurons.mining.outcomes import ProtocolFault, ReplyLost, Unreachable
+from neurons.mining.outcomes import ProtocolFault, ReplyLost, Unreachable, fault_of, http_date
+from neurons.observe import get_logger, redact, register_secret
+from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
+from neurons.setting_values import LOOPBACK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REPLY_BYTES = 2**20
+REPLY_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+CLOCK_SECONDS = 30.0
+"""A difference of the clocks that is worth a warning."""
 
 Reply = TypeVar("Reply", bound=BaseModel)
+
+log = get_logger("client")
+
+
+class Signer(Protocol):
+    """What the wire needs of an identity."""
+
+    @property
+    def hotkey(self) -> str:
+        """The ss58 address."""
+
+    def sign(self, text: str) -> str:
+        """Return the signature of `text` in hex, without 0x."""
+
+
+class Connection:
+    """HTTP to one validator API: two headers, one bounded reply, one type for each outcome.
+
+    Args:
+        base_url: https, or http on this machine.
+        identity: signs the two headers, which go to this host alone.
+        transport: replaces the network in tests.
+        now: Unix seconds of this machine, compared with the server's Date.
+        reply_seconds: how long a reply may take to begin, and then to end.
+        reply_bytes: the largest body that is read.
+
+    Raises:
+        ConfigError: the address would show the signature header to others.
+
+    Attributes:
+        clock_offset: seconds by which the server's clock is ahead; None before the first reply.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        identity: Signer,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        now: Callable[[], float] = time.time,
+        reply_seconds: float = REPLY_SECONDS,
+        reply_bytes: int = REPLY_BYTES,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.hotkey = identity.hotkey
+        self.on_loopback = check_address(self.base_url)
+        self.clock_offset: float | None = None
+        self._now, self._reply_seconds, self._reply_bytes = now, reply_seconds, reply_bytes
+        signature = identity.sign(identity.hotkey)
+        register_secret(signature)
+        self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            transport=transport,
+            timeout=httpx.Timeout(reply_seconds, connect=min(CONNECT_SECONDS, reply_seconds)),
+            follow_redirects=False,
+            trust_env=not self.on_loopback,  # a proxy has no business with this machine's server
+            headers={"Accept": "application/json"},
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def exchange(
+        self,
+        method: str,
+        route: str,
+        reply: type[Reply],
+        *,
+        query: Mapping[str, int] | None = None,
+        body: BaseModel | None = None,
+        signed: bool = False,
+    ) -> Reply:
+        """Send one request, with the two headers when `signed`, and return its checked reply.
+
+        Raises:
+            Retry, Held: one of the types of `neurons.mining.outcomes`.
+            ValueError: `body` has a number that is not finite; nothing was sent.
+        """
+        headers = dict(self._credentials) if signed else {}
+        content = None
+        if body is not None:
+            values = body.model_dump(mode="json", exclude_none=True)
+            content = json.dumps(values, allow_nan=False).encode()
+            headers["Content-Type"] = "application/json"
+        request = self._http.build_request(
+            method, route, params=query, content=content, headers=headers
+        )
+        try:
+            response = self._http.send(request, stream=True)
+            try:
+                data = self._read(route, response)
+            finally:
+                response.close()
+        except httpx.HTTPError as error:
+            raise_transport(self.base_url, route, error)
+        self._note_clock(response.headers.get("Date"))
+        if not response.is_success:
+            server_time = self._now() + (self.clock_offset or 0.0)
+            raise fault_of(route, response.status_code, response.headers, data, server_time)
+        return parse_reply(route, data, reply)
+
+    def _read(self, route: str, response: httpx.Response) -> bytes:
+        """Return the body within one deadline; httpx's own starts anew with every packet."""
+        deadline = time.monotonic() + self._reply_seconds
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            if len(data) > self._reply_bytes:
+                raise ProtocolFault(f"{route} answered with more than {self._reply_bytes} bytes")
+            if time.monotonic() > deadline:
+                raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
+        return bytes(data)
+
+    def _note_clock(self, date: str | None) -> None:
+        moment = http_date(date) if date else None
+        if moment is None:
+            return
+        first = self.clock_offset is None
+        self.clock_offset = moment - self._now()
+        if first and abs(self.clock_offset) > CLOCK_SECONDS:
+            log.warning(
+                "this machine's clock and the server's differ; set it with NTP",
+                server_ahead_seconds=round(self.clock_offset),
+            )
 
 
 class Limiter:
@@ -52,10 +188,12 @@ def check_address(base_url: str) -> bool:
     parts = urlsplit(base_url)
     on_loopback = parts.hostname in LOOPBACK
     if not parts.hostname or parts.username or parts.password:
-        raise ConfigError(f"VALIDATOR_API_URL={base_url!r}: give an address like https://host.")
+        raise ConfigError(
+            f"VALIDATOR_API_URL={redact(base_url)!r}: give an address like https://host."
+        )
     if parts.scheme != "https" and not (parts.scheme == "http" and on_loopback):
         raise ConfigError(
-            f"VALIDATOR_API_URL={base_url!r}: use https://, because every call carries a "
+            f"VALIDATOR_API_URL={redact(base_url)!r}: use https://, because every call carries a "
             "credential; http:// is for this machine only."
         )
     return on_loopback

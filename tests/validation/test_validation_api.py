@@ -64,7 +64,7 @@ def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
     for _ in range(5):
         client.record_failure("127.0.0.1")
     assert api.post("/submit_kernel", {}, ALICE).status_code == 422
-    with pytest.raises(ApiFault, match="404 Submission not found"):
+    with pytest.raises(ApiFault, match="404: Submission not found"):
         client.mark(99, 1.0)
     client.close()
 
@@ -120,10 +120,13 @@ def test_nothing_is_tried_again_after_a_stop() -> None:
     ("reply", "words"),
     [
         (httpx.Response(200, text="<html>"), "not JSON"),
-        (httpx.Response(200, text="[]"), "not an object"),
-        (httpx.Response(200, text="{}"), "no list"),
-        (httpx.Response(200, content=b" " * (2**22 + 1)), "larger than"),
-        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), "302"),
+        (httpx.Response(200, text="[]"), "wrong fields: the reply"),
+        (httpx.Response(200, text="{}"), "wrong fields: recent_submissions"),
+        (httpx.Response(200, content=b" " * (2**22 + 1)), "more than 4194304 bytes"),
+        (
+            httpx.Response(302, headers={"Location": "https://elsewhere.example"}),
+            "redirected to https://elsewhere",
+        ),
         (httpx.Response(400, json={"detail": "submission_id required"}), "submission_id required"),
     ],
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from neurons.mining.client import Signer
 from neurons.mining.cycle import Submission
+from neurons.mining.wire import Signer
 from neurons.protocol import submission_text
 
 
