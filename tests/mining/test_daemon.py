@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from parts import HOTKEY, Key, StandInBench, StandInFork, Waits, make_context, s
 from stand_in import LOST, RESET, Fault, StandIn
 
 from harness.runner import MeasurementError
-from neurons.errors import Retry
+from neurons.errors import Held, Retry
 from neurons.mining import daemon
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
@@ -153,7 +154,7 @@ def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
-    context.waiter = Waits(lambda seconds: __import__("time").sleep(0.01))
+    context.waiter = Waits(lambda _: time.sleep(0.01))
     stand_in.faults[COMMIT].append(
         Fault(409, "Commitment hash already exists. Use a different salt.")
     )
@@ -199,6 +200,26 @@ def test_a_lost_reveal_reply_is_not_sent_again(context: Context, stand_in: Stand
     stand_in.faults[REVEAL].append(LOST)
     assert run_cycle(context).state is State.VALIDATED
     assert stand_in.count(REVEAL) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "path"), [("commit_reveal", REVEAL), ("direct", "/submit_kernel")]
+)
+def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
+    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+) -> None:
+    class Moved(StandInFork):
+        def verify(self, commit: str) -> None:
+            if stand_in.count(path):
+                raise Held("The branch moved.", "Put it back.")
+
+    fork = Moved(tmp_path / "fork")
+    flags = {"submission_mode": mode}
+    context = make_context(tmp_path / "state", url, fork=fork, flags=flags)
+    stand_in.faults[path].append(Fault(503, "later"))
+    held = run_cycle(context)
+    assert (held.state, held.reason) == (State.HELD, "The branch moved.")
+    assert stand_in.count(path) == 1
 
 
 def test_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
@@ -348,13 +369,11 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(tmp_path: Path, url
     assert bench.calls == [512, 512, 1024, 1024, 2048, 2048, 2048]
 
 
-def test_a_torn_report_is_measured_again(tmp_path: Path, url: str) -> None:
+def test_a_torn_report_is_measured_again(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = StandInBench()
     context = make_context(tmp_path / "state", url, measure=bench)
-
-    def tear(seconds: float) -> None:
-        raise AssertionError("no wait is due before the claim")
-
     original = daemon.STEPS[daemon.Step.CLAIM]
     torn: list[Path] = []
 
@@ -365,12 +384,8 @@ def test_a_torn_report_is_measured_again(tmp_path: Path, url: str) -> None:
             torn.append(path)
         return original(submission, context)
 
-    daemon.STEPS[daemon.Step.CLAIM] = claim
-    try:
-        done = run_cycle(context)
-    finally:
-        daemon.STEPS[daemon.Step.CLAIM] = original
-    assert done.state is State.VALIDATED
+    monkeypatch.setitem(daemon.STEPS, daemon.Step.CLAIM, claim)
+    assert run_cycle(context).state is State.VALIDATED
     assert bench.calls == [512, 1024, 2048] * 2
 
 

@@ -26,13 +26,15 @@ def run(submission: Submission, context: Context) -> Submission:
     """Reveal as soon as the server allows it, and only what a validator can clone.
 
     A reveal that may have happened is looked up first: what is not pending any more is revealed.
+    One that has not is checked again, since hours may have passed.
     """
     if submission.state is State.REVEALING and find(submission, context) is None:
         return context.move(submission, State.REVEALED)
     for last in (False, True):
         if submission.state is State.COMMITTED:
             _wait_for_block(submission, context)
-            _check(submission, context)
+        _check(submission, context)
+        if submission.state is State.COMMITTED:
             submission = context.move(submission, State.REVEALING)
         try:
             return _send(submission, context)

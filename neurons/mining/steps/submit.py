@@ -18,8 +18,8 @@ def run(submission: Submission, context: Context) -> Submission:
         if found is not None:
             return context.move(submission, State.REVEALED, submission_id=found)
     round_id = context.client.current_round().id
+    context.fork.verify(str(submission.commit_hash))
     if submission.state is State.CLAIMED:
-        context.fork.verify(str(submission.commit_hash))
         submission = context.move(submission, State.SUBMITTING, round_id=round_id)
     target = submission.target_sequence_length
     claim = signed_claim(submission, context.identity)
