@@ -110,8 +110,14 @@ Text = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_plai
 Length = Annotated[int, Field(gt=0, le=2**31 - 1)]
 """A sequence length in tokens."""
 
-RowId = Annotated[int, Field(le=2**31 - 1)]
+RowId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A row of the server's database."""
+
+Block = Annotated[int, Field(ge=0, le=2**53)]
+"""A block number, of the server's clock; larger ones would not survive every JSON reader."""
+
+Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A rank, 1 for the best."""
 
 CommitHash = Annotated[str, AfterValidator(_full_hash)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
@@ -160,7 +166,7 @@ class RegisterReply(Message):
 class Round(Message):
     """Reply of GET /get_current_round."""
 
-    id: int
+    id: RowId
     round_number: int
     start_time: str
     end_time: str
@@ -183,9 +189,9 @@ class CommitRequest(Message):
 class CommitReply(Message):
     """Reply of POST /commit_submission."""
 
-    submission_id: int
+    submission_id: RowId
     commitment_hash: str
-    reveal_block: int
+    reveal_block: Block
     estimated_reveal_time: str
     message: str = ""
 
@@ -233,7 +239,7 @@ class SubmitRequest(Message):
 class SubmitReply(Message):
     """Reply of POST /submit_kernel; the server repeats what it stored."""
 
-    submission_id: int
+    submission_id: RowId
     created_at: str
     miner_hotkey: str | None = None
     fork_url: str | None = None
@@ -248,10 +254,10 @@ class SubmitReply(Message):
 class PendingReveal(Message):
     """One commitment that waits for its reveal; the hash is its first 16 digits and `...`."""
 
-    submission_id: int
+    submission_id: RowId
     miner_hotkey: str
     commitment_hash: str
-    reveal_block: int
+    reveal_block: Block
     blocks_remaining: int
     can_reveal: bool
     created_at: str
@@ -265,7 +271,7 @@ class PendingReveal(Message):
 class PendingReveals(Message):
     """Reply of GET /pending_reveals."""
 
-    current_block: int
+    current_block: Block
     pending_reveals: Sequence[PendingReveal] = ()
 
 
@@ -276,7 +282,7 @@ class QueuedSubmission(Message):
     of its own yet.
     """
 
-    id: int
+    id: RowId
     miner_hotkey: str
     fork_url: str | None = None
     commit_hash: str | None = None
@@ -298,13 +304,13 @@ class Performer(Message):
     the public server leaves them out. `rank` is the place in the submission's own round.
     """
 
-    id: int
+    id: RowId
     miner_hotkey: str
     tokens_per_sec: float
     target_sequence_length: int
     created_at: str
     validated: bool | None = None
-    rank: int | None = None
+    rank: Place | None = None
     score: float | None = None
     weighted_score: float | None = None
 

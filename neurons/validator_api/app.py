@@ -165,7 +165,7 @@ def get_submission_stats(
 
 
 @router.get("/verification_stats")
-def verification_stats(storage: Database, round_id: int | None = None) -> dict[str, Any]:
+def verification_stats(storage: Database, round_id: protocol.RowId | None = None) -> dict[str, Any]:
     """Count the logit verifications."""
     with storage.read() as session:
         return stats.verification_stats(session, round_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
 import ssl
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,44 @@ def test_a_malformed_reply_is_one_clear_fault(
     assert client.pending_reveals().current_block > 0
 
 
+HUGE = 10**40
+NUMBERS = [
+    ("/get_current_round", {"id": HUGE}),
+    ("/get_current_round", {"id": -1}),
+    ("/get_current_round", {"id": 1.5}),
+    ("/commit_submission", {"submission_id": HUGE}),
+    ("/commit_submission", {"reveal_block": HUGE}),
+    ("/submit_kernel", {"submission_id": HUGE}),
+    ("/pending_reveals", {"current_block": HUGE}),
+]
+
+
+@pytest.mark.parametrize(("route", "change"), NUMBERS)
+def test_a_number_that_the_journal_cannot_hold_is_refused(
+    stand_in: StandIn, url: str, route: str, change: dict[str, object]
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        good = httpx.post if request.method == "POST" else httpx.get
+        extra = {"json": json.loads(request.content)} if request.content else {}
+        reply = good(f"{url}{request.url.path}", headers={"Hotkey": HOTKEY}, **extra)
+        return httpx.Response(200, json={**reply.json(), **change})
+
+    stand_in.registered.add(HOTKEY)
+    client = ApiClient("http://127.0.0.1", Key(), transport=httpx.MockTransport(answer))
+    with pytest.raises(outcomes.ProtocolFault, match=f"wrong fields: {next(iter(change))}"):
+        every_call(client)[route]()
+
+
+def test_a_retry_after_date_counts_on_the_servers_clock(stand_in: StandIn) -> None:
+    later = {"Retry-After": formatdate(time.time() + 60, usegmt=True)}
+    stand_in.faults["/commit_submission"].append(Fault(503, "", later))
+    with serve(stand_in) as url:
+        client = ApiClient(url, Key(), now=lambda: time.time() - 7200)
+        with pytest.raises(outcomes.Busy) as caught:
+            client.commit(COMMITMENT)
+    assert float(caught.value.after or 0) == pytest.approx(60, abs=5)
+
+
 def test_a_reply_that_never_ends_is_given_up(stand_in: StandIn) -> None:
     def drip(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -317,6 +357,14 @@ def test_what_a_server_echoes_is_not_repeated(client: ApiClient, stand_in: Stand
             client.reveal(REVEAL)
         assert "5" * 64 not in caught.value.reason
     assert "you sent [redacted]" in caught.value.reason
+
+
+def test_what_a_server_says_cannot_steer_a_terminal(client: ApiClient, stand_in: StandIn) -> None:
+    text = "\x1b[2Jgone\x07 \u009b31m"
+    stand_in.faults["/reveal_submission"].append(Fault(418, text))
+    with pytest.raises(Held, match="gone") as caught:
+        client.reveal(REVEAL)
+    assert caught.value.reason.isprintable()
 
 
 def test_a_number_that_is_not_finite_never_leaves(client: ApiClient, stand_in: StandIn) -> None:

@@ -273,6 +273,7 @@ def test_record_verification(api: LiveApi) -> None:
     assert reply.json() == {"status": "recorded", "verified": False}
     api.mark(row, 1.0)
     assert api.get("/get_submission_stats")["top_performers"][0]["rank"] is None
+    assert api.http.get("/verification_stats", params={"round_id": 10**30}).status_code == 422
     stats = api.get("/verification_stats")
     assert (stats["verified_passed"], stats["verified_failed"]) == (0, 1)
     assert (stats["pass_rate"], stats["avg_cosine_similarity"]) == (0.0, 0.5)
