@@ -67,13 +67,11 @@ def submit(
 ) -> protocol.SubmitReply:
     """Store a direct submission."""
     check_may_submit(session, request.miner_hotkey, ip_address, now)
-    row = Submission(
-        miner_hotkey=request.miner_hotkey,
-        round_id=rounds.current(session, now).id,
-        target_sequence_length=request.target_sequence_length,
-        signature=request.signature,
-        ip_address=ip_address,
-        created_at=now,
+    row = _add(
+        session,
+        request,
+        ip_address,
+        now,
         is_revealed=True,
         fork_url=request.fork_url,
         commit_hash=request.commit_hash,
@@ -82,8 +80,6 @@ def submit(
         vram_mb=request.vram_mb,
         benchmarks=request.benchmarks,
     )
-    session.add(row)
-    session.flush()
     return protocol.SubmitReply(
         submission_id=row.id,
         created_at=now.isoformat(),
@@ -104,19 +100,15 @@ def commit(
     if session.scalars(taken).first() is not None:
         raise HTTPException(409, "Commitment hash already exists. Use a different salt.")
     reveal_block = current_block(config) + config.blocks_until_reveal
-    row = Submission(
-        miner_hotkey=request.miner_hotkey,
-        round_id=rounds.current(session, now).id,
-        target_sequence_length=request.target_sequence_length,
-        signature=request.signature,
-        ip_address=ip_address,
-        created_at=now,
+    row = _add(
+        session,
+        request,
+        ip_address,
+        now,
         commitment_hash=request.commitment_hash,
         reveal_block=reveal_block,
         is_revealed=False,
     )
-    session.add(row)
-    session.flush()
     seconds = config.blocks_until_reveal * config.block_time_seconds
     return protocol.CommitReply(
         submission_id=row.id,
@@ -225,6 +217,28 @@ def record_verification(
 def current_block(config: ApiConfig) -> int:
     """Return the block number of this moment."""
     return protocol.block_at(config.clock(), config.block_time_seconds)
+
+
+def _add(
+    session: Session,
+    request: protocol.SubmitRequest | protocol.CommitRequest,
+    ip_address: str,
+    now: datetime,
+    **fields: Any,
+) -> Submission:
+    """Add a row of the current round and return it with its id."""
+    row = Submission(
+        miner_hotkey=request.miner_hotkey,
+        round_id=rounds.current(session, now).id,
+        target_sequence_length=request.target_sequence_length,
+        signature=request.signature,
+        ip_address=ip_address,
+        created_at=now,
+        **fields,
+    )
+    session.add(row)
+    session.flush()
+    return row
 
 
 def _marked(session: Session, submission_id: int | None) -> Submission:
