@@ -6,11 +6,9 @@ torch is imported, after the process has tied its life to its parent's.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -24,9 +22,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.job import Exit, Job, Reply
+from harness.process import die_with_parent
 from harness.report import Kind
 
-_PR_SET_PDEATHSIG = 1
 _ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
 
 
@@ -47,12 +45,6 @@ class Loaded:
     operator_file: str
     layer_file: str
     import_seconds: float
-
-
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def load_tree(tree: Path) -> Loaded:
@@ -160,7 +152,9 @@ def _out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
+        "out of memory" in text
+        or "can't allocate memory" in text
+        or "cublas_status_alloc_failed" in text  # cuBLAS's own words for it
     )
 
 

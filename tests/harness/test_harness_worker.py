@@ -14,6 +14,34 @@ from harness.job import Exit, Job
 from harness.report import Measurement, Snapshot
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "out_of_memory", Exit.OUT_OF_MEMORY),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            "out_of_memory",
+            Exit.OUT_OF_MEMORY,
+        ),
+        (MemoryError(), "out_of_memory", Exit.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: an illegal memory access"), "crash", Exit.CRASH),
+        (ValueError("out of memory, says the code under test"), "crash", Exit.CRASH),
+    ],
+)
+def test_only_a_lack_of_memory_counts_as_one(
+    error: Exception, kind: str, status: Exit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tree: object) -> worker.Loaded:
+        raise error
+
+    monkeypatch.setattr(worker, "load_tree", fail)
+    job = Job(task="time", tree="/t", device="cpu", result_fd=9, nonce="n", parent=1)
+    reply, ended = worker.perform(job)
+    assert (reply.failure, ended) == (kind, status)
+
+
 def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
     loaded = worker.Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
