@@ -1,7 +1,7 @@
 """One life of the miner that kills itself with SIGKILL at a named moment.
 
-Usage: crash_child.py STATE_DIR API_URL MOMENT, where MOMENT is `before` or `after`, a colon, and a
-state that the journal goes to or a path that is called; or `never`.
+Usage: crash_child.py STATE_DIR API_URL MODE MOMENT, where MOMENT is `before` or `after`, a colon,
+and a state that the journal goes to, a path that is called or `push`; or `never`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from parts import Key, Waits, make_context
+from parts import Key, StandInFork, Waits, make_context
 
 from neurons.mining.client import ApiClient
 from neurons.mining.daemon import run_cycle
 from neurons.mining.journal import Journal
 
 
-def main(state_dir: Path, url: str, moment: str) -> None:
+def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
     """Run one cycle and print its end."""
 
     def pass_by(when: str, what: str) -> None:
@@ -41,9 +41,17 @@ def main(state_dir: Path, url: str, moment: str) -> None:
             pass_by("after", after.state.value)
             return result
 
+    class Fork(StandInFork):
+        def push(self, commit: str) -> None:
+            pass_by("before", "push")
+            super().push(commit)
+            pass_by("after", "push")
+
     context = make_context(
         state_dir,
         url,
+        flags={"submission_mode": mode},
+        fork=Fork(state_dir / "fork"),
         client=ApiClient(url, Key(), transport=Transport()),
         journal=Dying(state_dir / "journal.sqlite"),
         waiter=Waits(),
@@ -52,4 +60,4 @@ def main(state_dir: Path, url: str, moment: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), *sys.argv[2:])

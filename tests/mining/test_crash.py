@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 MOMENTS = [
     f"{when}:{what}"
     for what in (
+        "/register_miner",
+        "push",
         "PUBLISHED",
         "MEASURED",
         "CLAIMED",
@@ -37,11 +39,20 @@ MOMENTS = [
 ]
 
 
-def live(state_dir: Path, url: str, moment: str) -> subprocess.CompletedProcess[str]:
+DIRECT = [
+    f"{when}:{what}"
+    for what in ("SUBMITTING", "/submit_kernel", "REVEALED")
+    for when in ("before", "after")
+]
+
+
+def live(
+    state_dir: Path, url: str, moment: str, mode: str = "commit_reveal"
+) -> subprocess.CompletedProcess[str]:
     """Run one life of the miner."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     return subprocess.run(
-        [sys.executable, str(HERE / "crash_child.py"), str(state_dir), url, moment],
+        [sys.executable, str(HERE / "crash_child.py"), str(state_dir), url, mode, moment],
         capture_output=True,
         text=True,
         env=environment,
@@ -73,6 +84,18 @@ def test_a_killed_miner_finishes_the_same_submission(
         assert first["commitment_hash"] == left.commitment_hash
     if left.state not in (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED):
         assert left.salt is not None
+
+
+@pytest.mark.parametrize("moment", DIRECT)
+def test_a_killed_direct_submission_is_made_once(
+    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+) -> None:
+    died = live(tmp_path, url, moment, "direct")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    done = run_cycle(make_context(tmp_path, url, flags={"submission_mode": "direct"}))
+    assert (done.id, done.state) == (1, State.VALIDATED)
+    assert [row["id"] for row in stand_in.rows] == [done.submission_id]
+    assert stand_in.count("/submit_kernel") == 1
 
 
 def test_a_miner_that_is_killed_again_and_again_gets_there(

@@ -71,9 +71,6 @@ def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
         Step.FOLLOW,
     ]
     assert cycle.next_step(submission) is None
-    assert (
-        cycle.next_step(new(state=State.CLAIMED, **{**FULL, "mode": "direct"})) if False else True
-    )
     direct = replace(new(state=State.CLAIMED), mode="direct")
     assert cycle.next_step(direct) is Step.SUBMIT
 

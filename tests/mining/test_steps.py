@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live_api import ALICE
 from parts import ENVIRONMENT, HOTKEY, StandInBench, StandInFork, Waits, make_context
 
 from harness.report import Measurement, Snapshot, Telemetry
 from harness.runner import MeasurementError
+from neurons.identity import verify
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
 from neurons.mining.steps import measure
 from neurons.mining.steps.follow import judge
-from neurons.protocol import Performer, Weight
+from neurons.mining.steps.signing import signed_claim
+from neurons.protocol import Performer, RevealRequest, Weight
+
+FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
+
+
+@given(
+    speed=FIGURES,
+    benchmarks=st.dictionaries(
+        st.integers(1, 10**6).map(str),
+        st.fixed_dictionaries({"tokens_per_sec": FIGURES, "vram_mb": st.just(0.0) | FIGURES}),
+        max_size=12,
+    ),
+)
+def test_the_signature_is_over_the_very_figures_that_travel(
+    speed: float, benchmarks: dict[str, dict[str, float]]
+) -> None:
+    submission = Submission(
+        *(1, ALICE.hotkey, 2048, "commit_reveal", "before_commit", "u"),
+        fork_url="https://github.com/alice/fork",
+        commit_hash="a" * 40,
+        tokens_per_sec=speed,
+        vram_mb=0.0,
+        benchmarks=benchmarks,
+    )
+    claim = signed_claim(submission, ALICE)
+    sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
+    got = json.loads(json.dumps(sent))
+    text = f"{got['fork_url']}{got['commit_hash']}{got['tokens_per_sec']}" + json.dumps(
+        got["benchmarks"], sort_keys=True
+    )
+    assert verify(ALICE.hotkey, text, got["signature"])
+    assert (got["tokens_per_sec"], got["benchmarks"]) == (speed, benchmarks)
+    assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
 
 
 class DisturbedBench(StandInBench):
