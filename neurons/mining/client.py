@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from neurons.mining.outcomes import ReplyLost, ServerFault, Unreachable
 from neurons.mining.wire import REPLY_SECONDS, Connection, Limiter, Reply, Signer
-from neurons.observe import get_logger
 from neurons.protocol import (
     CommitReply,
     CommitRequest,
@@ -32,8 +31,6 @@ REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
-
-log = get_logger("client")
 
 
 class ApiClient(Connection):
@@ -91,7 +88,7 @@ class ApiClient(Connection):
 
     def commit(self, request: CommitRequest) -> CommitReply:
         """POST /commit_submission."""
-        return self._post_in_round("/commit_submission", request, CommitReply)
+        return self._post("/commit_submission", request, CommitReply)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """POST /reveal_submission."""
@@ -99,7 +96,7 @@ class ApiClient(Connection):
 
     def submit(self, request: SubmitRequest) -> SubmitReply:
         """POST /submit_kernel, which the server does not recognise when it comes twice."""
-        return self._post_in_round("/submit_kernel", request, SubmitReply)
+        return self._post("/submit_kernel", request, SubmitReply)
 
     def _get(self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
@@ -113,21 +110,6 @@ class ApiClient(Connection):
             with attempt:
                 return self._once("POST", route, reply, body=body, signed=True)
         raise AssertionError  # pragma: no cover - the loop returns or raises
-
-    def _post_in_round(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
-        """POST; when no round is active, start one and POST once more.
-
-        The public server then fails on its own new round before it stores anything, with a 500
-        that names `round_number`.
-        """
-        try:
-            return self._post(route, body, reply)
-        except ServerFault as fault:
-            if "round_number" not in fault.detail:
-                raise
-        log.warning("no round is active on the server; asking for one")
-        self.current_round()
-        return self._post(route, body, reply)
 
     def _once(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
         if self._limit:

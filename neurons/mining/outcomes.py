@@ -41,11 +41,7 @@ class ReplyLost(Uncertain):
 
 
 class ServerFault(Uncertain):
-    """A 5xx; `detail` is the server's own text."""
-
-    def __init__(self, reason: str, detail: str = "", after: float | None = None) -> None:
-        super().__init__(reason, after)
-        self.detail = detail
+    """A 5xx."""
 
 
 class ProtocolFault(Uncertain):
@@ -110,7 +106,7 @@ def fault_of(
     if status in (429, 503):
         return Busy(said, after)
     if status >= 500:
-        return ServerFault(said, detail, after)
+        return ServerFault(said, after)
     if status == 408:
         return ReplyLost(said, after)
     if status == 425:

@@ -191,21 +191,6 @@ def test_a_senseless_retry_after_is_no_pause(value: str) -> None:
     assert outcomes.retry_after(value, 0.0) is None
 
 
-@pytest.mark.parametrize("route", ["/commit_submission", "/submit_kernel"])
-def test_a_missing_round_is_started_and_the_post_sent_once_more(
-    client: ApiClient, stand_in: StandIn, route: str
-) -> None:
-    stand_in.registered.add(HOTKEY)
-    text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
-    stand_in.faults[route].append(Fault(500, text))
-    every_call(client)[route]()
-    assert [r.path for r in stand_in.requests] == [route, "/get_current_round", route]
-    stand_in.faults[route].extend([Fault(500, text)] * 2)
-    with pytest.raises(outcomes.ServerFault):
-        every_call(client)[route]()
-    assert stand_in.count(route) == 4
-
-
 BAD_BODIES = {
     "html": b"<html><body>It works!</body></html>",
     "empty": b"",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from parts import HOTKEY, Key, StandInBench, StandInFork, Waits, make_context, stop_after
 from stand_in import LOST, RESET, Fault, StandIn
+from structlog.testing import capture_logs
 
 from harness.runner import MeasurementError
 from neurons.errors import Held, Retry
@@ -141,13 +142,27 @@ def test_retry_after_is_waited_for(context: Context, stand_in: StandIn) -> None:
     assert any(70 <= seconds <= 72 for seconds in context.waiter.seconds)  # type: ignore[union-attr]
 
 
-def test_no_active_round_is_started_then_committed(context: Context, stand_in: StandIn) -> None:
-    text = "UNIQUE constraint failed: competition_rounds.round_number"
-    stand_in.faults[COMMIT].append(Fault(500, text))
-    assert run_cycle(context).state is State.VALIDATED
+@pytest.mark.parametrize(
+    ("mode", "path"), [("commit_reveal", COMMIT), ("direct", "/submit_kernel")]
+)
+def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+) -> None:
+    def next_round(_: float) -> None:
+        stand_in.round_id = 2
+
+    context = make_context(
+        tmp_path / "state", url, flags={"submission_mode": mode}, waiter=Waits(next_round)
+    )
+    text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
+    stand_in.faults[path].append(Fault(500, text))
+    done = run_cycle(context)
+    assert (done.state, done.round_id, done.weight) == (State.VALIDATED, 2, 0.6)
     paths = [request.path for request in stand_in.requests]
-    first = paths.index(COMMIT)
-    assert paths[first : first + 3] == [COMMIT, "/get_current_round", COMMIT]
+    first = paths.index(path)
+    again = paths.index(path, first + 1)
+    assert paths[again - 1] == "/get_current_round"
+    assert stand_in.count(path) == 2
 
 
 def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
@@ -547,6 +562,33 @@ def test_the_network_may_be_gone_for_long(tmp_path: Path, url: str, stand_in: St
     assert max(pauses) <= 300
     assert sum(pauses) > 3600
     assert all(pause > 1 for pause in pauses)
+
+
+def test_a_clock_that_was_set_back_does_not_stretch_a_pause(tmp_path: Path, url: str) -> None:
+    first = make_context(
+        tmp_path / "state",
+        url,
+        fork=StandInFork(tmp_path / "fork"),
+        now=lambda: 1e9,
+        waiter=Waits(stop_after(1)),
+    )
+    first.client = ApiClient("http://127.0.0.1:9", Key())
+    assert run_cycle(first).state is State.FAILED
+    first.journal.close()
+    waits = Waits()
+    second = make_context(tmp_path / "state", url, now=lambda: 1e9 - 30 * 86400, waiter=waits)
+    assert run_cycle(second).state is State.VALIDATED
+    assert 3600 <= waits.seconds[0] <= 3601
+
+
+def test_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].extend([Fault(503, "busy")] * 3)
+    with capture_logs() as logs:
+        run_cycle(context)
+    lines = [row for row in logs if "busy" in str(row)]
+    assert [(row["attempt"], row["log_level"]) for row in lines] == [
+        (attempt, "warning") for attempt in (1, 2, 3)
+    ]
 
 
 def test_a_fork_that_cannot_be_reached_is_tried_again(tmp_path: Path, url: str) -> None:

@@ -1,1 +1,3 @@
-"""The arrows of the cycle, one file a step: publish, measure, claim, commit, reveal, follow."""
+"""The arrows of the cycle, one file a step: publish, measure, claim, commit and
+reveal (or submit), follow.
+"""

@@ -21,7 +21,8 @@ def run(submission: Submission, context: Context) -> Submission:
     """Commit to the fork's URL.
 
     After a crash or a lost reply the server's list is asked first, and what is sent again is the
-    same commitment: the server holds at most one, and the journal holds its salt.
+    same commitment: the server holds at most one, and the journal holds its salt. The round is
+    asked for before each sending: the public server answers 500 until that has opened the next.
     """
     if submission.state is State.COMMITTING:
         row = find(submission, context)
