@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neurons.errors import ConfigError
+from neurons.errors import ConfigError, QuasarError
 
 BUSY_MILLISECONDS = 5000
 
@@ -80,6 +80,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
     Raises:
         ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
+        QuasarError: the disk is full or another process keeps the file locked; the file is sound.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -95,9 +96,12 @@ def open_database(path: Path) -> sqlite3.Connection:
     database.row_factory = sqlite3.Row
     try:
         _prepare(database, path)
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         database.close()
-        raise  # locked or disk full: the file is sound
+        raise QuasarError(
+            f"The journal {path} cannot be used at the moment ({error}). It is sound. Make space "
+            "on its disk, or end what keeps it locked, and start again."
+        ) from error
     except sqlite3.DatabaseError as error:
         database.close()
         found = " ".join(str(error).split())

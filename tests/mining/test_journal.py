@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from parts import HOTKEY
 
-from neurons.errors import ConfigError
+from neurons.errors import ConfigError, QuasarError
 from neurons.mining import cycle, journal, schema
 from neurons.mining.cycle import CLOSED, State, Submission
 from neurons.mining.journal import Journal, StaleSubmission
@@ -164,6 +166,39 @@ def test_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
     with pytest.raises(ConfigError, match=r"damaged.*backup.*\.recover"):
         Journal(path)
     assert path.read_bytes() == content
+
+
+def test_a_file_that_is_locked_for_the_moment_is_no_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(path).close()
+    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 10)
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(QuasarError, match=r"at the moment.*locked.*start again") as caught:
+        Journal(path)
+    assert not isinstance(caught.value, ConfigError)
+    database.close()
+    Journal(path).close()
+
+
+@pytest.mark.parametrize("size", [4096, 12288])
+def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int) -> None:
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "import neurons.mining.schema as s\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+        "try: s.open_database(Path(sys.argv[1]))\n"
+        "except s.QuasarError as error: sys.exit(str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "start again" in done.stderr) == (1, True), done.stderr
+    with Journal(path) as log:  # there is space again
+        assert new(log).state is State.NEW
 
 
 def test_a_newer_version_is_refused_and_kept(path: Path) -> None:
