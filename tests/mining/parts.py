@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -83,14 +82,7 @@ class StandInBench:
     faults: dict[int, list[Exception]] = field(default_factory=dict)
 
     def __call__(
-        self,
-        tree: Path,
-        length: int,
-        *,
-        device: str,
-        gate: bool | GateResult,
-        timeout: float,
-        stop: threading.Event | None,
+        self, tree: Path, length: int, *, gate: bool | GateResult, **_: Any
     ) -> Measurement:
         self.calls.append(length)
         if self.faults.get(length):

@@ -59,10 +59,9 @@ class Measured:
         tree: Path,
         length: int,
         *,
-        device: str,
         gate: bool | GateResult,
-        timeout: float,
         stop: threading.Event | None,
+        **_: object,
     ) -> Measurement:
         assert (tree / QUASAR_DIR / "chunk.py").is_file()
         self.lengths.append(length)
