@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any
 
 import structlog
+from stamina.instrumentation import set_on_retry_hooks
+from stamina.typing import RetryDetails
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 REDACTED = "[redacted]"
@@ -159,9 +161,20 @@ def configure(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # a test may configure again
     )
+    set_on_retry_hooks([_report_retry])
     sys.excepthook = _report_uncaught
     threading.excepthook = lambda args: _report_uncaught(
         args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
+
+
+def _report_retry(details: RetryDetails) -> None:
+    """Log a quick retry; stamina's own line would name the call, which says nothing here."""
+    get_logger("http").warning(
+        "no answer, asking again",
+        reason=str(details.caused_by),
+        seconds=round(details.wait_for, 1),
+        attempt=details.retry_num,
     )
 
 

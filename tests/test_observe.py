@@ -118,3 +118,19 @@ def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().err
     assert "connecting" not in text
     assert "slow" in text
+
+
+def test_a_quick_retry_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import stamina
+
+    observe.configure()
+    tries = iter([ConnectionError("refused by the other side"), None])
+    for attempt in stamina.retry_context(on=ConnectionError, wait_initial=0.01, wait_jitter=0):
+        with attempt:
+            fault = next(tries)
+            if fault:
+                raise fault
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no answer, asking again" in line
+    assert "refused by the other side" in line
+    assert "callable" not in line
