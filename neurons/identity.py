@@ -65,7 +65,14 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
     private = hotkey_file(name, hotkey, path)
     btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
     setting = f"WALLET_MINER_NAME={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
-    if not private.is_file():
+    try:
+        there = private.is_file()
+    except PermissionError:
+        raise ConfigError(
+            f"The hotkey at {private} is out of this user's reach ({setting}). Start the program "
+            "as the user that owns the wallet, or give this user a copy of the hotkey file."
+        ) from None
+    if not there:
         raise ConfigError(
             f"No hotkey at {private} ({setting}). Create it with `btcli wallet new-hotkey {btcli}` "
             "or copy the hotkey file from where it was made."

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -21,6 +20,7 @@ from neurons import observe
 from neurons.commands import bench, decide, read_settings, say, show_doctor, show_status
 from neurons.embedded import EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
+from neurons.flags import Parser
 from neurons.identity import (
     OFFLINE,
     ChainUnreachable,
@@ -45,14 +45,6 @@ TO_THE_REAL_SUBNET = (
 )
 
 log = observe.get_logger("miner")
-
-
-class Parser(argparse.ArgumentParser):
-    """A mistake in the flags exits with 78, like every mistake that only a person can mend."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the mistake and exit."""
-        self.exit(EX_CONFIG, f"{self.prog}: {message} (--help lists the flags)\n")
 
 
 def parser() -> Parser:
@@ -173,8 +165,8 @@ def _greet(context: Context, given: argparse.Namespace) -> None:
         log.warning("--agent-iterations is ignored: there is no tuner yet")
     if settings.device == "cpu":
         log.info(
-            "no GPU: only short lengths are measured; claims keep well below the measurement "
-            "because timings on a shared CPU vary",
+            "no GPU: only short lengths are measured; timings on a shared CPU vary, so claims "
+            "should keep well below them",
             headroom=settings.claim_headroom,
         )
     log.info(

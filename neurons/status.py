@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from neurons.errors import ConfigError
 from neurons.mining.cycle import VERDICTS, describe
 from neurons.mining.journal import Journal, Submission
 from neurons.protocol import league_of, weighted_score
@@ -58,13 +59,20 @@ def read_status(state_dir: Path, hotkey: str | None = None) -> Status:
     """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
 
     Raises:
-        ConfigError: the journal is damaged or of a newer version.
+        ConfigError: the journal is damaged, of a newer version or another user's.
     """
     path = state_dir / JOURNAL
     running = _is_locked(state_dir / "lock")
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except PermissionError:
+        raise ConfigError(
+            f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
+            "miner, or set STATE_DIR."
+        ) from None
+    if not there:
         return Status(state_dir, running, None, None)
-    with Journal(path) as journal:
+    with Journal(path, copy=True) as journal:
         live = journal.live_submissions(hotkey)
         recent = journal.latest(50, hotkey=hotkey)
     verdict = next((one for one in recent if one.state in VERDICTS), None)

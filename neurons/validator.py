@@ -8,7 +8,6 @@ its own, with nothing in it but its hotkey.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from neurons import observe
 from neurons.errors import EX_CONFIG, ConfigError
+from neurons.flags import Parser
 from neurons.identity import load_identity
 from neurons.mining.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.warning(warning)
         return run(settings, once=given.once)
     except ConfigError as error:
-        log.error(str(error))
+        for problem in str(error).splitlines():
+            log.error(problem)
         return EX_CONFIG
 
 
@@ -162,19 +163,24 @@ def run(settings: Settings, *, once: bool) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m neurons.validator", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument("--once", action="store_true", help="judge the queue once, then end")
-    parser.add_argument("--env-file", type=Path, help="settings file instead of .env")
+    parser.add_argument(
+        "--env-file", metavar="FILE", type=Path, help="settings file instead of .env"
+    )
     for flag, text in (
         ("--wallet.name", "the validator's wallet (WALLET_VALIDATOR_NAME)"),
         ("--wallet.hotkey", "its hotkey (WALLET_HOTKEY)"),
         ("--wallet.path", "where wallets lie (WALLET_PATH)"),
     ):
-        parser.add_argument(flag, dest=flag.strip("-").replace(".", "_"), help=text)
-    parser.add_argument("--logging.debug", dest="logging_debug", action="store_true")
+        name = flag.strip("-").replace(".", "_")
+        parser.add_argument(flag, dest=name, metavar=name[7:].upper(), help=text)
+    parser.add_argument(
+        "--logging.debug", dest="logging_debug", action="store_true", help="log more"
+    )
     return parser
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from neurons import commands, miner, observe
-from neurons.identity import create_throwaway
+from neurons.errors import ConfigError
+from neurons.identity import create_throwaway, load_identity
 from neurons.mining import cycle
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
@@ -85,6 +86,32 @@ def test_mistakes_exit_78_with_a_sentence(
     assert done.returncode == 78
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["neurons.validator", "neurons.validator_api"])
+def test_the_other_command_lines_have_the_same_manner(module: str, tmp_path: Path) -> None:
+    mistaken = run("--no-such-flag", entry=("-m", module))
+    assert mistaken.returncode == 78
+    assert mistaken.stderr == (
+        f"python -m {module}: unrecognized arguments: --no-such-flag (--help lists the flags)\n"
+    )
+    file = tmp_path / ".env"
+    file.write_text("DEVICE=tpu\nPORT=many\nVALIDATOR_API_URL=https://example.org\n")
+    done = run("--env-file", str(file), entry=("-m", module))
+    assert done.returncode == 78
+    errors = [line for line in done.stderr.splitlines() if " error " in line]
+    assert [line.split("error")[1].split("=")[0].strip() for line in errors] == ["DEVICE", "PORT"]
+
+
+def test_a_folder_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)  # root, who runs some tests, may read everything
+    with pytest.raises(ConfigError, match="another user"):
+        read_status(tmp_path)
+    with pytest.raises(ConfigError, match="out of this user's reach"):
+        load_identity("w", "h", tmp_path)
 
 
 def test_a_second_miner_names_the_first(tmp_path: Path) -> None:

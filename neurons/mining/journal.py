@@ -14,7 +14,7 @@ from typing import Any
 
 from neurons.errors import QuasarError
 from neurons.mining.cycle import State, Submission
-from neurons.mining.schema import CLOSED_STATES, open_database, transaction
+from neurons.mining.schema import CLOSED_STATES, copy_database, open_database, transaction
 
 __all__ = ["Event", "Journal", "StaleSubmission", "Submission"]
 
@@ -57,14 +57,16 @@ class Journal:
 
     Args:
         path: the database; its folder is made with mode 0700, the file with 0600.
+        copy: work on a copy in memory, so that the file stays as it is, also one of an older
+            version.
 
     Raises:
         ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, copy: bool = False) -> None:
         self.path = path
-        self._database = open_database(path)
+        self._database = copy_database(path) if copy else open_database(path)
 
     def close(self) -> None:
         """Close the database."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from neurons.errors import ConfigError, QuasarError
@@ -93,9 +93,34 @@ def open_database(path: Path) -> sqlite3.Connection:
             "of the folder STATE_DIR, or give another one."
         ) from error
     database = sqlite3.connect(path, timeout=BUSY_MILLISECONDS / 1000, isolation_level=None)
+    with _explained(database, path):
+        _prepare(database, path)
+    return database
+
+
+def copy_database(path: Path) -> sqlite3.Connection:
+    """Return a copy of the journal at `path` in memory, up to date; the file is only read.
+
+    Raises:
+        ConfigError: the file is damaged, of a newer version, or cannot be opened.
+        QuasarError: another process keeps the file locked.
+    """
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with _explained(copy, path):
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as file:
+            file.execute("PRAGMA query_only = ON")
+            file.backup(copy)
+        _prepare(copy, path)
+    return copy
+
+
+@contextmanager
+def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Close the database when the block fails, and say what is wrong with the file at `path`."""
     database.row_factory = sqlite3.Row
     try:
-        _prepare(database, path)
+        yield
     except sqlite3.OperationalError as error:
         database.close()
         raise QuasarError(
@@ -114,7 +139,6 @@ def open_database(path: Path) -> sqlite3.Connection:
     except BaseException:
         database.close()
         raise
-    return database
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ import uvicorn
 
 from neurons import observe
 from neurons.errors import EX_CONFIG, ConfigError
+from neurons.flags import Parser
 from neurons.settings import Settings, load_settings
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
@@ -25,14 +25,23 @@ log = observe.get_logger("validator_api")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop; return the exit status (78: only a person can mend it)."""
-    parser = argparse.ArgumentParser(prog="python -m neurons.validator_api", description=__doc__)
+    parser = Parser(
+        prog="python -m neurons.validator_api",
+        description="Serves the validator API until SIGTERM or SIGINT.",
+    )
     parser.add_argument("--host", help="address to listen on (HOST)")
     parser.add_argument("--port", help="port to listen on, 0 for a free one (PORT)")
-    parser.add_argument("--port-file", type=Path, help="write the port there once it answers")
+    parser.add_argument(
+        "--port-file", metavar="FILE", type=Path, help="write the port there once it answers"
+    )
+    parser.add_argument(
+        "--env-file", metavar="FILE", type=Path, help="settings file instead of .env"
+    )
     given = parser.parse_args(arguments)
     observe.configure()
     try:
-        settings = load_settings({"host": given.host, "port": given.port}, process="api")
+        flags = {"host": given.host, "port": given.port}
+        settings = load_settings(flags, given.env_file, process="api")
         observe.configure(settings.log_level, settings.log_format, settings.secrets())
         for warning in settings.warnings:
             log.warning(warning)
@@ -40,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
         server = Server(settings, given.port_file)
     except ConfigError as error:
-        log.error(str(error))
+        for problem in str(error).splitlines():
+            log.error(problem)
         return EX_CONFIG
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):

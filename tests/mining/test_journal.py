@@ -238,6 +238,41 @@ def test_an_older_version_migrates_with_a_live_commitment_in_it(
     assert rows == [(1, "submissions"), (2, "events")]
 
 
+def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        older.setattr(Journal, "_add_event", lambda *_: None)
+        with Journal(path) as log:
+            live = new(log)
+    with Journal(path, copy=True) as log:
+        assert log.live(HOTKEY, 2048) == live
+        assert log.events(live.id) == []  # a table that the file does not have yet
+        log.transition(live, cycle.fail(live, "r", 3.0, 0.0))
+    database = sqlite3.connect(path)
+    assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]
+    assert database.execute("SELECT state FROM submissions").fetchall() == [("NEW",)]
+
+
+def test_a_copy_holds_what_another_process_has_just_written(path: Path) -> None:
+    with Journal(path) as writer:
+        first = new(writer)
+        with Journal(path, copy=True) as reader:
+            assert reader.get(first.id) == first
+
+
+def test_a_damaged_file_cannot_be_copied_and_a_missing_one_is_not_made(path: Path) -> None:
+    with pytest.raises(QuasarError):
+        Journal(path, copy=True)
+    assert not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match="is damaged"):
+        Journal(path, copy=True)
+    assert path.read_bytes() == b"no database" * 100
+
+
 def test_the_index_knows_every_state_that_closes() -> None:
     written = {f"'{state.value}'" for state in CLOSED}
     assert set(schema.CLOSED_STATES.strip("()").split(", ")) == written
