@@ -20,13 +20,13 @@ from harness.runner import MeasurementError, probe
 from neurons import identity
 from neurons.errors import ConfigError
 from neurons.machine import gpus
+from neurons.mining.gitcmd import MINIMUM_GIT
 from neurons.mining.outcomes import http_date
 from neurons.settings import Settings
 
 Level = Literal["ok", "warning", "failure"]
 
 PYTHON_MINIMUM = (3, 10)
-GIT_MINIMUM = (2, 25)
 DISK_NEEDED_GB, DISK_WANTED_GB = 1.0, 5.0
 CLOCK_SECONDS = 30.0
 HTTP_SECONDS = 10.0
@@ -154,8 +154,9 @@ def git() -> Check:
     install = "On Debian and Ubuntu: sudo apt install git"
     if numbers is None:
         return failure("git", "not found", install)
-    if (int(numbers[1]), int(numbers[2])) < GIT_MINIMUM:
-        return failure("git", text, f"{'.'.join(map(str, GIT_MINIMUM))} or newer. {install}")
+    if (int(numbers[1]), int(numbers[2])) < MINIMUM_GIT:
+        least = ".".join(map(str, MINIMUM_GIT))
+        return failure("git", text, f"git {least} or newer is needed. {install}")
     return ok("git", text)
 
 

@@ -39,11 +39,13 @@ class EnvFile:
     Attributes:
         values: name to text, without empty ones (an empty value means unset).
         warnings: sentences for the log; they quote no value.
+        misspelt: those of the warnings that know which setting was meant.
         problems: lines that cannot be read, as sentences that quote no value.
     """
 
     values: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    misspelt: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -63,6 +65,7 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         elif binding.key and binding.value:
             result.values[binding.key] = binding.value
     result.warnings += [_explain(name, known) for name in result.values if name not in known]
+    result.misspelt += [sentence for sentence in result.warnings if sentence.endswith("?")]
     if path.stat().st_mode & 0o077:
         result.warnings.append(f"others can read {path}: chmod 600 {path}")
     return result
@@ -72,4 +75,4 @@ def _explain(name: str, known: Collection[str]) -> str:
     if name in WITHOUT_EFFECT:
         return f"{name} is ignored: {WITHOUT_EFFECT[name]}"
     close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.75)
-    return f"{name} is not a setting and is ignored" + (f": {close[0]} is meant?" if close else "")
+    return f"{name} is not a setting and is ignored" + (f": is {close[0]} meant?" if close else "")

@@ -100,8 +100,9 @@ class Settings(BaseSettings):
         None,
         FORK,
         "the folder of a git checkout",
-        "An existing checkout of the fork to use; its own remote is pushed to with your own git "
-        "credentials.",
+        "An existing checkout of the fork to use, with the branch that it is on. Its `origin` is "
+        "pushed to with GITHUB_TOKEN, or with your ssh key where `origin` is an ssh address and no "
+        "token is set. git's credential helpers are not asked.",
     )
     publish_at: Literal["before_commit", "before_reveal"] = _setting(
         "before_commit",
@@ -336,6 +337,7 @@ def _build(
         problems += _field_problems(error, sources)
     problems += _missing(values, process)
     if problems:
+        problems += file.misspelt  # the likely reason why something is missing
         raise ConfigError("\n".join(problems))
     settings._warnings = tuple(file.warnings)
     return settings

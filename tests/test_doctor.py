@@ -141,7 +141,15 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
 
 
-@pytest.mark.parametrize(("script", "level"), [("git version 2.20.1", "failure"), ("", "failure")])
+@pytest.mark.parametrize(
+    ("script", "level"),
+    [
+        ("git version 2.31.8", "failure"),
+        ("git version 2.32.0", "ok"),
+        ("git version 3.0.1", "ok"),
+        ("", "failure"),
+    ],
+)
 def test_git_too_old_or_broken(
     script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,8 @@ def test_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
 
 
 def test_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
-    path = env_file(tmp_path, "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\n")
+    text = "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\nGITHUB_TOKN=ghp_x\n"
+    path = env_file(tmp_path, text)
     lines = problems(
         flags={"target_sequence_length": "-5"},
         env_file=path,
@@ -82,7 +83,8 @@ def test_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Pat
     assert f"line 3 of {path}" in text
     assert "GITHUB_TOKEN is not set" in text
     assert "GITHUB_USERNAME is not set" in text
-    assert len(lines) == 8
+    assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in lines
+    assert len(lines) == 9
 
 
 def test_a_secret_is_not_quoted_in_an_error() -> None:
@@ -146,7 +148,7 @@ def test_token_and_username_go_together() -> None:
 def test_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nAGENT_ITERATIONS=5\n")
     warnings = "\n".join(load_settings(env_file=path, environ=NOTHING).warnings)
-    assert "GITHUB_TOKN is not a setting and is ignored: GITHUB_TOKEN is meant?" in warnings
+    assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
     assert "MINER_MODEL_NAME is ignored: " in warnings
     assert "AGENT_ITERATIONS is ignored: there is no tuner yet" in warnings
     assert "canary" not in warnings

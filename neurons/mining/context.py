@@ -148,9 +148,11 @@ class Context:
         """Journal a change of state and log it in one line."""
         self.journal.transition(before, after)
         shown = ("reason", "remedy", *_SHOWN.get(after.state, ()))
-        details = {name: getattr(after, name) for name in shown}
-        self.log.info(
-            f"submission {after.id} is {after.state.value}",
-            **{name: value for name, value in details.items() if value is not None},
-        )
+        values = {name: getattr(after, name) for name in shown}
+        details = {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in values.items()
+            if value is not None
+        }
+        self.log.info(f"submission {after.id} is {after.state.value}", **details)
         return after

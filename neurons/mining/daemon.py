@@ -48,6 +48,9 @@ def run_cycle(context: Context) -> Submission:
     elif submission.state is State.HELD and submission.resume_state is not None:
         context.log.info("trying again", submission=submission.id, held_for=submission.reason)
         submission = context.record(submission, cycle.resume(submission, context.now()))
+    elif submission.state is not State.HELD:
+        state = submission.state.value
+        context.log.info("going on", submission=submission.id, state=state)
     return _drive(_refreshed(submission, context), context)
 
 

@@ -143,7 +143,7 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
     if status == 403:
         return Forbidden(said, "Check that WALLET_HOTKEY is the hotkey that may do this.")
     if status == 404 and "not registered" in text:
-        return NotRegistered(said, "Register the hotkey with the subnet (btcli subnet register).")
+        return NotRegistered(said, "Register the hotkey with the subnet (btcli subnets register).")
     if status == 404 and "submission not found" in text:
         return SubmissionNotFound(said, "Check VALIDATOR_API_URL: it is another server.")
     if status == 404:

@@ -43,7 +43,7 @@ class StateLock:
             owner = os.read(self._descriptor, 20).decode(errors="replace").strip()
             os.close(self._descriptor)
             raise ConfigError(
-                f"Another miner (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
+                f"Another process (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
                 "Stop it first, or give this one its own STATE_DIR."
             ) from None
         os.ftruncate(self._descriptor, 0)

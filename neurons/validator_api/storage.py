@@ -185,7 +185,7 @@ def _engine(database_url: str) -> Engine:
     except ImportError as error:
         raise ConfigError(
             f"DATABASE_URL needs the Python module {error.name!r}: "
-            "pip install 'quasar-miner[postgresql]'."
+            "run scripts/install.sh postgresql."
         ) from error
 
 
