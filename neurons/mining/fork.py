@@ -114,7 +114,7 @@ class Fork:
     @disk_faults()
     def prepare(self) -> None:
         """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
-        if self._own and not is_clone(self._git, self._remote):
+        if self._is_lost():
             self._make_clone()
         tip = self._tip()
         if self._own:
@@ -154,6 +154,9 @@ class Fork:
 
     def push(self, commit: str) -> None:
         """Make `commit` the tip of the remote's branch; never overwrites what is there."""
+        if self._is_lost():  # made anew it has the same commit, unless the overlay has changed
+            self.prepare()
+            self.commit()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
         if there == commit:
@@ -176,6 +179,8 @@ class Fork:
 
     def verify(self, commit: str) -> None:
         """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
+        if self._is_lost():
+            self._make_clone()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
         if there is None:
@@ -229,6 +234,10 @@ class Fork:
     def _tool(self, folder: Path) -> HardenedGit:
         return HardenedGit(folder, timeout=self._timeout, stop=self._stop)
 
+    def _is_lost(self) -> bool:
+        return self._own and not is_clone(self._git, self._remote)
+
+    @disk_faults()
     def _make_clone(self) -> None:
         remote = self._remote
         if self._create is not None:

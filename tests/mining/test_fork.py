@@ -136,6 +136,31 @@ def test_a_lost_clone_gives_the_same_hash_again(make_fork: MakeFork) -> None:
     assert fork.commit() == commit
 
 
+def test_a_clone_lost_before_the_reveal_is_made_again(make_fork: MakeFork, remote: Path) -> None:
+    fork = make_fork()
+    fork.prepare()
+    commit = fork.commit()
+    shutil.rmtree(fork.worktree)
+    again = make_fork()
+    again.push(commit)
+    shutil.rmtree(fork.worktree)
+    again.verify(commit)
+    assert run_git(remote, "rev-parse", "quasar") == commit
+
+
+def test_a_lost_clone_of_other_kernels_pushes_nothing(
+    make_fork: MakeFork, remote: Path, overlay: Path
+) -> None:
+    fork = make_fork()
+    fork.prepare()
+    commit = fork.commit()
+    shutil.rmtree(fork.worktree)
+    (overlay / "fla/ops/quasar/README.md").write_text("changed\n")
+    with pytest.raises(Held, match=f"The commit {commit} is not in"):
+        make_fork().push(commit)
+    assert run_git(remote, "branch", "--list", "quasar") == ""
+
+
 def test_attributes_of_the_fork_change_no_byte(make_fork: MakeFork, remote: Path) -> None:
     # A validator's clone obeys these; the miner's must not.
     commit_elsewhere(remote, "main", {".gitattributes": "*.py text eol=crlf ident filter=evil\n"})
