@@ -265,6 +265,8 @@ def token(settings: Settings) -> Check:
 
 def registration(settings: Settings) -> Check:
     """The hotkey's uid on the subnet."""
+    if settings.subtensor_network == identity.OFFLINE:
+        return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
     place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
     try:
         hotkey = identity.load_identity(*place).hotkey

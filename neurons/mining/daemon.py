@@ -49,7 +49,7 @@ def run_cycle(context: Context) -> Submission:
         context.log.info("trying again", submission=submission.id, held_for=submission.reason)
         submission = context.record(submission, cycle.resume(submission, context.now()))
     elif submission.state is not State.HELD:
-        state = submission.state.value
+        state = submission.position.value
         context.log.info("going on", submission=submission.id, state=state)
     return _drive(_refreshed(submission, context), context)
 
