@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -86,6 +87,8 @@ def machine(settings: Settings) -> Iterator[Check]:
     yield python()
     yield from software(settings.device)
     yield gpu(settings.device)
+    if settings.device == "cuda":
+        yield compiler()
     yield nvcc()
     yield git()
     yield disk(settings.state_dir)
@@ -136,6 +139,21 @@ def gpu(device: str) -> Check:
             "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu.",
         )
     return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
+
+
+def compiler() -> Check:
+    """The C compiler and Python's headers, with which Triton builds its launcher on a GPU."""
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    path = shutil.which("gcc") or shutil.which("clang")
+    if path and header.is_file():
+        return ok("compiler", path)
+    missing = f"{header} is missing" if path else "neither gcc nor clang is found"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return failure(
+        "compiler",
+        f"{missing}: Triton cannot start kernels",
+        f"On Debian and Ubuntu: sudo apt install gcc {version}-dev",
+    )
 
 
 def nvcc() -> Check:

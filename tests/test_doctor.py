@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sysconfig
 import threading
 import time
 from collections import namedtuple
@@ -139,6 +140,18 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-smi" in missing.remedy
     monkeypatch.setattr(doctor, "gpus", lambda: [Gpu("NVIDIA H200", 143_360.0, "580.1")])
     assert doctor.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
+
+
+def test_a_gpu_needs_a_c_compiler_and_the_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "neither gcc nor clang" in doctor.compiler().detail
+    (tmp_path / "clang").touch(mode=0o755)
+    assert (doctor.compiler().level, "Python.h" in doctor.compiler().detail) == ("failure", True)
+    (tmp_path / "Python.h").touch()
+    assert doctor.compiler() == doctor.ok("compiler", str(tmp_path / "clang"))
 
 
 @pytest.mark.parametrize(
