@@ -143,7 +143,7 @@ def gpu(device: str) -> Check:
 
 def compiler() -> Check:
     """The C compiler and Python's headers, with which Triton builds its launcher on a GPU."""
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
     path = shutil.which("gcc") or shutil.which("clang")
     if path and header.is_file():
         return ok("compiler", path)

@@ -145,7 +145,7 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_needs_a_c_compiler_and_the_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "neither gcc nor clang" in doctor.compiler().detail
     (tmp_path / "clang").touch(mode=0o755)
