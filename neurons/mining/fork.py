@@ -304,6 +304,7 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
     """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
     remote, upstream = settings.fork_remote, settings.fork_upstream_url
     web = web_address(settings.github_api_url)
+    upstream = upstream or f"{web}/{settings.github_upstream}.git"
     create: Callable[[], str] | None = None
     if settings.repo_path is None and remote is None:
         owner, name = settings.github_username, settings.github_fork_name
@@ -311,7 +312,6 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
         if not owner or token is None:
             raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
         remote = f"{web}/{owner}/{name}.git"
-        upstream = upstream or f"{web}/{settings.github_upstream}.git"
         api, parent, secret = settings.github_api_url, settings.github_upstream, token
 
         def create() -> str:

@@ -279,6 +279,8 @@ def test_github_needs_a_name_and_a_token(tmp_path: Path) -> None:
 
 def test_settings_choose_the_kind_of_fork(tmp_path: Path, upstream: Path) -> None:
     local = open_fork(Settings(state_dir=tmp_path, fork_remote=str(tmp_path / "fork.git")))
+    assert local._upstream is not None  # what a remote that is not there yet is made of
+    assert local._upstream.url == "https://github.com/troy12x/flash-linear-attention.git"
     assert local.url == f"file://{tmp_path}/fork.git"
     assert local.worktree == tmp_path / "fork"
     at_github = Settings(
