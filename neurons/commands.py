@@ -20,7 +20,7 @@ from neurons.mining.daemon import abandon, release
 from neurons.mining.fork import open_fork
 from neurons.mining.journal import Journal
 from neurons.mining.runtime import StateLock
-from neurons.settings import Settings, load_settings
+from neurons.settings import Process, Settings, load_settings
 from neurons.status import JOURNAL, read_status, summary
 
 
@@ -31,8 +31,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
+def read_settings(
+    given: argparse.Namespace, process: Process | None = "miner"
+) -> tuple[Settings, bool]:
     """Return the settings and whether the run stays on this machine.
+
+    Args:
+        process: whose needs are checked; None for a command that only looks into the journal.
 
     Raises:
         ConfigError: every problem of the settings, one a line.
@@ -44,7 +49,7 @@ def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
     if embedded:
         settings = embedded_settings(flags, os.environ)
     else:
-        settings = load_settings(flags, given.env_file, process="miner")
+        settings = load_settings(flags, given.env_file, process=process)
     for secret in settings.secrets():
         observe.register_secret(secret)
     if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
@@ -54,7 +59,7 @@ def read_settings(given: argparse.Namespace) -> tuple[Settings, bool]:
 
 def show_status(given: argparse.Namespace) -> int:
     """Carry out `status`: it only reads, so it works while the miner runs."""
-    settings, _ = read_settings(given)
+    settings, _ = read_settings(given, process=None)
     status = read_status(settings.state_dir)
     say(json.dumps(status.as_json(), indent=2) if given.json else status.as_text())
     return 0
@@ -106,7 +111,7 @@ def bench(given: argparse.Namespace) -> int:
 
 def decide(given: argparse.Namespace) -> int:
     """Carry out `release` or `abandon`: a person's word on what is held."""
-    settings, _ = read_settings(given)
+    settings, _ = read_settings(given, process=None)
     act = release if given.command == "release" else abandon
     path = settings.state_dir / JOURNAL
     if not path.is_file():

@@ -203,7 +203,8 @@ def disk(folder: Path) -> Check:
 def environment_file(settings: Settings) -> Iterator[Check]:
     """What the .env holds that is worth a look; its values were checked when it was read."""
     for sentence in settings.warnings:
-        yield warning(".env", sentence, "Edit .env.")
+        detail, _, mode = sentence.partition(": chmod ")
+        yield warning(".env", detail, f"chmod {mode}" if mode else "Edit .env.")
     if not settings.warnings:
         yield ok(".env", "every line is understood and nobody else can read it")
 

@@ -154,6 +154,15 @@ def test_a_gpu_needs_a_c_compiler_and_the_headers(
     assert doctor.compiler() == doctor.ok("compiler", str(tmp_path / "clang"))
 
 
+def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("NETUID=24\nAGENT_ITERATIONS=3\n")
+    file.chmod(0o644)
+    ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
+    assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Edit .env.")
+    assert mode.remedy == f"chmod 600 {file}"
+
+
 @pytest.mark.parametrize(
     ("script", "level"),
     [

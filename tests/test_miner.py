@@ -57,6 +57,15 @@ def test_status_before_anything_has_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # looking makes nothing
 
 
+@pytest.mark.parametrize("command", ["status", "release", "abandon"])
+def test_the_journal_can_be_asked_with_a_half_filled_env(command: str, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"GITHUB_TOKEN=\nSTATE_DIR={tmp_path}/state\n")
+    done = run(command, "--env-file", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/state" in done.stdout
+
+
 def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
     entry = (str(PROJECT / "neurons" / "miner.py"),)
     done = run("status", "--state-dir", "here", cwd=tmp_path, entry=entry)
