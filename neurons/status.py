@@ -106,8 +106,11 @@ def _headline(title: str, submission: Submission) -> str:
 
 def _figures(submission: Submission) -> list[str]:
     target = submission.target_sequence_length
-    league, factor = league_of(target)
-    lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
+    if not target:
+        lines = ["  target    auto: the best length that this GPU is measured at"]
+    else:
+        league, factor = league_of(target)
+        lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
     if submission.tokens_per_sec is not None:
         score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
         lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
@@ -122,9 +125,10 @@ def _as_json(submission: Submission | None) -> dict[str, Any] | None:
         return None
     fields = {name: value for name, value in vars(submission).items() if name not in SECRET_FIELDS}
     described = describe(submission)
+    target = submission.target_sequence_length  # 0 until `auto` has decided
     return {
         **fields,
-        "league": league_of(submission.target_sequence_length)[0],
+        "league": league_of(target)[0] if target else None,
         "deadline": described.deadline,
         "next_action": described.next_action,
     }

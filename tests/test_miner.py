@@ -201,6 +201,17 @@ def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Pa
     assert "salt" not in found["submission"]
 
 
+def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        journal.create(
+            "5abc", 0, mode="commit_reveal", publish_at="before_commit",
+            api_url="http://127.0.0.1:1", now=time.time(), auto_target=True,
+        )  # fmt: skip
+    text = run("status", STATE_DIR=str(tmp_path)).stdout
+    assert "target    auto" in text
+    assert "league" not in text
+
+
 @pytest.mark.parametrize(("word", "state"), [("release", State.NEW), ("abandon", State.ABANDONED)])
 def test_a_persons_word_on_what_is_held(word: str, state: State, tmp_path: Path) -> None:
     assert "nothing has run" in run(word, STATE_DIR=str(tmp_path)).stdout
