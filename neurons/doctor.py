@@ -19,9 +19,10 @@ import httpx
 from harness.report import Environment
 from harness.runner import MeasurementError, probe
 from neurons import identity
-from neurons.errors import ConfigError
+from neurons.errors import ConfigError, Held, Retry
 from neurons.machine import gpus
 from neurons.mining.gitcmd import MINIMUM_GIT
+from neurons.mining.github import check_token
 from neurons.mining.outcomes import http_date
 from neurons.settings import Settings
 
@@ -258,28 +259,19 @@ def api(settings: Settings) -> Iterator[Check]:
 def token(settings: Settings) -> Check:
     """Whose the GitHub token is and what it may do."""
     secret = settings.github_token.get_secret_value() if settings.github_token else ""
-    renew = "Make a new token (see GITHUB_TOKEN in .env.example)."
     try:
-        reply = httpx.get(
-            f"{settings.github_api_url}/user",
-            headers={"Authorization": f"Bearer {secret}"},
-            timeout=HTTP_SECONDS,
-        )
-        owner = str(reply.json().get("login")) if reply.status_code == 200 else ""
-    except (httpx.HTTPError, ValueError, AttributeError) as error:
-        kind = type(error).__name__
-        return failure("token", f"GitHub does not answer ({kind})", "Check the network.")
-    if not owner:
-        return failure("token", f"GitHub answers {reply.status_code} to GITHUB_TOKEN", renew)
-    if owner.lower() != str(settings.github_username).lower():
-        remedy = f"Set GITHUB_USERNAME={owner}, or use a token of that account."
-        return failure("token", f"GITHUB_TOKEN belongs to {owner}", remedy)
-    scopes = reply.headers.get("X-OAuth-Scopes")
-    if not scopes:  # a fine-grained token does not tell its permissions
+        scopes = check_token(settings.github_api_url, secret, settings.github_username or "")
+    except Held as held:
+        return failure("token", held.reason, held.remedy)
+    except Retry as fault:
+        detail = f"GitHub does not answer as it should: {fault.reason}"
+        return failure("token", detail, "Check the network.")
+    except ConfigError as error:
+        return failure("token", str(error), "Set GITHUB_API_URL to an https address.")
+    owner = settings.github_username
+    if scopes is None:  # a fine-grained token does not tell its permissions
         return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")
-    if not {"repo", "public_repo"} & set(re.split(r"[,\s]+", scopes)):
-        return failure("token", f"has the scopes {scopes}", "Give it the scope public_repo.")
-    return ok("token", f"classic token of {owner} with {scopes}")
+    return ok("token", f"classic token of {owner} with {', '.join(sorted(scopes))}")
 
 
 def registration(settings: Settings) -> Check:

@@ -37,15 +37,18 @@ def web_address(api_url: str) -> str:
     return f"{parts.scheme}://{host}"
 
 
-def token_scopes(api_url: str, token: str) -> frozenset[str] | None:
+def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
     """Return the scopes of a classic token; None for a fine-grained one, which names none.
 
     Raises:
-        Held: GitHub does not accept the token.
+        Held: GitHub does not accept the token, or it is another account's or may not push.
         Retry: GitHub is out of reach or limits the rate.
+        ConfigError: the API's address would show the token.
     """
     with _session(api_url, token) as session:
-        return _scopes(session.ask("GET", "/user"))
+        user = session.ask("GET", "/user")
+        _check_token(user, owner)
+        return _scopes(user)
 
 
 def ensure_fork(

@@ -11,7 +11,7 @@ import pytest
 from githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, serve
 
 from neurons.errors import ConfigError, Held, Retry
-from neurons.mining.github import ensure_fork, token_scopes, web_address
+from neurons.mining.github import check_token, ensure_fork, web_address
 
 FORK = "flash-linear-attention"
 
@@ -144,16 +144,16 @@ def test_a_classic_token_without_the_scope_is_held_before_any_work(
 
 def test_scopes_are_told(host: GitHub) -> None:
     host.scopes = "repo, workflow"
-    assert token_scopes(host.url, CANARY) == {"repo", "workflow"}
+    assert check_token(host.url, CANARY, "miner") == {"repo", "workflow"}
     host.scopes = None
-    assert token_scopes(host.url, CANARY) is None
+    assert check_token(host.url, CANARY, "miner") is None
     assert ensure(host)
 
 
 def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
     wrong = "expired-" + CANARY
     with pytest.raises(Held, match="does not accept") as held:
-        token_scopes(host.url, wrong)
+        check_token(host.url, wrong, "miner")
     assert wrong not in str(held.value)
 
 
@@ -225,12 +225,12 @@ def test_an_answer_that_is_no_object_is_a_passing_fault(host: GitHub, body: byte
 
 def test_nobody_there_is_a_passing_fault() -> None:
     with pytest.raises(Retry, match="out of reach"):
-        token_scopes("http://127.0.0.1:9", CANARY)
+        check_token("http://127.0.0.1:9", CANARY, "miner")
 
 
 def test_the_token_does_not_travel_in_the_clear() -> None:
     with pytest.raises(ConfigError, match="GITHUB_API_URL"):
-        token_scopes("http://github.example", CANARY)
+        check_token("http://github.example", CANARY, "miner")
 
 
 def test_the_web_address_of_an_api() -> None:
