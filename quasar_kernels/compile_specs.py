@@ -59,7 +59,8 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(names)
-        if types[name].startswith("*") or "stride" in name
+        if (types[name].startswith("*") or "stride" in name)
+        and not spec.kernel.params[i].do_not_specialize
     }
     source = ASTSource(spec.kernel, types, dict(spec.constexprs), aligned)
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, **spec.options}
@@ -204,6 +205,7 @@ def _operator_specs() -> list[CompileSpec]:
                 | {"HAS_INITIAL": True, "STORE_FINAL": True}
                 | ({} if varlen else {"cu_seqlens": None}),
                 num_warps=1,
+                num_stages=1,
             ),
         ]
     return specs

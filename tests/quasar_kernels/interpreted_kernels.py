@@ -29,7 +29,7 @@ from fla.ops.quasar.chunk_intra_token_parallel import (  # noqa: E402
     launch_chunk_intra,
 )
 from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
-from fla.ops.quasar.fused_recurrent import launch_fused_recurrent  # noqa: E402
+from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
 
 NAN = float("nan")
 
@@ -106,6 +106,21 @@ def test_the_future_does_not_reach_the_past(launch):
     after, _ = launch(q, k, v, beta)
     assert torch.equal(before[:, :41], after[:, :41])
     assert not torch.equal(before[:, 41:], after[:, 41:])
+
+
+@pytest.mark.parametrize("tiles", [Tiles(8, 1), Tiles(16, 2), Tiles(32, 1)])
+@pytest.mark.parametrize("cu", [None, [0, 0, 1, 4, 4]])
+def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
+    q, k, v, beta = layer_like(4, S=24)
+    packed = None if cu is None else torch.tensor(cu)
+    state = torch.randn(1 if cu is None else 4, 2, 24, 24)
+    expected, end = quasar_recurrence(q, k, v, beta, state, packed)
+    o, final = launch_fused_recurrent(
+        q, k, v, beta, state, False, packed, 0.5, inplace_state=True, tiles=tiles
+    )
+    assert final is state
+    assert relative_rms(o, 0.5 * expected) <= LIMIT[torch.float32]
+    assert relative_rms(state, end) <= LIMIT[torch.float32]
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,25 @@ MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
 
 
-@triton.jit(do_not_specialize=["T"])
+class Tiles(NamedTuple):
+    """How a launch is cut up."""
+
+    cols: int  # state columns that a program owns, with all rows of them
+    warps: int
+
+
+def tiles_for(block: int, chains: int) -> Tiles:
+    """Return the tiles for heads padded to `block` channels and `chains` sequences times heads."""
+    return Tiles(min(block, 16 if block <= 128 else 8), 1)
+
+
+@triton.jit(
+    # one token and many, and any layout, share one compiled kernel
+    do_not_specialize=[
+        "T", "stride_qb", "stride_qt", "stride_qh", "stride_kb", "stride_kt", "stride_kh",
+        "stride_vb", "stride_vt", "stride_vh",
+    ]
+)  # fmt: skip
 def fused_recurrent_quasar_fwd_kernel(
     q,
     k,
@@ -49,6 +69,7 @@ def fused_recurrent_quasar_fwd_kernel(
     """Walk one sequence of one head for BV value columns, the state in registers.
 
     Grid: (sequences * H, S / BV). q, k, v and o have a last stride of one; o is contiguous.
+    `final_state` may be `initial_state`: a program reads its columns before it writes them.
     """
     i_nh = tl.program_id(0)
     i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
@@ -65,28 +86,38 @@ def fused_recurrent_quasar_fwd_kernel(
     row_mask, col_mask = rows < S, cols < S
     mask = row_mask[:, None] & col_mask[None, :]
     at = i_nh.to(tl.int64) * S * S + rows[:, None] * S + cols[None, :]
-    state = tl.zeros([BS, BV], dtype=tl.float32)
     if HAS_INITIAL:
-        state += tl.load(initial_state + at, mask=mask, other=0.0).to(tl.float32)
+        state = tl.load(initial_state + at, mask=mask, other=0.0).to(tl.float32)
+    else:
+        state = tl.zeros([BS, BV], dtype=tl.float32)
     b_beta = tl.load(beta + i_h).to(tl.float32)
 
     p_q = q + i_b * stride_qb + first * stride_qt + i_h * stride_qh + rows
     p_k = k + i_b * stride_kb + first * stride_kt + i_h * stride_kh + rows
     p_v = v + i_b * stride_vb + first * stride_vt + i_h * stride_vh + cols
     p_o = o + ((i_b * T + first) * H + i_h) * S + cols
-    for _ in range(0, length):
-        b_k = tl.load(p_k, mask=row_mask, other=0.0).to(tl.float32)
-        b_q = tl.load(p_q, mask=row_mask, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v, mask=col_mask, other=0.0).to(tl.float32)
-        alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
-        fresh = alpha * (b_v - tl.sum(b_k[:, None] * state, axis=0))
-        state += b_k[:, None] * fresh[None, :]
-        b_o = tl.sum(b_q[:, None] * state, axis=0) * scale
-        tl.store(p_o, b_o.to(o.dtype.element_ty), mask=col_mask)
+    # a token is loaded while the one before it, or for the first the state, is under way
+    next_q = tl.load(p_q, mask=row_mask & (length > 0), other=0.0)
+    next_k = tl.load(p_k, mask=row_mask & (length > 0), other=0.0)
+    next_v = tl.load(p_v, mask=col_mask & (length > 0), other=0.0)
+    for t in range(0, length):
+        b_q, b_k, b_v = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
+        more = t + 1 < length
         p_q += stride_qt
         p_k += stride_kt
         p_v += stride_vt
+        next_q = tl.load(p_q, mask=row_mask & more, other=0.0)
+        next_k = tl.load(p_k, mask=row_mask & more, other=0.0)
+        next_v = tl.load(p_v, mask=col_mask & more, other=0.0)
+        alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
+        # o = S_t^T q = S_{t-1}^T q + (q k) fresh: both sums read the old state, neither waits
+        known = tl.sum(b_k[:, None] * state, axis=0)
+        read = tl.sum(b_q[:, None] * state, axis=0)
+        fresh = alpha * (b_v - known)
+        b_o = (read + tl.sum(b_q * b_k, axis=0) * fresh) * scale
+        tl.store(p_o, b_o.to(o.dtype.element_ty), mask=col_mask)
         p_o += H * S
+        state += b_k[:, None] * fresh[None, :]
     if STORE_FINAL:
         tl.store(final_state + at, state, mask=mask)
 
@@ -100,29 +131,37 @@ def launch_fused_recurrent(
     output_final_state: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
+    inplace_state: bool = False,
+    tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the kernel; no autograd. Shapes and dtypes as in `fused_recurrent_quasar`."""
+    """Launch the kernel; no autograd. Arguments and results as in `fused_recurrent_quasar`.
+
+    Args:
+        tiles: instead of `tiles_for`'s choice.
+    """
     B, T, H, S = q.shape
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
     final = None
-    if output_final_state:
+    if inplace_state and initial_state is not None:
+        final = initial_state
+    elif output_final_state or inplace_state:
         final = torch.empty(N, H, S, S, dtype=torch.float32, device=q.device)
-    if N * H == 0 or (T == 0 and not output_final_state):
+    if N * H == 0 or (T == 0 and final is None):
         return o, final
     BS = triton.next_power_of_2(S)
-    BV = min(BS, 16)
-    fused_recurrent_quasar_fwd_kernel[(N * H, triton.cdiv(S, BV))](
+    BV, warps = tiles or tiles_for(BS, N * H)
+    fused_recurrent_quasar_fwd_kernel[(N * H, -(-S // BV))](
         q, k, v, beta.contiguous(),
         None if initial_state is None else initial_state.contiguous(),
         o, final, cu_seqlens, T, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         H=H, S=S, BS=BS, BV=BV,
         HAS_INITIAL=initial_state is not None,
-        STORE_FINAL=output_final_state,
+        STORE_FINAL=final is not None,
         IS_VARLEN=cu_seqlens is not None,
-        num_warps=1, num_stages=3,
+        num_warps=warps, num_stages=1,
     )  # fmt: skip
     return o, final
 
@@ -136,15 +175,19 @@ def fused_recurrent_torch(
     output_final_state: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
+    inplace_state: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Walk the tokens in torch: fp32, or fp64 for fp64 inputs. Shapes as in the public function."""
     B, T, H, S = q.shape
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
-    final = torch.zeros(N, H, S, S, dtype=dtype, device=q.device)
-    if initial_state is not None:
-        final.copy_(initial_state)
+    if inplace_state and initial_state is not None:
+        final = initial_state
+    else:
+        final = torch.zeros(N, H, S, S, dtype=dtype, device=q.device)
+        if initial_state is not None:
+            final.copy_(initial_state)
     o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
     k_wide = k.to(dtype)
     alpha = fused_quasar_gate(k_wide.square().sum(-1), beta.to(dtype), dtype)[..., None, None]
@@ -158,7 +201,18 @@ def fused_recurrent_torch(
             state += column[:, t] * fresh
             o[:, t] = (query[:, t] @ state).squeeze(-2) * scale
         start += length
-    return o, final if output_final_state else None
+    return o, final if output_final_state or inplace_state else None
+
+
+def _run(q, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Take the Triton path where it serves, else torch's; arguments of `launch_fused_recurrent`."""
+    if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM:
+        if q.device.index == torch.cuda.current_device():
+            return launch_fused_recurrent(q, *arguments)
+        with torch.cuda.device(q.device):
+            return launch_fused_recurrent(q, *arguments)
+    with torch.autocast(q.device.type, enabled=False):
+        return fused_recurrent_torch(q, *arguments)
 
 
 class FusedRecurrentQuasarFunction(torch.autograd.Function):
@@ -168,12 +222,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
     def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
         ctx.save_for_backward(q, k, v, beta, initial_state, cu_seqlens)
         ctx.scale = scale
-        arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
-        if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM:
-            with torch.cuda.device(q.device):
-                return launch_fused_recurrent(*arguments)
-        with torch.autocast(q.device.type, enabled=False):
-            return fused_recurrent_torch(*arguments)
+        return _run(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
 
     @staticmethod
     @once_differentiable
@@ -204,6 +253,7 @@ def fused_recurrent_quasar(
     *,
     scale: float = 1.0,
     use_qk_l2norm_in_kernel: bool = False,
+    inplace_state: bool = False,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
@@ -219,12 +269,17 @@ def fused_recurrent_quasar(
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1).
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
+        inplace_state: return the final state, and in `initial_state`'s own storage where there is
+            one and no gradient is needed (with a gradient it is a new tensor). For decoding: the
+            state is read and written once and nothing but o is allocated.
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64) or None.
 
     Raises:
-        ValueError: `cu_seqlens` with B other than 1, or not cutting the row of T tokens.
+        ValueError: `cu_seqlens` with B other than 1, or (read on the host only by the torch path)
+            not cutting the row of T tokens; `inplace_state` with a state that is not contiguous
+            fp32 (fp64 for fp64 inputs).
     """
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(
@@ -232,6 +287,22 @@ def fused_recurrent_quasar(
         )
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    return FusedRecurrentQuasarFunction.apply(
-        q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
-    )
+    if torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, beta, initial_state)
+    ):
+        return FusedRecurrentQuasarFunction.apply(
+            q, k, v, beta, initial_state, output_final_state or inplace_state, cu_seqlens, scale
+        )
+    if inplace_state and initial_state is not None:
+        _check_can_hold_final(initial_state, q.dtype)
+    # an autograd Function would cost a decoded token more host time than its kernel runs
+    return _run(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state)
+
+
+def _check_can_hold_final(state: torch.Tensor, dtype: torch.dtype) -> None:
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    if state.dtype != wanted or not state.is_contiguous():
+        raise ValueError(
+            f"inplace_state needs a contiguous initial_state of {wanted}; got {state.dtype} with "
+            f"strides {state.stride()}: convert it once, before the first token"
+        )
