@@ -13,61 +13,20 @@ import argparse
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from operator_bench import WIDTH, correlated, graph_ms, layer_like, soak
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms
 
-HEADS, WIDTH = 8, 64
 LIMITS = {"layer": 6e-3, "correlated": 9e-3}
 """Largest accepted relative RMS error in bf16, by kind of input."""
 
 CHECK_TOKENS = 4000
-
-
-def layer_like(tokens: int) -> tuple[torch.Tensor, ...]:
-    """q, k, v [1, T, 8, 64] bf16 as a layer with default weights makes them, and beta [8]."""
-    qkv = []
-    for _ in range(3):
-        x = torch.randn(1, tokens, HEADS * WIDTH, device="cuda") / 3**0.5
-        taps = (torch.rand(HEADS * WIDTH, 1, 4, device="cuda") - 0.5) / 2**0.5
-        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=HEADS * WIDTH).mT
-        qkv.append(F.silu(y).bfloat16().contiguous().view(1, tokens, HEADS, WIDTH))
-        del x, y
-    return *qkv, F.softplus(torch.empty(HEADS, device="cuda").uniform_(1, 16).log())
-
-
-def correlated(tokens: int) -> tuple[torch.Tensor, ...]:
-    """As `layer_like`, with keys that are one common vector and 10% noise."""
-    q, k, v, beta = layer_like(tokens)
-    common = torch.randn(1, 1, HEADS, WIDTH, device="cuda")
-    k = (common + 0.1 * torch.randn(k.shape, device="cuda")).bfloat16()
-    return q, k, v, beta
-
-
-def graph_ms(call: Callable[[], object], repeats: int = 15) -> float:
-    """Median time of one call, in milliseconds, by replaying it as a CUDA graph."""
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times: list[float] = []
-    for _ in range(repeats):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return sorted(times)[len(times) // 2]
 
 
 def variants(base: Any) -> Iterator[Any]:
@@ -110,10 +69,8 @@ def main() -> None:
     from fla.ops.quasar import segments as segmenting
 
     torch.manual_seed(0)
-    probes = {
-        kind: make(CHECK_TOKENS)
-        for kind, make in (("layer", layer_like), ("correlated", correlated))
-    }
+    layer = layer_like(CHECK_TOKENS)
+    probes = {"layer": layer, "correlated": correlated(layer, 0.1)}
     oracles = {kind: quasar_chunked(*inputs)[0] for kind, inputs in probes.items()}
     tried = list(
         itertools.islice(
@@ -128,6 +85,7 @@ def main() -> None:
     passed = [t for t in tried if all(errors[t][k] <= LIMITS[k] for k in LIMITS)]
 
     rows = []
+    soak(2)
     for tokens in lengths:
         inputs = layer_like(tokens)
         for tiles, n in itertools.product(passed, segments):

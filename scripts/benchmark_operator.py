@@ -1,0 +1,314 @@
+"""Measure the operator on this GPU beside flash-linear-attention's delta rule, in one run.
+
+    python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--quick]
+
+Speed, accuracy against float64, memory, decoding and the first call with empty kernel caches; about
+two minutes on an H200, of which the peer's autotuning takes the most. --quick leaves the peer out.
+scripts/report_operator.py makes the documents from the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import operator_bench as bench
+import torch
+from benchmark_fork import project_commit
+from operator_bench import Inputs, eager_ms, graph_ms
+from operator_implementations import OPERATORS, Operator, decoders
+from operator_results import (
+    Accuracy,
+    Decoding,
+    Error,
+    FirstCall,
+    Gradients,
+    Memory,
+    OperatorResults,
+    Speed,
+    Timing,
+    misses,
+)
+from torch import Tensor
+
+from harness.environment import describe
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import (
+    quasar_chunked,
+    quasar_recurrence,
+    relative_rms,
+)
+
+LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
+TRAINING_LENGTHS = (16_384, 262_144, 1_000_000)
+BATCHES = (1, 8, 32, 128)
+GRADIENT_TOKENS, FIRST_CALL_TOKENS = 4096, 100_000
+ROTATED_BYTES = 256 << 20
+"""States taken in turn when decoding: far more than an L2 cache holds, where 64 sets suffice."""
+
+PROTOCOL = """\
+B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Overlay: \
+chunk_quasar without gradients, step size included. Peer: chunk_delta_rule with scale 1 and the \
+step size computed by torch, which is timed too. Each output is compared with the float64 chunk \
+form before it is timed. Clocks are soaked with matrix products first. Graph: median of 11 runs \
+of CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in \
+a row. Decoding: one token, many states taken in turn so that the L2 cache does not serve them, \
+the overlay's updated in place; the peer is given its step size and writes a new state into \
+storage that its allocator uses again; the copy is of such states, also in turn. First call: \
+100,000 tokens, a fresh process, empty caches."""
+
+
+def say(text: str) -> None:
+    """Report progress, with the seconds since the start."""
+    print(f"{time.perf_counter() - START:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def timing(call: Callable[[], object]) -> Timing:
+    """Time one call as a graph and eagerly."""
+    bench.soak()
+    return Timing(graph_ms=graph_ms(call), eager_ms=eager_ms(call))
+
+
+def free() -> None:
+    """Give the allocator's memory back: the next length needs it."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def output_error(run: Operator, inputs: Inputs, expected: Tensor) -> Error:
+    """Compare an output, its storage poisoned beforehand, with the float64 result."""
+    bench.poison()
+    o = run(*inputs)
+    parts = zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True)
+    return Error(
+        overall=relative_rms(o, expected),
+        worst_eighth=max(relative_rms(part, wanted) for part, wanted in parts),
+    )
+
+
+def measure_forward(names: list[str]) -> tuple[list[Accuracy], list[Speed], Memory]:
+    """Check, then time, every length; the memory is that of the longest."""
+    accuracy, speed = [], []
+    for tokens in LENGTHS:
+        inputs = bench.layer_like(tokens)
+        for keys, noise in {"layer-like": None, **bench.NOISE}.items():
+            used = inputs if noise is None else bench.correlated(inputs, noise)
+            expected = quasar_chunked(*used, chunk=128)[0]
+            checked = names if noise is None else ["overlay"]
+            errors = {n: output_error(OPERATORS[n], used, expected) for n in checked}
+            accuracy.append(Accuracy(tokens=tokens, keys=keys, errors=errors))
+            del expected, used
+            free()
+        peaks = {n: peak_bytes(OPERATORS[n], inputs) for n in names}
+        times = {n: timing(partial(OPERATORS[n], *inputs)) for n in names}
+        speed.append(Speed(tokens=tokens, times=times))
+        output_bytes = inputs[0].numel() * inputs[0].element_size()
+        memory = Memory(tokens=tokens, output_bytes=output_bytes, peak_bytes=peaks)
+        del inputs
+        free()
+        say(f"forward of {tokens} tokens")
+    return accuracy, speed, memory
+
+
+def peak_bytes(run: Operator, inputs: Inputs) -> int:
+    """Return the most memory that a call holds beside its inputs."""
+    free()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(*inputs)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def training_call(run: Operator, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    """Return a call that runs forward and backward and gives the four gradients."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    do = torch.randn_like(inputs[0])
+
+    def call() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(run(*leaves), leaves, do)
+
+    return call
+
+
+def measure_training(names: list[str]) -> list[Speed]:
+    """Time forward and backward."""
+    speed = []
+    for tokens in TRAINING_LENGTHS:
+        inputs = bench.layer_like(tokens)
+        times = {n: timing(training_call(OPERATORS[n], inputs)) for n in names}
+        speed.append(Speed(tokens=tokens, times=times))
+        del inputs
+        free()
+        say(f"forward and backward of {tokens} tokens")
+    return speed
+
+
+def measure_gradients(names: list[str]) -> Gradients:
+    """Compare the gradients with float64 autograd through the chunk form."""
+    inputs = bench.layer_like(GRADIENT_TOKENS)
+    do = torch.randn_like(inputs[0])
+
+    def gradients(run: Operator, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+        with torch.enable_grad():
+            o = run(*leaves)
+            return torch.autograd.grad(o, leaves, do.to(o.dtype))
+
+    expected = gradients(lambda *x: quasar_chunked(*x)[0], torch.float64)
+    errors = {
+        n: {
+            tensor: relative_rms(found, wanted)
+            for tensor, found, wanted in zip(
+                ("q", "k", "v", "beta"), gradients(OPERATORS[n]), expected, strict=True
+            )
+        }
+        for n in names
+    }
+    say("gradients")
+    return Gradients(tokens=GRADIENT_TOKENS, errors=errors)
+
+
+def measure_decoding(names: list[str]) -> list[Decoding]:
+    """Check and time one token at several batch sizes, and copies of the states beside it."""
+    rows = []
+    for batch in BATCHES:
+        inputs = bench.layer_like(1, batch)
+        shape = (batch, bench.HEADS, bench.WIDTH, bench.WIDTH)
+        state = torch.randn(shape, device="cuda")
+        sets = max(4, min(64, ROTATED_BYTES // (4 * state.numel())))
+        expected = quasar_recurrence(*inputs, state)[0]
+        calls = decoders(inputs)
+        errors = {n: relative_rms(calls[n](state.clone())[0], expected) for n in names}
+        states = [state.clone() for _ in range(sets)]
+        targets = [torch.empty_like(state) for _ in range(sets)]
+        bench.soak()
+        times = {}
+        for name in names:
+            turns = [partial(calls[name], s) for s in states]
+            times[name] = Timing(graph_ms=graph_ms(turns), eager_ms=eager_ms(turns))
+        copies = [partial(t.copy_, s) for t, s in zip(targets, states, strict=True)]
+        rows.append(
+            Decoding(
+                batch=batch, state_bytes=4 * state.numel(), sets=sets, times=times,
+                copy_ms=graph_ms(copies), errors=errors,
+            )
+        )  # fmt: skip
+    say("decoding")
+    return rows
+
+
+def copy_bandwidth() -> float:
+    """Return the bandwidth of a large device copy, GB/s, both directions counted."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    bench.soak()
+    return 2 * source.numel() / graph_ms(partial(target.copy_, source)) / 1e6
+
+
+def first_call(name: str) -> FirstCall:
+    """Import and call an implementation in this process, which has not compiled anything."""
+    torch.manual_seed(0)
+    inputs = bench.layer_like(FIRST_CALL_TOKENS)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    mount()
+    if name == "overlay":
+        import fla.ops.quasar
+    else:
+        import fla.ops.delta_rule  # noqa: F401
+    imported = time.perf_counter()
+    with torch.no_grad():
+        OPERATORS[name](*inputs)
+    torch.cuda.synchronize()
+    done = time.perf_counter()
+    return FirstCall(import_seconds=imported - start, call_seconds=done - imported)
+
+
+def cold_first_call(name: str, caches: Path) -> FirstCall:
+    """Run `first_call` in a fresh process whose caches are below an empty folder."""
+    command = [sys.executable, __file__, "--first-call", name]
+    environ = os.environ | cache_environment(caches)
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    say(f"first call of the {name}")
+    return FirstCall.model_validate_json(done.stdout.splitlines()[-1])
+
+
+def cache_environment(folder: Path) -> dict[str, str]:
+    """Return the variables that put every kernel cache below `folder`."""
+    names = ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "QUASAR_CACHE_DIR")
+    return {name: str(folder / name.lower()) for name in names}
+
+
+def measure(names: list[str], caches: Path, commit: str | None) -> OperatorResults:
+    """Run everything; the fresh processes come first, while this one holds no memory."""
+    first_calls = {name: cold_first_call(name, caches / name) for name in names}
+    # what the peer has tuned already serves this process too
+    os.environ.update(cache_environment(caches / names[-1]))
+    mount()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        bench.soak(2)
+        decoding = measure_decoding(names)
+        copy = copy_bandwidth()
+        free()
+        gradients = measure_gradients(names)
+        accuracy, forward, memory = measure_forward(names)
+        training = measure_training(names)
+    return OperatorResults(
+        created=datetime.now(timezone.utc).date(),
+        commit=commit or project_commit(),
+        protocol=PROTOCOL,
+        backend=os.environ.get("QUASAR_BACKEND", "auto"),
+        environment=describe(torch.device("cuda")),
+        peer=f"fla-core {metadata.version('fla-core')}" if "peer" in names else None,
+        copy_gb_per_s=copy,
+        forward=tuple(forward),
+        forward_backward=tuple(training),
+        accuracy=tuple(accuracy),
+        gradients=gradients,
+        memory=memory,
+        decoding=tuple(decoding),
+        first_call=first_calls,
+    )
+
+
+def main() -> None:
+    """Measure, write the file, and say which figures miss their limits."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("operator.json"))
+    parser.add_argument("--quick", action="store_true", help="without the peer")
+    parser.add_argument("--commit", help="this project's commit, where git cannot tell")
+    parser.add_argument("--first-call", choices=sorted(OPERATORS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.first_call:
+        print(first_call(args.first_call).model_dump_json())
+        return
+    names = ["overlay"] if args.quick else ["overlay", "peer"]
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(names, Path(folder), args.commit)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    body: dict[str, Any] = results.model_dump(mode="json")
+    args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    for miss in misses(results):
+        print(f"misses its limit: {miss}")
+    say(f"wrote {args.out}")
+
+
+START = time.perf_counter()
+
+if __name__ == "__main__":
+    main()

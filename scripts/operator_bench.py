@@ -1,0 +1,109 @@
+"""What the scripts that measure the operator share: inputs like a layer's, and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HEADS, WIDTH = 8, 64
+NOISE = {"correlated 10%": 0.1, "correlated 1%": 0.01}
+"""Kinds of keys that share one direction: the noise on the common key, by name."""
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Call = Callable[[], object]
+
+
+def layer_like(tokens: int, batch: int = 1) -> Inputs:
+    """q, k, v [B, T, 8, 64] bf16 as a layer with default weights makes them, and beta [8] fp32."""
+    channels = HEADS * WIDTH
+
+    def projected() -> Tensor:
+        x = torch.randn(batch, tokens, channels, device="cuda") / 3**0.5
+        taps = (torch.rand(channels, 1, 4, device="cuda") - 0.5) / 2**0.5
+        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=channels).mT
+        return F.silu(y).bfloat16().contiguous().view(batch, tokens, HEADS, WIDTH)
+
+    q, k, v = projected(), projected(), projected()
+    return q, k, v, F.softplus(torch.empty(HEADS, device="cuda").uniform_(1, 16).log())
+
+
+def correlated(inputs: Inputs, noise: float) -> Inputs:
+    """Replace the keys by one common vector a head, `noise` times as much noise added."""
+    q, k, v, beta = inputs
+    common = torch.randn(1, 1, HEADS, WIDTH, device="cuda")
+    return q, (common + noise * torch.randn(k.shape, device="cuda")).bfloat16(), v, beta
+
+
+def poison() -> None:
+    """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
+    free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, free // 8)]
+    del junk
+
+
+def soak(seconds: float = 0.3) -> None:
+    """Keep the GPU busy, so that its clocks are those of sustained work."""
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        for _ in range(8):
+            torch.mm(x, x)
+        torch.cuda.synchronize()
+
+
+def graph_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
+    """Median time of one call, in milliseconds, when a CUDA graph replays all of `calls`.
+
+    Replays follow one another without a gap for at least three milliseconds.
+    """
+    calls = calls if isinstance(calls, Sequence) else (calls,)
+    for _ in range(2):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+
+    def replay(times: int) -> float:
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(times):
+            graph.replay()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) / times
+
+    replay(1)
+    times = max(1, round(3 / replay(3)))
+    found = median(replay(times) for _ in range(repeats))
+    graph.reset()
+    return found / len(calls)
+
+
+def eager_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
+    """Median time of one call, in milliseconds: the host's clock from synchronize to synchronize.
+
+    Calls follow one another for at least ten milliseconds, as in a loop over layers or tokens.
+    """
+    calls = calls if isinstance(calls, Sequence) else (calls,)
+
+    def loop(times: int) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(times):
+            for call in calls:
+                call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3 / times
+
+    loop(2)
+    times = max(1, round(10 / loop(3)))
+    return median(loop(times) for _ in range(repeats)) / len(calls)

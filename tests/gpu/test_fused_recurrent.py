@@ -1,0 +1,124 @@
+"""fused_recurrent_quasar on a GPU against the float64 recurrence: decoding, in place, packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence, relative_rms
+
+mount()
+
+from fla.ops.quasar import fused_recurrent_quasar  # noqa: E402
+from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = {torch.bfloat16: 3e-3, torch.float16: 5e-4, torch.float32: 2e-6}
+"""Largest relative RMS error: the state is fp32, so o's own rounding is nearly all of it."""
+
+STATE_LIMIT = 2e-6
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 25)]
+    del junk  # torch.empty hands NaN out, so a value that no kernel writes shows
+
+
+def layer_like(T, B=1, H=8, S=64, dtype=torch.bfloat16):
+    q, k, v = (F.silu(torch.randn(B, T, H, S, device="cuda") * 0.2).to(dtype) for _ in range(3))
+    return q, k, v, torch.rand(H, device="cuda") + 0.1
+
+
+def check(results, expected, dtype):
+    for x, wanted, limit in zip(results, expected, (LIMIT[dtype], STATE_LIMIT), strict=True):
+        assert relative_rms(x, wanted) <= limit
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("B", [1, 3, 32, 128])
+def test_one_token(B, inplace, dtype):
+    inputs = layer_like(1, B=B, dtype=dtype)
+    state = torch.randn(B, 8, 64, 64, device="cuda")
+    before = state.clone()
+    expected = quasar_recurrence(*inputs, state)
+    o, final = fused_recurrent_quasar(*inputs, state, True, inplace_state=inplace)
+    check((o, final), expected, dtype)
+    assert (final.data_ptr() == state.data_ptr()) is inplace
+    assert inplace or torch.equal(state, before)
+
+
+@pytest.mark.parametrize(("H", "S"), [(8, 64), (3, 32), (2, 128), (1, 48), (2, 256)])
+@pytest.mark.parametrize("T", [1, 2, 77])
+def test_every_width(T, H, S):
+    inputs = layer_like(T, B=2, H=H, S=S)
+    state = torch.randn(2, H, S, S, device="cuda")
+    expected = quasar_recurrence(*inputs, state)
+    check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("tiles", [Tiles(8, 1), Tiles(16, 1), Tiles(32, 2), Tiles(64, 4)])
+def test_the_tiles_change_the_rounding_only(tiles):
+    inputs = layer_like(5, B=4, dtype=torch.float32)
+    state = torch.randn(4, 8, 64, 64, device="cuda")
+    expected = quasar_recurrence(*inputs, state)
+    check(launch_fused_recurrent(*inputs, state, True, tiles=tiles), expected, torch.float32)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_packed_sequences_in_place(index):
+    lengths = [0, 1, 40, 0, 1, 333, 0]
+    inputs = layer_like(sum(lengths), dtype=torch.float32)
+    state = torch.randn(len(lengths), 8, 64, 64, device="cuda")
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device="cuda", dtype=index)
+    expected = quasar_recurrence(*inputs, state, cu)
+    results = fused_recurrent_quasar(*inputs, state, cu_seqlens=cu, inplace_state=True)
+    assert results[1].data_ptr() == state.data_ptr()
+    check(results, expected, torch.float32)
+
+
+def test_strided_tokens_of_a_wider_row():
+    q, k, v, beta = layer_like(1, B=5)
+    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+    views = [x.unflatten(-1, (8, 64)) for x in wide.split(512, -1)]
+    state = torch.randn(5, 8, 64, 64, device="cuda")
+    expected = fused_recurrent_quasar(q, k, v, beta, state, True)
+    found = fused_recurrent_quasar(*views, beta, state, True)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_a_graph_decodes_on_fresh_tokens():
+    q, k, v, beta = layer_like(12, B=2)
+    state = torch.zeros(2, 8, 64, 64, device="cuda")
+    token = [x[:, :1].clone() for x in (q, k, v)]
+    fused_recurrent_quasar(*token, beta, state, inplace_state=True)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, _ = fused_recurrent_quasar(*token, beta, state, inplace_state=True)
+    state.zero_()
+    steps = []
+    for t in range(12):
+        for x, whole in zip(token, (q, k, v), strict=True):
+            x.copy_(whole[:, t : t + 1])
+        graph.replay()
+        steps.append(o.clone())
+    expected, end = quasar_recurrence(q, k, v, beta)
+    check((torch.cat(steps, 1), state), (expected, end), torch.bfloat16)
+
+
+def test_a_state_that_needs_a_gradient_is_left_alone():
+    inputs = layer_like(3)
+    state = torch.randn(1, 8, 64, 64, device="cuda", requires_grad=True)
+    before = state.detach().clone()
+    o, final = fused_recurrent_quasar(*inputs, state, inplace_state=True)
+    (o.float().sum() + final.sum()).backward()
+    assert torch.equal(state, before)
+    wide = before.double().requires_grad_()
+    expected, end = quasar_recurrence(*inputs, wide)
+    (expected.sum() + end.sum()).backward()
+    assert relative_rms(state.grad, wide.grad) <= 1e-2
