@@ -6,13 +6,13 @@ that an error shows on any machine. The entries are the shapes that the layer ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-ARCHITECTURES = (80, 86, 89, 90)
-"""Compute capabilities to compile for: A100, RTX 30, RTX 40 and L40, H100 and H200."""
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+"""Compute capabilities to compile for: A100, RTX 30, RTX 40 and L40, H200, B200, RTX 50."""
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,37 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
     return triton.compile(source, target=target, options=options)  # type: ignore[no-untyped-call]
 
 
-def compile_specs() -> list[CompileSpec]:
-    """Return every kernel of the overlay; imports the overlay, so `mount` it first."""
-    return [*_chunk_specs(), *_operator_specs(), *_layer_specs()]
+def compile_specs(architecture: int = 90) -> list[CompileSpec]:
+    """Return every kernel of the overlay, with the tiles for compute capability `architecture`.
+
+    Imports the overlay, so `mount` it first.
+    """
+    return [*_chunk_specs(architecture), *_operator_specs(), *_layer_specs()]
 
 
 def _types(kind: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kind)
 
 
-def _chunk_specs() -> list[CompileSpec]:
-    """The segmented scan's kernels at the tiles that `segments.tiles_for` picks."""
+def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
+    """Operand type, head width, name's end and tiles of everything that is shipped."""
     import torch
-    from fla.ops.quasar import segmented_scan, segmented_scan_bwd, segments
+    from fla.ops.quasar import segments
 
-    specs = []
     for kind, dtype, S in (
         ("bf16", torch.bfloat16, 64),
         ("bf16", torch.bfloat16, 128),
         ("fp32", torch.float32, 64),
     ):
-        tiles = segments.tiles_for(S, dtype)
+        yield kind, S, "", segments.tiles_for(S, dtype)
+
+
+def _chunk_specs(architecture: int) -> list[CompileSpec]:
+    """The segmented scan's kernels at every choice of tiles."""
+    from fla.ops.quasar import segmented_scan, segmented_scan_bwd
+
+    specs = []
+    for kind, S, label, tiles in _shapes(architecture):
         precision = "tf32x3" if kind == "fp32" else "tf32"
         shape = {"H": 8, "S": S, "BS": S}
         walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
@@ -146,7 +156,7 @@ def _chunk_specs() -> list[CompileSpec]:
         ]  # fmt: skip
         specs += [
             CompileSpec(
-                f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}",
+                f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}{label}",
                 kernel, types, constants, *launch,
             )
             for kernel, types, constants, launch in rows

@@ -1,0 +1,316 @@
+"""tuned.json, the order in which tiles are chosen, and the autotune, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from quasar_kernels.compile_specs import ARCHITECTURES
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_files
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.ops.quasar import autotune, tuning  # noqa: E402
+from fla.ops.quasar.autotune import Gpu, parse_tiles, search  # noqa: E402
+from fla.ops.quasar.segments import Tiles  # noqa: E402
+
+BLOCKS = (16, 32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CUDA = torch.device("cuda", 0)
+UNKNOWN = Gpu("A GPU of next year", "8.6")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """An empty cache folder, nothing chosen yet, and an unknown GPU."""
+    monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("QUASAR_AUTOTUNE", raising=False)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: UNKNOWN))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """Searches end at once with other tiles than the default's; the list has the defaults."""
+    started = []
+
+    def find(default, trial):
+        started.append(default)
+        return better(default)
+
+    monkeypatch.setattr(autotune, "search", find)
+    monkeypatch.setattr(autotune, "_trial", lambda *arguments: None)
+    return started
+
+
+def better(default):
+    return default._replace(map_warps=default.map_warps * 2)
+
+
+def launch(tiles, q, k, v, beta):
+    return q + k + v
+
+
+def choose(block=64, dtype=torch.bfloat16):
+    return tuning.tiles_for(block, dtype, CUDA, launch)
+
+
+def test_the_data_is_complete_and_is_published():
+    data = json.loads(tuning.DATA.read_text())
+    assert QUASAR_DIR / "tuned.json" in overlay_files()
+    assert tuning.DATA == OVERLAY / QUASAR_DIR / "tuned.json"
+    assert all(entry["measured"] for entry in [*data["gpus"].values(), *data["safe"]])
+    for block in BLOCKS:
+        for dtype in DTYPES:
+            for name, entry in data["gpus"].items():
+                assert tuning.known_tiles(Gpu(name, entry["capability"]), block, dtype)
+            for entry in data["safe"]:
+                assert entry["shared_kib"] <= 99
+                for capability in entry["capabilities"]:
+                    assert tuning.safe_tiles(block, dtype, capability)
+
+
+def test_what_ships_is_what_is_compiled():
+    data = json.loads(tuning.DATA.read_text())
+    compiled = {f"{arch // 10}.{arch % 10}" for arch in ARCHITECTURES}
+    assert {c for entry in data["safe"] for c in entry["capabilities"]} == compiled
+    assert {entry["capability"] for entry in data["gpus"].values()} <= compiled
+
+
+def test_a_known_gpu_is_never_tuned(monkeypatch, tuned, folder):
+    monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: Gpu("NVIDIA H200", "9.0")))
+    rows = json.loads(tuning.DATA.read_text())["gpus"]["NVIDIA H200"]["tiles"]
+    (row,) = [r for r in rows if 64 in r["blocks"] and "float16" in r["dtypes"]]
+    assert choose(64, torch.float16)._asdict() == row["tiles"]
+    assert not tuned
+    assert not list(folder.iterdir())
+
+
+def test_a_name_with_another_capability_is_not_known():
+    assert tuning.known_tiles(Gpu("NVIDIA H200", "8.0"), 64, torch.bfloat16) is None
+
+
+def test_an_unknown_gpu_is_tuned_once_and_the_result_is_kept(monkeypatch, tuned, folder, caplog):
+    default = tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
+    with caplog.at_level(logging.INFO, autotune.__name__):
+        assert choose() == choose() == better(default)
+    assert tuned == [default]
+    begin, end = (record.getMessage() for record in caplog.records)
+    assert UNKNOWN.name in begin
+    assert "20 s" in begin
+    assert "QUASAR_AUTOTUNE=0" in begin
+    assert str(folder) in end
+    monkeypatch.setattr(tuning, "_chosen", {})  # as in a new process
+    assert choose() == better(default)
+    assert len(tuned) == 1
+    assert choose(32) != choose()
+    assert choose(64, torch.float32).chunk
+    assert len(tuned) == 3  # each width and dtype on its own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(autotune, "_sources", lambda: "edited"),
+        lambda patch: patch.setattr(autotune.triton, "__version__", "99.0"),
+        lambda patch: patch.setattr(
+            Gpu, "of", classmethod(lambda cls, device: UNKNOWN._replace(capability="8.9"))
+        ),
+    ],
+    ids=["sources", "triton", "capability"],
+)
+def test_another_gpu_triton_or_kernel_is_tuned_anew(monkeypatch, tuned, change):
+    choose()
+    monkeypatch.setattr(tuning, "_chosen", {})
+    change(monkeypatch)
+    choose()
+    assert len(tuned) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"tiles": {"chunk": 16',
+        b"[]",
+        b"\xff\xfe",
+        b'{"tiles": {"chunk": 16}}',
+        b'{"tiles": null}',
+    ],
+)
+def test_a_damaged_file_is_tuned_anew(monkeypatch, tuned, folder, content):
+    first = choose()
+    (path,) = folder.glob("*.json")
+    path.write_bytes(content)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    assert choose() == first
+    assert len(tuned) == 2
+    assert json.loads(path.read_text())["tiles"] == first._asdict()
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_start(monkeypatch, tuned, folder):
+    (folder / "file").write_text("")
+    monkeypatch.setenv("QUASAR_CACHE_DIR", str(folder / "file"))
+    assert choose() == choose() == better(tuned[0])
+    assert len(tuned) == 1
+
+
+def test_it_can_be_switched_off(monkeypatch, tuned):
+    monkeypatch.setenv("QUASAR_AUTOTUNE", "0")
+    assert choose() == tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
+    assert not tuned
+
+
+def test_a_captured_graph_is_not_disturbed_and_the_next_call_tunes(monkeypatch, tuned):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert choose() == tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
+    assert not tuned
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert choose() == better(tuned[0])
+
+
+def test_a_failing_search_leaves_the_safe_tiles(monkeypatch, folder, caplog):
+    def fail(*arguments):
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(autotune, "_trial", fail)
+    assert choose() == tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
+    assert "failed" in caplog.text
+    assert not list(folder.glob("*.json"))
+
+
+def _tune_in_process(barrier, results):
+    def slow(default, trial):
+        with open(os.environ["QUASAR_CACHE_DIR"] + "/searches", "a") as file:
+            file.write("one\n")
+        time.sleep(0.5)
+        return better(default)
+
+    autotune.search = slow
+    autotune._trial = lambda *arguments: None
+    barrier.wait()
+    results.put(tuple(choose()))
+
+
+def test_of_two_processes_one_tunes_and_both_get_the_result(folder):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    both = [context.Process(target=_tune_in_process, args=(barrier, results)) for _ in range(2)]
+    for process in both:
+        process.start()
+    found = {results.get(timeout=30) for _ in both}
+    for process in both:
+        process.join(30)
+    assert found == {tuple(better(tuning.safe_tiles(64, torch.bfloat16, "8.6")))}
+    assert (folder / "searches").read_text() == "one\n"
+
+
+def test_the_search_keeps_what_is_faster_and_stops_in_time():
+    default = tuning.safe_tiles(64, torch.bfloat16)
+
+    def cost(tiles):
+        if tiles.map_warps == 1:
+            return math.inf  # does not compile, or computes something else
+        warps = abs(math.log2(tiles.map_warps / 4)) + abs(math.log2(tiles.output_warps))
+        return 10 + warps + 0.1 * (tiles.output_stages != 2)
+
+    found = search(default, cost)
+    # a gain of a hundredth is noise: the stages stay
+    assert found == default._replace(map_warps=4, output_warps=1)
+    late = iter([0.0, 1.0, autotune.BUDGET_SECONDS + 1])
+    tried = []
+    search(default, lambda tiles: tried.append(tiles) or 1.0, lambda: next(late))
+    assert len(tried) == 2  # the default and one move
+    assert all(t.chunk == default.chunk and t.grad_warps == default.grad_warps for t in tried)
+
+
+def test_a_candidate_must_compute_what_the_default_does(monkeypatch):
+    monkeypatch.setattr(autotune, "_milliseconds", lambda launch, tiles, inputs: 1.0)
+    monkeypatch.setattr(autotune, "_OPERAND_BYTES", 1 << 16)
+    default = tuning.safe_tiles(16, torch.float32)
+    broken = {
+        default._replace(map_warps=8): lambda o: o * 1.01,
+        default._replace(map_warps=2): lambda o: o.index_fill(1, torch.tensor([3]), math.nan),
+        default._replace(map_stages=4): lambda o: 1 / 0,
+        default._replace(scan_warps=1): lambda o: o * (1 + 1e-6),
+    }
+    before = torch.get_rng_state()
+    trial = autotune._trial(
+        16, torch.float32, torch.device("cpu"), default,
+        lambda tiles, *inputs: broken.get(tiles, lambda o: o)(launch(tiles, *inputs)),
+    )  # fmt: skip
+    assert [trial(tiles) for tiles in (default, *broken)] == [1.0, *[math.inf] * 3, 1.0]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"waprs": 2}, "unknown fields ['waprs']"),
+        ({"chunk": None}, "missing fields ['chunk']"),
+        ({"map_warps": 3}, "map_warps is 3"),
+        ({"map_stages": True}, "map_stages is True"),
+        ({"map_rows": "64"}, "map_rows is '64'"),
+        ({"map_rows": -1}, "map_rows is -1"),
+    ],
+)
+def test_an_error_names_file_entry_and_field(monkeypatch, tmp_path, change, message):
+    data = json.loads(tuning.DATA.read_text())
+    row = data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] | change
+    data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] = {
+        name: value for name, value in row.items() if value is not None
+    }
+    monkeypatch.setattr(tuning, "_data", lambda: data)
+    with pytest.raises(ValueError, match=r"tuned\.json: 'NVIDIA H200', tiles") as caught:
+        tuning.known_tiles(Gpu("NVIDIA H200", "9.0"), 64, torch.bfloat16)
+    assert message in str(caught.value)
+
+
+def test_what_the_data_lacks_is_named():
+    with pytest.raises(
+        ValueError, match=r"tuned\.json: 'NVIDIA H200' has no tiles for heads of 48"
+    ):
+        tuning.known_tiles(Gpu("NVIDIA H200", "9.0"), 48, torch.bfloat16)
+
+
+def test_shipped_tiles_hold_each_choice_once(monkeypatch):
+    data = json.loads(tuning.DATA.read_text())
+    assert list(tuning.shipped_tiles(64, torch.bfloat16, "9.0")) == [""]
+    rows = json.loads(json.dumps(data["gpus"]["NVIDIA H200"]["tiles"]))
+    rows[2]["tiles"]["map_warps"] = 8
+    data["gpus"]["Another"] = {"capability": "9.0", "tiles": rows}
+    monkeypatch.setattr(tuning, "_data", lambda: data)
+    shipped = tuning.shipped_tiles(64, torch.bfloat16, "9.0")
+    assert shipped["Another"] == shipped[""]._replace(map_warps=8)
+    assert list(tuning.shipped_tiles(64, torch.bfloat16, "8.6")) == [""]
+
+
+def test_the_folder_is_the_users(monkeypatch, tmp_path):
+    def where():
+        return autotune._path(UNKNOWN, 64, torch.bfloat16).parent
+
+    assert where() == tmp_path
+    monkeypatch.delenv("QUASAR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert where() == tmp_path / "xdg/quasar"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert where() == Path(tmp_path, ".cache/quasar")
+
+
+def test_parse_tiles_returns_the_fields_in_their_places():
+    tiles = tuning.safe_tiles(64, torch.bfloat16)
+    backwards = dict(reversed(tiles._asdict().items()))
+    assert parse_tiles(backwards, "here") == tiles
+    assert isinstance(tiles, Tiles)
