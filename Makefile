@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types kernels fix bench once doctor hooks baseline
+.PHONY: help install test lint types kernels resources fix bench once doctor hooks baseline
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -22,8 +22,11 @@ fix: install ## rewrite what the formatter and the linter can mend
 types: install ## strict type check
 	.venv/bin/mypy
 
-kernels: install ## compile every kernel for every supported GPU
-	.venv/bin/python scripts/compile_kernels.py
+kernels: install ## compile every kernel for every supported GPU, and compare what each needs
+	.venv/bin/python scripts/compile_kernels.py --check
+
+resources: install ## write the table of registers, spills and shared memory anew
+	.venv/bin/python scripts/compile_kernels.py --write
 
 bench: ## measure the overlay on this machine
 	./START_MINER.sh bench

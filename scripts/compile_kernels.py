@@ -1,16 +1,20 @@
 """Compile every kernel of the overlay for every supported GPU, on a machine that has none.
 
-    python scripts/compile_kernels.py [--all] [--arch 90 ...] [--match TEXT] [--json FILE]
+    python scripts/compile_kernels.py [--arch 90 ...] [--match TEXT] [--check | --write]
 
 Triton kernels are compiled as quasar_kernels/compile_specs.py describes them, each .cu file by nvcc
-(the wheels of the `dev` extra, else the one on PATH). Registers and stack are read from the machine
-code. Exit status 1 when something does not compile, or asks for more shared memory than one
-block may have; TRITON_CACHE_DIR keeps the results of Triton between runs.
+(the wheels of the `dev` extra, else the one on PATH). Registers, stack, spills and shared memory
+are compared with the committed table by --check; --write writes the table and its page in docs.
+Exit status 1 when something does not compile, asks for more shared memory than the smallest GPU
+has, or differs from the table. TRITON_CACHE_DIR keeps the results of Triton between runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import io
 import json
 import multiprocessing
 import os
@@ -21,37 +25,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import kernel_resources
 import triton
+from kernel_resources import Compiled, Resources, Table
 
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
 
-SHARED_LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""Shared memory that one block may have, by compute capability (CUDA C++ Programming Guide)."""
+SHARED_LIMIT = 99 * 1024
+"""Shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
 
-NVCC_OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "--cubin")
+No kernel asks for more on any GPU, so that the same tiles run on all of them.
+"""
 
-
-@dataclass(frozen=True)
-class Compiled:
-    """What one kernel needs on one architecture; `error` is empty when it compiled and fits.
-
-    `shared` is in bytes a block (for a .cu file the static part), `stack` in bytes a thread: where
-    it is not 0, registers are spilled or an array is indexed at run time.
-    """
-
-    kernel: str
-    arch: int
-    registers: int = 0
-    stack: int = 0
-    shared: int = 0
-    error: str = ""
+NVCC_OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "--cubin")
 
 
 def find_nvcc() -> Path | None:
@@ -73,31 +67,70 @@ def resource_usage(cubin: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (int(reg), int(stack), int(shared)) for name, reg, stack, shared in rows}
 
 
+def spilled_bytes(log: str) -> dict[str, int]:
+    """Return the bytes of spill stores and loads of each function, from what `ptxas -v` says."""
+    rows = re.findall(
+        r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads",
+        log,
+    )
+    return {name: int(stores) + int(loads) for name, stores, loads in rows}
+
+
 def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
     """Compile one spec for one architecture."""
-    binary = compile_spec(spec, arch)
+    binary, log = _compile_logged(spec, arch)
+    name = binary.metadata.name
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(binary.asm["cubin"])
-        registers, stack, _ = resource_usage(cubin)[binary.metadata.name]
-    return [_fitted(spec.name, arch, registers, stack, binary.metadata.shared)]
+        registers, stack, _ = resource_usage(cubin)[name]
+    spills = spilled_bytes(log)
+    if stack and name not in spills:  # it came from the cache; without a stack nothing is spilled
+        spills = spilled_bytes(_compile_logged(spec, arch, anew=True)[1])
+    needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
+    return [_fitted(spec.name, arch, needs)]
+
+
+def _compile_logged(spec: CompileSpec, arch: int, *, anew: bool = False) -> tuple[Any, str]:
+    knobs, log = triton.knobs, io.StringIO()
+    with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        if anew:
+            knobs.compilation.always_compile = True
+        binary = compile_spec(spec, arch)
+    return binary, log.getvalue()
 
 
 def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     """Compile one .cu file for one architecture; one result for each kernel in it."""
+    if f"sm_{arch}" not in _known_to(nvcc):
+        reason = f"not compiled: nvcc does not know sm_{arch}"
+        return [Compiled(source.name, arch, skipped=reason)]
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
-        _output([str(nvcc), *NVCC_OPTIONS, f"-arch=sm_{arch}", str(source), "-o", str(cubin)])
-        usage = resource_usage(cubin)
-    return [_fitted(f"{source.name}: {name}", arch, *usage[name]) for name in sorted(usage)]
+        target = "sm_90a" if arch == 90 else f"sm_{arch}"  # as at run time: wgmma is in 90a alone
+        log = _output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
+        usage, spills = resource_usage(cubin), spilled_bytes(log)
+    rows = []
+    for name in sorted(usage):
+        registers, stack, shared = usage[name]
+        needs = Resources(registers, stack, spills[name], shared)
+        rows.append(_fitted(f"{source.name}: {name}", arch, needs))
+    return rows
+
+
+@functools.cache
+def _known_to(nvcc: Path) -> list[str]:
+    return _output([str(nvcc), "--list-gpu-code"]).split()
 
 
 def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
     """Compile every kernel whose name, or file name, contains `match`, over all cores."""
     mount()
     jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
-    for spec in compile_specs():
-        jobs += [(spec.name, arch, partial(compile_triton, spec, arch)) for arch in archs]
+    for arch in archs:
+        jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in compile_specs(arch)]
     nvcc = find_nvcc()
     for source in sorted(OVERLAY.rglob("*.cu")):
         if nvcc is None:
@@ -121,48 +154,78 @@ def _run(index: int) -> list[Compiled]:
         return [Compiled(name, arch, error=f"{type(error).__name__}: {error}")]
 
 
-def _fitted(kernel: str, arch: int, registers: int, stack: int, shared: int) -> Compiled:
-    limit = SHARED_LIMIT_KIB[arch] * 1024
-    error = f"{shared} bytes of shared memory; a block has {limit}" if shared > limit else ""
-    return Compiled(kernel, arch, registers, stack, shared, error)
+def _fitted(kernel: str, arch: int, needs: Resources) -> Compiled:
+    error = f"{needs.shared} bytes of shared memory; a block may have {SHARED_LIMIT}"
+    return Compiled(kernel, arch, needs, error if needs.shared > SHARED_LIMIT else "")
 
 
 def _output(command: list[str]) -> str:
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if run.returncode:
         raise RuntimeError(f"{Path(command[0]).name} failed:\n{run.stderr or run.stdout}")
-    return run.stdout
+    return run.stdout + run.stderr
 
 
-def _table(rows: Sequence[Compiled]) -> str:
+def _lines(rows: Sequence[Compiled]) -> str:
     width = max(len(row.kernel) for row in rows)
-    lines = [f"{'kernel':{width}}  sm_  registers  stack B  shared B"]
+    lines = [f"{'kernel':{width}}  sm_  registers  stack B  spills B  shared B"]
     for r in rows:
+        n = r.needs
         lines.append(
-            f"{r.kernel:{width}}  {r.arch:3}  {r.registers:9}  {r.stack:7}  {r.shared:8}"
-            + (f"  {r.error}" if r.error else "")
+            f"{r.kernel:{width}}  {r.arch:3}  {n.registers:9}  {n.stack:7}  {n.spills:8}  "
+            f"{n.shared:8}  {r.error or r.skipped}".rstrip()
         )
     return "\n".join(lines)
 
 
+def check(found: Table, archs: Sequence[int], match: str) -> bool:
+    """Compare with the committed table and page; say what differs and what to do."""
+    if not kernel_resources.TABLE.is_file():
+        print(f"{kernel_resources.TABLE} is missing. Write it: {kernel_resources.WRITE}")
+        return False
+    kept = kernel_resources.load(kernel_resources.TABLE.read_text())
+    wrong, notes = kernel_resources.compare(kernel_resources.restrict(kept, archs, match), found)
+    page = kernel_resources.PAGE
+    if not page.is_file() or page.read_text() != kernel_resources.page(kept):
+        wrong.append(f"{page.name} is not what the table says")
+    for line in notes:
+        print(f"note: {line}")
+    if not wrong:
+        return True
+    print(f"{kernel_resources.TABLE.name} is not what the kernels need:")
+    print("\n".join(f"  {line}" for line in wrong))
+    print(f"When that is meant, write and commit it anew: {kernel_resources.WRITE}")
+    return False
+
+
 def main() -> int:
-    """Compile, print the table, and return the exit status."""
+    """Compile, print the table, check or write it, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_LIMIT_KIB))
-    parser.add_argument("--all", action="store_true", help="Blackwell too")
+    parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")
-    parser.add_argument("--json", type=Path, help="write the table there as JSON")
+    parser.add_argument("--json", type=Path, help="write the results there as JSON")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--check", action="store_true", help="compare with the committed table")
+    either.add_argument("--write", action="store_true", help="write the table and its page")
     args = parser.parse_args()
-    archs = args.arch or (sorted(SHARED_LIMIT_KIB) if args.all else ARCHITECTURES)
+    if args.write and (args.arch or args.match):
+        parser.error("--write needs every kernel on every architecture")
+    archs = args.arch or ARCHITECTURES
     rows = compile_all(archs, args.match)
     if not rows:
         parser.error(f"no kernel's name contains {args.match!r}")
-    print(_table(rows))
+    print(_lines(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     failed = sum(bool(row.error) for row in rows)
     print(f"{len(rows)} compilations, {failed} failed")
-    return 1 if failed else 0
+    if failed:
+        return 1
+    found = kernel_resources.make_table(rows, kernel_resources.compiler_versions(find_nvcc()))
+    if args.write:
+        kernel_resources.TABLE.write_text(kernel_resources.dump(found))
+        kernel_resources.PAGE.write_text(kernel_resources.page(found))
+    return 0 if not args.check or check(found, archs, args.match) else 1
 
 
 if __name__ == "__main__":

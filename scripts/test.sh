@@ -32,7 +32,7 @@ stage format ruff format --check .
 stage lint ruff check .
 stage types mypy
 stage secrets scan_secrets
-stage kernels python scripts/compile_kernels.py
+stage kernels python scripts/compile_kernels.py --check
 printf '== tests\n'
 python -m pytest "$@" || status=$?
 exit "$status"

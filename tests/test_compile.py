@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import compile_kernels
+import kernel_resources
 import pytest
 import triton
 import triton.language as tl
-from compile_kernels import SHARED_LIMIT_KIB, Compiled, compile_all, compile_cuda, find_nvcc
+from compile_kernels import compile_all, compile_cuda, compile_triton, find_nvcc
+from kernel_resources import Compiled, Resources
 
 from quasar_kernels.compile_specs import CompileSpec, compile_specs
 from quasar_kernels.contract import OVERLAY
@@ -70,7 +72,7 @@ def tile_product(stages: int) -> CompileSpec:
 def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
     monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
-    monkeypatch.setattr(compile_kernels, "compile_specs", list)
+    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: [])
     return tmp_path
 
 
@@ -84,8 +86,9 @@ def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> 
     (row,) = compile_cuda(source, nvcc, arch)
     assert (row.kernel, row.arch, row.error) == ("tile.cu: tile_product", arch, "")
     reserved = 1024 if arch >= 90 else 0  # the system keeps 1 KiB a block from Hopper on
-    assert row.shared == 4096 + reserved
-    assert 8 <= row.registers <= 255
+    assert row.needs.shared == 4096 + reserved
+    assert 8 <= row.needs.registers <= 255
+    assert row.needs.spills == 0
 
 
 @needs_nvcc
@@ -99,19 +102,43 @@ def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
     assert errors == {"good.cu: tile_product": ""}
 
 
-def test_shared_memory_over_the_limit_of_the_gpu_is_an_error(
+@needs_nvcc
+def test_a_gpu_that_nvcc_does_not_know_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    monkeypatch.setattr(compile_kernels, "_known_to", lambda nvcc: ["sm_80", "sm_90"])
+    (row,) = compile_cuda(tmp_path / "new.cu", nvcc, 100)
+    assert (row.kernel, row.error) == ("new.cu", "")
+    assert "sm_100" in row.skipped
+
+
+def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
     overlay: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [tile_product(3), CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64})]
-    monkeypatch.setattr(compile_kernels, "compile_specs", lambda: specs)
+    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: specs)
     rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
-    tile = rows["tile product", 86]
-    # two tiles of 128 x 128 bf16 are 64 KiB a stage
-    assert tile.shared > 99 * 1024
-    assert "shared memory" in tile.error
-    assert rows["tile product", 90].error == ""
-    assert rows["tile product", 90].shared <= 227 * 1024
-    assert "undefined_name" in rows["broken", 86].error
+    for arch in (86, 90):
+        tile = rows["tile product", arch]
+        # two tiles of 128 x 128 bf16 are 64 KiB a stage
+        assert tile.needs.shared > 99 * 1024
+        assert "a block may have 101376" in tile.error
+        assert "undefined_name" in rows["broken", arch].error
+
+
+def test_spills_are_found_also_behind_a_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
+    spec = CompileSpec("narrow", tile_product_kernel, types, {"BM": 128, "BK": 64}, 1, 1)
+    (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
+    # 128 x 128 fp32 sums are 512 registers in each thread of one warp; 255 is the most
+    assert cold.needs.spills >= 2 * 4 * (512 - 255)
+    assert cold.needs.stack >= 4 * (512 - 255)
+    assert warm == cold
 
 
 def test_every_kernel_of_the_overlay_is_described() -> None:
@@ -127,8 +154,14 @@ def test_every_kernel_of_the_overlay_is_described() -> None:
     assert not missing
 
 
+def run(monkeypatch: pytest.MonkeyPatch, rows: list[Compiled], *arguments: str) -> int:
+    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match: rows)
+    monkeypatch.setattr("sys.argv", ["compile_kernels.py", *arguments])
+    return compile_kernels.main()
+
+
 @pytest.mark.parametrize(
-    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block has 101376")]
+    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block may have 101376")]
 )
 def test_the_exit_status_tells(
     status: int,
@@ -137,13 +170,33 @@ def test_the_exit_status_tells(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    rows = [Compiled("kernel", 86, 64, 0, 200_000, error)]
-    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match: rows)
-    monkeypatch.setattr("sys.argv", ["compile_kernels.py", "--json", str(tmp_path / "rows.json")])
-    assert compile_kernels.main() == status
+    rows = [Compiled("kernel", 86, Resources(64, 0, 0, 200_000), error)]
+    assert run(monkeypatch, rows, "--json", str(tmp_path / "rows.json")) == status
     assert error in capsys.readouterr().out
     assert '"shared": 200000' in (tmp_path / "rows.json").read_text()
 
 
-def test_every_supported_gpu_has_a_limit() -> None:
-    assert set(compile_kernels.ARCHITECTURES) <= set(SHARED_LIMIT_KIB)
+def test_the_table_is_written_and_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernel_resources, "TABLE", tmp_path / "table.json")
+    monkeypatch.setattr(kernel_resources, "PAGE", tmp_path / "page.md")
+    rows = [Compiled("scan", 86, Resources(64, 0, 0, 8192)), Compiled("scan", 90, Resources(72))]
+    assert run(monkeypatch, rows, "--check") == 1
+    assert kernel_resources.WRITE in capsys.readouterr().out
+    assert run(monkeypatch, rows, "--write") == 0
+    assert run(monkeypatch, rows, "--check") == 0
+    assert run(monkeypatch, rows[1:], "--check", "--arch", "90") == 0
+    capsys.readouterr()
+
+    changed = [rows[0], Compiled("scan", 90, Resources(80, 16, 32))]
+    assert run(monkeypatch, changed, "--check") == 1
+    out = capsys.readouterr().out
+    assert "scan, sm_90: registers 72 -> 80, stack 0 -> 16, spills 0 -> 32" in out
+    assert kernel_resources.WRITE in out
+    assert run(monkeypatch, changed) == 0  # compared only where that is asked for
+
+    (tmp_path / "page.md").write_text("edited by hand")
+    assert run(monkeypatch, rows, "--check") == 1
+    with pytest.raises(SystemExit):
+        run(monkeypatch, rows, "--write", "--match", "scan")

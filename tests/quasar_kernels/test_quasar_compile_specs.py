@@ -15,11 +15,15 @@ from quasar_kernels.compile_specs import (  # noqa: E402
 )
 
 SPECS = compile_specs()
+PAIRS = [
+    pytest.param(spec, architecture, id=f"{spec.name} sm_{architecture}")
+    for architecture in ARCHITECTURES
+    for spec in compile_specs(architecture)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize(("spec", "architecture"), PAIRS)
 def test_kernel_compiles(spec, architecture):
     compiled = compile_spec(spec, architecture)
     assert f".target sm_{architecture}" in compiled.asm["ptx"]

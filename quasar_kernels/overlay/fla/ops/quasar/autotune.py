@@ -83,6 +83,8 @@ def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
             steps = [w for w in (value // 2, value * 2) if 1 <= w <= 8]
         elif name.endswith("_stages"):
             steps = [s for s in (value - 1, value + 1) if 1 <= s <= 4]
+        elif name.endswith("_chunks"):
+            steps = [n for n in (value // 2, value * 2) if n]
         elif name.endswith(("_rows", "_cols")):
             steps = [value // 2] if value >= 32 else []
         else:
