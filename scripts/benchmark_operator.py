@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
@@ -28,7 +28,7 @@ import operator_bench as bench
 import torch
 from benchmark_fork import project_commit
 from operator_bench import Inputs, eager_ms, graph_ms
-from operator_implementations import OPERATORS, Operator, decoders
+from operator_implementations import NAMES, Operator, decoders, selected
 from operator_results import (
     Accuracy,
     Decoding,
@@ -54,20 +54,21 @@ from quasar_kernels.reference import (
 LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
 TRAINING_LENGTHS = (16_384, 262_144, 1_000_000)
 BATCHES = (1, 8, 32, 128)
+TENSORS = ("q", "k", "v", "beta")
 GRADIENT_TOKENS, FIRST_CALL_TOKENS = 4096, 100_000
 ROTATED_BYTES = 256 << 20
 """States taken in turn when decoding: far more than an L2 cache holds, where 64 sets suffice."""
 
 PROTOCOL = """\
-B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Overlay: \
-chunk_quasar without gradients, step size included. Peer: chunk_delta_rule with scale 1 and the \
-step size computed by torch, which is timed too. Each output is compared with the float64 chunk \
-form before it is timed. Clocks are soaked with matrix products first. Graph: median of 11 runs \
-of CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in \
-a row. Decoding: one token, many states taken in turn so that the L2 cache does not serve them, \
-the overlay's updated in place; the peer is given its step size and writes a new state into \
-storage that its allocator uses again; the copy is of such states, also in turn. First call: \
-100,000 tokens, a fresh process, empty caches."""
+B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
+chunk_quasar without gradients, step size included, with QUASAR_BACKEND of that name. Peer: \
+chunk_delta_rule with scale 1 and the step size computed by torch, which is timed too. Each \
+output is compared with the float64 chunk form before it is timed. Clocks are soaked with matrix \
+products first. Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the host's \
+clock between synchronizes around calls in a row. Decoding: one token, many states taken in turn \
+so that the L2 cache does not serve them, ours updated in place; the peer is given its step size \
+and writes a new state into storage that its allocator uses again; the copy is of such states, \
+also in turn. First call: 100,000 tokens, a fresh process, empty caches."""
 
 
 def say(text: str) -> None:
@@ -87,10 +88,11 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
-def output_error(run: Operator, inputs: Inputs, expected: Tensor) -> Error:
+def output_error(name: str, inputs: Inputs, expected: Tensor) -> Error:
     """Compare an output, its storage poisoned beforehand, with the float64 result."""
     bench.poison()
-    o = run(*inputs)
+    with selected(name) as run:
+        o = run(*inputs)
     parts = zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True)
     return Error(
         overall=relative_rms(o, expected),
@@ -98,7 +100,7 @@ def output_error(run: Operator, inputs: Inputs, expected: Tensor) -> Error:
     )
 
 
-def measure_forward(names: list[str]) -> tuple[list[Accuracy], list[Speed], Memory]:
+def measure_forward(names: Sequence[str]) -> tuple[list[Accuracy], list[Speed], Memory]:
     """Check, then time, every length; the memory is that of the longest."""
     accuracy, speed = [], []
     for tokens in LENGTHS:
@@ -106,13 +108,16 @@ def measure_forward(names: list[str]) -> tuple[list[Accuracy], list[Speed], Memo
         for keys, noise in {"layer-like": None, **bench.NOISE}.items():
             used = inputs if noise is None else bench.correlated(inputs, noise)
             expected = quasar_chunked(*used, chunk=128)[0]
-            checked = names if noise is None else ["overlay"]
-            errors = {n: output_error(OPERATORS[n], used, expected) for n in checked}
+            checked = [n for n in names if noise is None or n != "peer"]
+            errors = {n: output_error(n, used, expected) for n in checked}
             accuracy.append(Accuracy(tokens=tokens, keys=keys, errors=errors))
             del expected, used
             free()
-        peaks = {n: peak_bytes(OPERATORS[n], inputs) for n in names}
-        times = {n: timing(partial(OPERATORS[n], *inputs)) for n in names}
+        peaks, times = {}, {}
+        for name in names:
+            with selected(name) as run:
+                peaks[name] = peak_bytes(run, inputs)
+                times[name] = timing(partial(run, *inputs))
         speed.append(Speed(tokens=tokens, times=times))
         output_bytes = inputs[0].numel() * inputs[0].element_size()
         memory = Memory(tokens=tokens, output_bytes=output_bytes, peak_bytes=peaks)
@@ -132,24 +137,25 @@ def peak_bytes(run: Operator, inputs: Inputs) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def training_call(run: Operator, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
-    """Return a call that runs forward and backward and gives the four gradients."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    do = torch.randn_like(inputs[0])
-
-    def call() -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            return torch.autograd.grad(run(*leaves), leaves, do)
-
-    return call
+def gradients(
+    run: Operator, inputs: Inputs, do: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    """Run forward and backward and return the gradients of q, k, v and beta."""
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        o = run(*leaves)
+        return torch.autograd.grad(o, leaves, do.to(o.dtype))
 
 
-def measure_training(names: list[str]) -> list[Speed]:
+def measure_training(names: Sequence[str]) -> list[Speed]:
     """Time forward and backward."""
     speed = []
     for tokens in TRAINING_LENGTHS:
         inputs = bench.layer_like(tokens)
-        times = {n: timing(training_call(OPERATORS[n], inputs)) for n in names}
+        do, times = torch.randn_like(inputs[0]), {}
+        for name in names:
+            with selected(name) as run:
+                times[name] = timing(partial(gradients, run, inputs, do))
         speed.append(Speed(tokens=tokens, times=times))
         del inputs
         free()
@@ -157,32 +163,20 @@ def measure_training(names: list[str]) -> list[Speed]:
     return speed
 
 
-def measure_gradients(names: list[str]) -> Gradients:
+def measure_gradients(names: Sequence[str]) -> Gradients:
     """Compare the gradients with float64 autograd through the chunk form."""
     inputs = bench.layer_like(GRADIENT_TOKENS)
-    do = torch.randn_like(inputs[0])
-
-    def gradients(run: Operator, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
-        leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
-        with torch.enable_grad():
-            o = run(*leaves)
-            return torch.autograd.grad(o, leaves, do.to(o.dtype))
-
-    expected = gradients(lambda *x: quasar_chunked(*x)[0], torch.float64)
-    errors = {
-        n: {
-            tensor: relative_rms(found, wanted)
-            for tensor, found, wanted in zip(
-                ("q", "k", "v", "beta"), gradients(OPERATORS[n]), expected, strict=True
-            )
-        }
-        for n in names
-    }
+    do, errors = torch.randn_like(inputs[0]), {}
+    expected = gradients(lambda *x: quasar_chunked(*x)[0], inputs, do, torch.float64)
+    for name in names:
+        with selected(name) as run:
+            pairs = zip(TENSORS, gradients(run, inputs, do), expected, strict=True)
+            errors[name] = {t: relative_rms(found, wanted) for t, found, wanted in pairs}
     say("gradients")
     return Gradients(tokens=GRADIENT_TOKENS, errors=errors)
 
 
-def measure_decoding(names: list[str]) -> list[Decoding]:
+def measure_decoding(names: Sequence[str]) -> list[Decoding]:
     """Check and time one token at several batch sizes, and copies of the states beside it."""
     rows = []
     for batch in BATCHES:
@@ -191,14 +185,14 @@ def measure_decoding(names: list[str]) -> list[Decoding]:
         state = torch.randn(shape, device="cuda")
         sets = max(4, min(64, ROTATED_BYTES // (4 * state.numel())))
         expected = quasar_recurrence(*inputs, state)[0]
-        calls = decoders(inputs)
-        errors = {n: relative_rms(calls[n](state.clone())[0], expected) for n in names}
+        calls = {n: call for n, call in decoders(inputs).items() if n in names}
+        errors = {n: relative_rms(call(state.clone())[0], expected) for n, call in calls.items()}
         states = [state.clone() for _ in range(sets)]
         targets = [torch.empty_like(state) for _ in range(sets)]
         bench.soak()
         times = {}
-        for name in names:
-            turns = [partial(calls[name], s) for s in states]
+        for name, call in calls.items():
+            turns = [partial(call, s) for s in states]
             times[name] = Timing(graph_ms=graph_ms(turns), eager_ms=eager_ms(turns))
         copies = [partial(t.copy_, s) for t, s in zip(targets, states, strict=True)]
         rows.append(
@@ -226,13 +220,13 @@ def first_call(name: str) -> FirstCall:
     torch.cuda.synchronize()
     start = time.perf_counter()
     mount()
-    if name == "overlay":
-        import fla.ops.quasar
+    if name == "peer":
+        import fla.ops.delta_rule
     else:
-        import fla.ops.delta_rule  # noqa: F401
+        import fla.ops.quasar  # noqa: F401
     imported = time.perf_counter()
-    with torch.no_grad():
-        OPERATORS[name](*inputs)
+    with torch.no_grad(), selected(name) as run:
+        run(*inputs)
     torch.cuda.synchronize()
     done = time.perf_counter()
     return FirstCall(import_seconds=imported - start, call_seconds=done - imported)
@@ -253,10 +247,10 @@ def cache_environment(folder: Path) -> dict[str, str]:
     return {name: str(folder / name.lower()) for name in names}
 
 
-def measure(names: list[str], caches: Path, commit: str | None) -> OperatorResults:
+def measure(names: Sequence[str], caches: Path, commit: str | None) -> OperatorResults:
     """Run everything; the fresh processes come first, while this one holds no memory."""
     first_calls = {name: cold_first_call(name, caches / name) for name in names}
-    # what the peer has tuned already serves this process too
+    # what the last of them, the peer, has tuned already serves this process too
     os.environ.update(cache_environment(caches / names[-1]))
     mount()
     torch.manual_seed(0)
@@ -272,7 +266,6 @@ def measure(names: list[str], caches: Path, commit: str | None) -> OperatorResul
         created=datetime.now(timezone.utc).date(),
         commit=commit or project_commit(),
         protocol=PROTOCOL,
-        backend=os.environ.get("QUASAR_BACKEND", "auto"),
         environment=describe(torch.device("cuda")),
         peer=f"fla-core {metadata.version('fla-core')}" if "peer" in names else None,
         copy_gb_per_s=copy,
@@ -290,14 +283,15 @@ def main() -> None:
     """Measure, write the file, and say which figures miss their limits."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("operator.json"))
+    parser.add_argument("--only", default=",".join(NAMES), help="such as triton,peer")
     parser.add_argument("--quick", action="store_true", help="without the peer")
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
-    parser.add_argument("--first-call", choices=sorted(OPERATORS), help=argparse.SUPPRESS)
+    parser.add_argument("--first-call", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.first_call:
         print(first_call(args.first_call).model_dump_json())
         return
-    names = ["overlay"] if args.quick else ["overlay", "peer"]
+    names = [n for n in NAMES if n in args.only.split(",") and not (n == "peer" and args.quick)]
     with tempfile.TemporaryDirectory() as folder:
         results = measure(names, Path(folder), args.commit)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,214 @@
+"""Make the figures and the plot of docs/kernels.md from a run of benchmark_operator.py.
+
+    python scripts/report_operator.py [--check]
+
+Replaces what stands between the marks in docs/kernels.md and writes docs/operator.svg, from
+benchmarks/h200/operator.json. --check changes nothing and exits with 1 when the documents do not
+say what the run says, or when a figure misses its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from line_plot import Line, line_plot
+from operator_results import (
+    COPY_SHARE,
+    ERRORS,
+    FIRST_CALL_SECONDS,
+    FORWARD_MS,
+    GRADIENT_ERROR,
+    MEMORY_TIMES_OUTPUT,
+    TRAINING_LEAD,
+    OperatorResults,
+    Speed,
+    load,
+    misses,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "h200" / "operator.json"
+DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
+LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}
+COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
+MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first column is text, the others are numbers."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def machine(results: OperatorResults) -> str:
+    """Return the table of where and when."""
+    e = results.environment
+    gpu = f"{e.gpu}, driver {e.driver}; copies {results.copy_gb_per_s / 1000:.2f} TB/s"
+    rows = {
+        "GPU": gpu,
+        "torch, Triton, CUDA, Python": f"{e.torch}, {e.triton}, {e.cuda}, {e.python}",
+        "peer": results.peer or "not measured",
+        "date, commit": f"{results.created}, {results.commit}",
+        "protocol": results.protocol,
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+
+
+def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
+    names = list(rows[0].times)
+    ours = [name for name in names if name != "peer"]
+    leads = ours if "peer" in names else []
+    header = ["tokens", *(f"{LABELS[n]}, ms" for n in names)]
+    header += [f"peer / {LABELS[n]}" for n in leads]
+    header += [*(f"{LABELS[n]} eager, ms" for n in names), "limit"]
+    lines = []
+    for row in rows:
+        line = [f"{row.tokens:,}", *(_ms(row.times[n].graph_ms) for n in names)]
+        line += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
+        line += [_ms(row.times[n].eager_ms) for n in names]
+        lines.append([*line, limits.get(row.tokens, "")])
+    return table(header, lines)
+
+
+def forward(results: OperatorResults) -> str:
+    """Return the table of the forward pass."""
+    return _speeds(results.forward, {n: f"Triton {ms:g} ms" for n, ms in FORWARD_MS.items()})
+
+
+def training(results: OperatorResults) -> str:
+    """Return the table of forward and backward."""
+    limits = {n: f"{lead:g} times the peer" for n, lead in TRAINING_LEAD.items()}
+    return _speeds(results.forward_backward, limits)
+
+
+def accuracy(results: OperatorResults) -> str:
+    """Return the table of the output's errors."""
+    names = list(results.accuracy[0].errors)
+    ours = [name for name in names if name != "peer"]
+    header = ["tokens, keys", *(f"{LABELS[n]}" for n in names)]
+    header += [*(f"{LABELS[n]}, worst eighth" for n in ours), "limit"]
+    rows = []
+    for row in results.accuracy:
+        cells = [f"{row.errors[n].overall:.1e}" if n in row.errors else "" for n in names]
+        cells += [f"{row.errors[n].worst_eighth:.1e}" for n in ours]
+        rows.append([f"{row.tokens:,}, {row.keys}", *cells, f"{ERRORS[row.keys]:g}"])
+    return table(header, rows)
+
+
+def gradients(results: OperatorResults) -> str:
+    """Return the table of the gradients' errors."""
+    found = results.gradients
+    tensors = list(found.errors["triton"])
+    header = [f"{found.tokens:,} tokens", *(f"d{tensor}" for tensor in tensors), "limit"]
+    rows = []
+    for name, errors in found.errors.items():
+        limit = "" if name == "peer" else f"{GRADIENT_ERROR:g}"
+        rows.append([LABELS[name], *(f"{errors[tensor]:.1e}" for tensor in tensors), limit])
+    return table(header, rows)
+
+
+def costs(results: OperatorResults) -> str:
+    """Return the table of memory and the first call."""
+    memory = results.memory
+    limits = (f"{MEMORY_TIMES_OUTPUT:g}", f"{FIRST_CALL_SECONDS:g}")
+    header = (
+        "", f"peak bytes at {memory.tokens:,} tokens", "times the output", "limit",
+        "first call, s", "limit", "import before it, s",
+    )  # fmt: skip
+    rows = []
+    for who, peak in memory.peak_bytes.items():
+        first, (most, longest) = results.first_call[who], ("", "") if who == "peer" else limits
+        times = f"{peak / memory.output_bytes:.3f}"
+        seconds = (f"{first.call_seconds:.1f}", longest, f"{first.import_seconds:.1f}")
+        rows.append((LABELS[who], f"{peak:,}", times, most, *seconds))
+    return table(header, rows)
+
+
+def decoding(results: OperatorResults) -> str:
+    """Return the table of one token's times."""
+    header = (
+        "sequences", "state, MB", "Triton, us", "copy, us", "share of the copy", "TB/s",
+        "peer, us", "Triton eager, us", "peer eager, us",
+    )  # fmt: skip
+    rows = []
+    for row in results.decoding:
+        ours, theirs = row.times["triton"], row.times.get("peer")
+        moved = 2 * row.state_bytes / ours.graph_ms / 1e9
+        us = [f"{ms * 1e3:.2f}" for ms in (ours.graph_ms, row.copy_ms)]
+        other = (
+            [f"{ms * 1e3:.1f}" for ms in (theirs.graph_ms, ours.eager_ms, theirs.eager_ms)]
+            if theirs
+            else ["-", f"{ours.eager_ms * 1e3:.1f}", "-"]
+        )
+        share = f"{row.copy_ms / ours.graph_ms:.0%}"
+        size = f"{row.state_bytes / 1e6:.2f}"
+        rows.append((str(row.batch), size, *us, share, f"{moved:.2f}", *other))
+    text = f"The share at the largest batch must be {COPY_SHARE:.0%} or more."
+    return f"{table(header, rows)}\n\n{text}"
+
+
+SECTIONS = {
+    f.__name__: f
+    for f in (machine, forward, training, accuracy, gradients, costs, decoding)
+}  # fmt: skip
+
+
+def document(text: str, results: OperatorResults) -> str:
+    """Return docs/kernels.md with every figure between its marks made anew.
+
+    Raises:
+        SystemExit: the document lacks a section's marks.
+    """
+    found = MARKS.findall(text)
+    if sorted(found) != sorted(SECTIONS):
+        sys.exit(f"docs/kernels.md must have the marks {sorted(SECTIONS)} once; found {found}")
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- figures: {name} -->\n{SECTIONS[name](results)}\n<!-- /figures -->"
+
+    return MARKS.sub(fill, text)
+
+
+def plot(results: OperatorResults) -> str:
+    """Return the SVG of the forward pass's times against T."""
+    lines = []
+    for name, colour in COLOURS.items():
+        rows = [row for row in results.forward if name in row.times]
+        for kind, dashed in (("graph", False), ("eager", True)):
+            points = [(row.tokens, getattr(row.times[name], f"{kind}_ms")) for row in rows]
+            if points:
+                lines.append(Line(f"{LABELS[name]}, {kind}", colour, points, dashed))
+    title = f"Forward pass, B=1, H=8, S=64, bf16, {results.environment.gpu}"
+    return line_plot(title, "tokens", "milliseconds", lines)
+
+
+def main() -> None:
+    """Write the documents, or check them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    args = parser.parse_args()
+    results = load(RESULTS)
+    wanted = {DOCUMENT: document(DOCUMENT.read_text(), results), PLOT: plot(results)}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    missed = misses(results)
+    if not args.check:
+        for path in stale:
+            path.write_text(wanted[path])
+    elif stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        sys.exit(f"stale: {names}; run python scripts/report_operator.py")
+    if missed:
+        sys.exit("figures outside of their limits:\n" + "\n".join(missed))
+
+
+if __name__ == "__main__":
+    main()
