@@ -95,62 +95,70 @@ def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
 
 def _chunk_specs(architecture: int) -> list[CompileSpec]:
     """The segmented scan's kernels at every choice of tiles."""
+    import torch
+    from fla.ops.quasar import chunk_intra_token_parallel as intra
     from fla.ops.quasar import segmented_scan, segmented_scan_bwd
 
     specs = []
     for kind, S, label, tiles in _shapes(architecture):
         precision = "tf32x3" if kind == "fp32" else "tf32"
         shape = {"H": 8, "S": S, "BS": S}
+        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        shared = tiles.value_cols >= S  # B waits in o's rows
+        columns = S if shared else intra.inverse_width(tiles.chunk, dtype)
         walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
-        inverse = {"INVERSE": precision}
+        walk["PACK"] = intra.rows_packed(tiles.chunk, dtype, columns)
         starts = {"HAS_INITIAL": True, "HAS_STATES": True}
         sizes = _types("i32", "T NS SEG")
-        q, k, v, o = (
-            _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o")
+        q, k, v, o, a = (
+            _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o", "a")
         )
+        inverse = {"inverse": f"*{kind}"} | a
         fp32 = {"beta": "*fp32", "scale": "fp32"}
         states = _types("*fp32", "states initial_state")
         scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
         rows = [
             (
+                intra.chunk_intra_kernel,
+                {"k": f"*{kind}", "beta": "*fp32"} | inverse | sizes | k,
+                walk | {"N": tiles.intra_chunks},
+                (tiles.intra_warps, tiles.intra_stages),
+            ),
+            (
                 segmented_scan.segment_map_kernel,
-                _types(f"*{kind}", "k v") | _types("*fp32", "beta G_out R_out") | sizes | k | v,
-                walk | inverse | {"BR": tiles.map_rows},
+                _types(f"*{kind}", "k v") | inverse | sizes | k | v
+                | _types("*fp32", "G_out R_out"),
+                walk | {"BR": tiles.map_rows},
                 (tiles.map_warps, tiles.map_stages),
             ),
             (
                 segmented_scan.segment_scan_kernel,
                 _types("*fp32", "G R initial_state") | {"NS": "i32"},
-                scan | {"HAS_INITIAL": True},
-                (tiles.scan_warps, 2),
+                scan | {"HAS_INITIAL": True, "EXACT": kind == "fp32", "BACKWARD": False},
+                (tiles.scan_warps, 2 if kind == "fp32" else 1),
             ),
             (
                 segmented_scan.segment_output_kernel,
                 _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
-                | fp32 | sizes | q | k | v | o,
-                walk | inverse | starts
+                | {"scale": "fp32"} | inverse | sizes | q | k | v | o,
+                walk | starts
                 | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
                 (tiles.output_warps, tiles.output_stages),
             ),
             (
                 segmented_scan_bwd.segment_state_grad_kernel,
                 _types(f"*{kind}", "q k fresh do dv dk")
-                | _types("*fp32", "entering d_final E_out d_initial") | fp32 | sizes | q | k | o,
-                walk | inverse | {"MAP_ONLY": False, "HAS_FINAL": True}
+                | _types("*fp32", "entering d_final E_out d_initial")
+                | {"scale": "fp32"} | inverse | sizes | q | k | o,
+                walk | {"MAP_ONLY": False, "HAS_FINAL": True}
                 | {"HAS_ENTERING": True, "STORE_INITIAL": True},
                 (tiles.grad_warps, 1),
-            ),
-            (
-                segmented_scan_bwd.segment_scan_bwd_kernel,
-                _types("*fp32", "G E") | {"NS": "i32"},
-                scan,
-                (tiles.scan_warps, 2),
             ),
             (
                 segmented_scan_bwd.segment_input_grad_kernel,
                 _types(f"*{kind}", "q k v fresh do dv dq dk") | states | {"dbeta": "*fp32"}
                 | fp32 | sizes | q | k | v | o,
-                walk | starts,
+                {n: x for n, x in (walk | starts).items() if n != "PACK"},
                 (tiles.grad_warps, 1),
             ),
         ]  # fmt: skip
@@ -165,7 +173,6 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
 
 
 def _operator_specs() -> list[CompileSpec]:
-    from fla.ops.quasar import chunk_intra_token_parallel as intra
     from fla.ops.quasar import forward_substitution, fused_recurrent, gate
 
     specs = [
@@ -173,7 +180,7 @@ def _operator_specs() -> list[CompileSpec]:
             "forward_substitution",
             forward_substitution.forward_substitution_kernel,
             _types("*fp32", "L_ptr A_ptr") | _types("i32", "L_stride_bh A_stride_bh"),
-            {"BT": 64},
+            {"BT": 64, "C": 64},
         ),
         CompileSpec(
             "quasar_gate_fwd",
@@ -192,17 +199,6 @@ def _operator_specs() -> list[CompileSpec]:
     for kind in ("bf16", "fp32"):
         varlen = kind == "fp32"
         specs += [
-            CompileSpec(
-                f"chunk_quasar_intra {kind}",
-                intra.chunk_quasar_intra_kernel,
-                {"k": f"*{kind}"}
-                | _types("*fp32", "beta A alpha")
-                | _types("i32", "T NT " + strides.format("k"))
-                | ({"table": "*i64"} if varlen else {}),
-                {"H": 8, "S": 64, "BS": 64, "C": 64, "BC": 16, "IS_VARLEN": varlen}
-                | ({} if varlen else {"table": None}),
-                num_stages=1,
-            ),
             CompileSpec(
                 f"fused_recurrent {kind}",
                 fused_recurrent.fused_recurrent_quasar_fwd_kernel,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from itertools import pairwise
 
 import pytest
 import torch
@@ -24,10 +25,7 @@ mount()
 from fla.ops.quasar import chunk as chunk_module  # noqa: E402
 from fla.ops.quasar import gate, layer_kernels  # noqa: E402
 from fla.ops.quasar.chunk import ChunkQuasarFunction  # noqa: E402
-from fla.ops.quasar.chunk_intra_token_parallel import (  # noqa: E402
-    chunk_intra_torch,
-    launch_chunk_intra,
-)
+from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed  # noqa: E402
 from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
 from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
 
@@ -169,14 +167,38 @@ def test_forward_substitution(C):
 
 
 @pytest.mark.parametrize("cu", [None, [0, 0, 5, 37, 37, 50]])
-@pytest.mark.parametrize("S", [16, 24])
-def test_chunk_intra(cu, S):
-    _, k, _, beta = layer_like(50, S=S)
+@pytest.mark.parametrize("S", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("keys", [None, "constant", "mixed norms", "half zeros"])
+def test_chunk_intra(cu, S, dtype, keys):
+    q, k, _, beta = layer_like(50, S=S, dtype=dtype)
+    k = HOSTILE_KEYS[keys](k) if keys else k
     packed = None if cu is None else torch.tensor(cu)
-    A, alpha = launch_chunk_intra(k, beta, packed, 32)
-    wanted, steps = chunk_intra_torch(k.double(), beta, packed, 32)
-    assert relative_rms(A, wanted) <= 1e-6
-    assert relative_rms(alpha, steps) <= 1e-6
+    plan = chunk_module.plan_segments(q, packed)
+    holder = chunk_intra(plan, k, beta, torch.empty_like(k))
+    for h in range(k.shape[2]):
+        for first, end in pairwise(cu or (0, 50)):
+            for t in range(first, end, 16):
+                rows = slice(t, min(t + 16, end))
+                wanted = chunk_inverse(k[0, rows, h], beta[h])
+                B = unpack(holder[0, rows, h], plan.tiles.chunk)
+                assert relative_rms(B, wanted) <= (1e-6 if dtype == torch.float32 else 1e-3)
+
+
+def chunk_inverse(k, beta):
+    """(I + strict_tril(a K K^T))^-1 a of one chunk and head, in float64."""
+    k = k.double()
+    a = step_size(k.square().sum(-1), beta.double())
+    M = torch.tril(a[:, None] * (k @ k.T), -1)
+    return torch.linalg.inv(torch.eye(len(k), dtype=torch.float64) + M) * a
+
+
+def unpack(holder, C):
+    """The rows of B [tokens, tokens] that one chunk's rows of the holder keep, low parts added."""
+    width = C if holder.dtype == torch.float32 else 2 * C
+    n, pack = len(holder), rows_packed(C, holder.dtype, holder.shape[-1])
+    rows = holder[:, : pack * width].reshape(-1, width)[:n].double()
+    return rows[:, :n] + (rows[:, C : C + n] if width > C else 0)
 
 
 def test_gate():

@@ -23,6 +23,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
+from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.segmented_scan import (
     segment_map_kernel,
@@ -31,7 +32,6 @@ from fla.ops.quasar.segmented_scan import (
 )
 from fla.ops.quasar.segmented_scan_bwd import (
     segment_input_grad_kernel,
-    segment_scan_bwd_kernel,
     segment_state_grad_kernel,
 )
 from fla.ops.quasar.segments import Plan, Tiles, plan_segments
@@ -45,20 +45,21 @@ def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _shared(plan: Plan, q: torch.Tensor) -> dict:
+def _shared(plan: Plan, q: torch.Tensor, inverse: torch.Tensor) -> dict:
     # constexprs of every kernel that walks chunks
     return {
         "H": q.shape[2],
         "S": q.shape[3],
         "BS": plan.block,
         "C": plan.tiles.chunk,
+        "PACK": rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1]),
         "PRECISION": plan.precision,
         "IS_VARLEN": plan.table is not None,
     }
 
 
 def _segment_states(
-    plan: Plan, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, initial_state
+    plan: Plan, k: torch.Tensor, v: torch.Tensor, inverse: torch.Tensor, initial_state
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
 
@@ -68,35 +69,41 @@ def _segment_states(
     if plan.total == plan.sequences:
         return None, None
     T, H, S = k.shape[1:]
-    tiles, varlen = plan.tiles, plan.table is not None
+    tiles = plan.tiles
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
     segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
-        k, v, beta, plan.table, G, states, T, plan.per_sequence, plan.length,
-        *k.stride()[:3], *v.stride()[:3], **_shared(plan, k), INVERSE=plan.precision,
+        k, v, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
+        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared(plan, k, inverse),
         BR=tiles.map_rows, num_warps=tiles.map_warps, num_stages=tiles.map_stages,
     )  # fmt: skip
-    segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, tiles.scan_cols))](
-        G, states, initial_state, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
-        BV=tiles.scan_cols, HAS_INITIAL=initial_state is not None, IS_VARLEN=varlen,
-        num_warps=tiles.scan_warps, num_stages=2,
-    )  # fmt: skip
+    _scan(plan, G, states, initial_state, k.dtype, backward=False)
     return G, states
 
 
-def _walk(plan: Plan, q, k, v, beta, initial_state, states, final_state, scale, *, fresh=False):
-    """Run pass 2: return o, or with `fresh` V', `[B, T, H, S]` contiguous; fill `final_state`."""
+def _scan(plan: Plan, G, R, initial_state, dtype: torch.dtype, *, backward: bool) -> None:
+    """Scan the maps in place: R becomes the states, or going backward their gradients."""
+    H, S = G.shape[1:3]
+    exact = dtype != torch.bfloat16
+    segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols))](
+        G, R, initial_state, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
+        BV=plan.tiles.scan_cols, EXACT=exact, BACKWARD=backward,
+        HAS_INITIAL=initial_state is not None, IS_VARLEN=plan.table is not None,
+        num_warps=plan.tiles.scan_warps, num_stages=2 if exact else 1,
+    )  # fmt: skip
+
+
+def _walk(plan: Plan, q, k, v, inverse, initial_state, states, final_state, o, scale, *, fresh):
+    """Run pass 2: fill `final_state` and o, `[B, T, H, S]`; with `fresh` V' is written to o."""
     T, H, S = k.shape[1:]
     tiles = plan.tiles
-    o = torch.empty_like(k, memory_format=torch.contiguous_format)
     segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
-        q, k, v, beta, plan.table, states, initial_state, final_state, o,
-        T, plan.per_sequence, plan.length, scale,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], **_shared(plan, k),
-        INVERSE=plan.precision, BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
+        q, k, v, inverse, plan.table, states, initial_state, final_state, o,
+        T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
+        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared(plan, k, inverse),
+        BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
         HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
         num_warps=tiles.output_warps, num_stages=tiles.output_stages,
     )  # fmt: skip
-    return o
 
 
 def chunk_quasar_fwd(
@@ -121,8 +128,11 @@ def chunk_quasar_fwd(
         final = torch.empty(plan.sequences, H, S, S, dtype=torch.float32, device=q.device)
     if plan.sequences * H == 0 or (T == 0 and not output_final_state):
         return torch.empty_like(q), final, None, None
-    G, states = _segment_states(plan, k, v, beta, initial_state)
-    o = _walk(plan, q, k, v, beta, initial_state, states, final, scale)
+    o = torch.empty_like(k, memory_format=torch.contiguous_format)
+    # a chunk's B waits in o's own rows, unless several programs write them
+    inverse = chunk_intra(plan, k, beta, o if plan.tiles.value_cols >= S else None)
+    G, states = _segment_states(plan, k, v, inverse, initial_state)
+    _walk(plan, q, k, v, inverse, initial_state, states, final, o, scale, fresh=False)
     return o, final, G, states
 
 
@@ -137,11 +147,12 @@ def chunk_quasar_bwd(
         do: `[B, T, H, S]` contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
     """
-    T, H, S = q.shape[1:]
-    tiles, shared = plan.tiles, _shared(plan, q)
-    warps = tiles.grad_warps
-    fresh = _walk(plan, q, k, v, beta, initial_state, states, None, scale, fresh=True)
-    dq, dk, dv = (torch.empty_like(fresh) for _ in range(3))
+    T, H = q.shape[1:3]
+    warps = plan.tiles.grad_warps
+    dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
+    inverse = chunk_intra(plan, k, beta, dv)
+    shared = _shared(plan, q, inverse)
+    _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
     strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     where = (T, plan.per_sequence, plan.length, scale)
@@ -149,20 +160,17 @@ def chunk_quasar_bwd(
 
     def walk_state_grad(map_only: bool) -> None:
         segment_state_grad_kernel[(plan.total * H,)](
-            q, k, beta, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
-            *where, *strides_q, *strides_k, *do.stride()[:3], **shared, INVERSE=plan.precision,
+            q, k, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            *where, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3], **shared,
             MAP_ONLY=map_only, HAS_FINAL=d_final is not None, HAS_ENTERING=d_states is not None
             and not map_only, STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
         )  # fmt: skip
 
     if G is not None:
         walk_state_grad(map_only=True)
-        segment_scan_bwd_kernel[(plan.sequences * H, triton.cdiv(S, tiles.scan_cols))](
-            G, d_states, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
-            BV=tiles.scan_cols, IS_VARLEN=plan.table is not None,
-            num_warps=tiles.scan_warps, num_stages=2,
-        )  # fmt: skip
+        _scan(plan, G, d_states, None, k.dtype, backward=True)
     walk_state_grad(map_only=False)
+    shared.pop("PACK")
     d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
     segment_input_grad_kernel[(plan.total * H,)](
         q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,

@@ -1,7 +1,7 @@
-"""Inverse of unit lower triangular matrices by forward substitution, with real gradients.
+"""Inverse of unit lower triangular matrices by block forward substitution, with real gradients.
 
-Row i of A = L^-1 is e_i - sum_{j<i} L_ij A_j. Unlike a Neumann series, whose powers of L - I grow
-without bound for correlated keys, the recursion is stable.
+The inverses of the diagonal blocks are joined two by two. Unlike a Neumann series, whose powers of
+L - I grow without bound for correlated keys, the recursion is stable.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.device_functions import unit_lower_inverse
+
 
 @triton.jit
 def forward_substitution_kernel(
@@ -19,22 +21,21 @@ def forward_substitution_kernel(
     A_ptr,
     A_stride_bh,
     BT: tl.constexpr,
+    C: tl.constexpr,
 ):
-    """Invert one row-major BT x BT matrix a program (BT a power of two); grid: (matrices,).
+    """Invert one row-major BT x BT matrix a program, padded to C = max(16, BT); grid: (matrices,).
 
-    Reads the part of L below the diagonal alone; writes all of A, zeros above the diagonal.
+    Reads the part of L below the diagonal alone; writes all of A, zeros above the diagonal. BT is a
+    power of two. The inverse is the device function that the chunk kernels use.
     """
     i_m = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BT)
-    rows, cols = index[:, None], index[None, :]
-    p_L = L_ptr + i_m * L_stride_bh
-    A = tl.where(rows == cols, 1.0, 0.0)
-    for i in range(1, BT):
-        l_i = tl.load(p_L + i * BT + index, mask=index < i, other=0.0).to(tl.float32)
-        a_i = -tl.sum(l_i[:, None] * A, axis=0)  # rows from i on meet zeros of l_i
-        A = tl.where((rows == i) & (cols < i), a_i[None, :], A)
+    rows, cols = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    inside = (rows < BT) & (cols < BT)
+    p_L = L_ptr + i_m * L_stride_bh + rows * BT + cols
+    M = tl.load(p_L, mask=inside & (rows > cols), other=0.0).to(tl.float32)
+    A = unit_lower_inverse(tl.reshape(M, [1, C, C]), tl.float32, "tf32x3")
     p_A = A_ptr + i_m * A_stride_bh + rows * BT + cols
-    tl.store(p_A, A.to(A_ptr.dtype.element_ty))
+    tl.store(p_A, tl.reshape(A, [C, C]).to(A_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
@@ -42,8 +43,9 @@ def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     A = torch.empty_like(L)
     n, C, _ = L.shape
     if n:
-        warps = 4 if C >= 32 else 1
-        forward_substitution_kernel[(n,)](L, C * C, A, C * C, BT=C, num_warps=warps)
+        forward_substitution_kernel[(n,)](
+            L, C * C, A, C * C, BT=C, C=max(16, C), num_warps=4 if C <= 64 else 8
+        )
     return A
 
 

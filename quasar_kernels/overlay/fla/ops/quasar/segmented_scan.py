@@ -1,8 +1,11 @@
 """The Triton kernels of the segmented scan: segment maps, their scan, and the outputs.
 
 A state is `[S, S]`, key dimension first, fp32. BS is S padded to a power of two. q, k, v and o are
-read and written by their own batch, token and head strides (last stride 1), with 64-bit offsets:
-T * H * S may pass 2^31. README.md in this folder has the algebra.
+read and written by their own batch, token and head strides (last stride 1). B = A a of each chunk
+comes from chunk_intra_token_parallel.py. README.md in this folder has the algebra.
+
+The products are arranged so that what one leaves is the next one's left operand: an accumulator
+turns into such an operand in registers, into a right one through shared memory.
 """
 
 from __future__ import annotations
@@ -10,76 +13,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla.ops.quasar.gate import quasar_step_size
-
-
-@triton.jit
-def _operand(x, DTYPE: tl.constexpr):
-    # fp16 saturates instead of turning into infinity
-    if DTYPE == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    return x.to(DTYPE)
-
-
-@triton.jit
-def _join_blocks(A, M, rows, cols, HALF: tl.constexpr, PRECISION: tl.constexpr):
-    # inverses of the HALF x HALF diagonal blocks -> inverses of the 2 HALF x 2 HALF blocks
-    below = (rows // (2 * HALF) == cols // (2 * HALF)) & (rows // HALF > cols // HALF)
-    off = tl.where(below, M, 0.0)
-    return A - tl.dot(tl.dot(A, off, input_precision=PRECISION), A, input_precision=PRECISION)
-
-
-@triton.jit
-def _chunk_inverse(k, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Return a [C] and A = (I + strict_tril(a K K^T))^-1 [C, C], both fp32, of one chunk's keys."""
-    rows = tl.arange(0, C)[:, None]
-    cols = tl.arange(0, C)[None, :]
-    k32 = k.to(tl.float32)
-    a = quasar_step_size(tl.sum(k32 * k32, axis=1), beta)
-    M = a[:, None] * tl.dot(k, tl.trans(k), input_precision=PRECISION)
-    M = tl.where(rows > cols, M, 0.0)
-    # the 2 x 2 blocks need no product
-    A = tl.where(rows == cols, 1.0, 0.0) - tl.where(rows // 2 == cols // 2, M, 0.0)
-    A = _join_blocks(A, M, rows, cols, 2, PRECISION)
-    A = _join_blocks(A, M, rows, cols, 4, PRECISION)
-    A = _join_blocks(A, M, rows, cols, 8, PRECISION)
-    if C >= 32:
-        A = _join_blocks(A, M, rows, cols, 16, PRECISION)
-    if C >= 64:
-        A = _join_blocks(A, M, rows, cols, 32, PRECISION)
-    return a, A
-
-
-@triton.jit
-def _rows(x, i_b, t, i_h, stride_b, stride_t, stride_h, rows, cols):
-    # pointers to rows t + rows of one batch row and head
-    start = i_b * stride_b + t * stride_t + i_h * stride_h
-    return x + start + rows[:, None] * stride_t + cols[None, :]
-
-
-@triton.jit
-def _segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
-    """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
-    if IS_VARLEN:
-        row = table + i_s * 4
-        i_n = tl.load(row)
-        t0 = tl.load(row + 1)
-        length = tl.load(row + 2)
-        place = tl.load(row + 3)
-        return i_n * 0, i_n, t0, length.to(tl.int32), (place & 1) != 0, (place & 2) != 0
-    else:
-        i_n = (i_s // NS).to(tl.int64)
-        i = i_s % NS
-        t0 = i.to(tl.int64) * SEG
-        length = tl.minimum(T - t0, SEG).to(tl.int32)
-        return i_n, i_n, t0, length, i == 0, i == NS - 1
+from fla.ops.quasar.device_functions import (
+    dot_split,
+    inverse_pointers,
+    load_entering_state,
+    load_inverse,
+    load_segment,
+    operand,
+    row_pointers,
+    split,
+)
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_map_kernel(
     k,
     v,
-    beta,
+    inverse,
     table,
     G_out,
     R_out,
@@ -92,57 +42,72 @@ def segment_map_kernel(
     stride_vb,
     stride_vt,
     stride_vh,
+    stride_ab,
+    stride_at,
+    stride_ah,
     H: tl.constexpr,
     S: tl.constexpr,
     BS: tl.constexpr,
     BR: tl.constexpr,
     C: tl.constexpr,
+    PACK: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
     """Rows of G and R of one segment and head, scanned from the segment's last chunk to its first.
 
-    Backward, G (I, at the end) absorbs a chunk by Z = G K^T, Y = Z A diag(a), R += Y V, G -= Y K:
-    four products a chunk, each row of G on its own. Grid: (segments * H, S / BR).
+    Backward, G (I, at the end) absorbs a chunk by Z = G K^T, Y = Z B, R += Y V, G -= Y K: four
+    products a chunk, each row of G on its own. What is kept is E = I - G, as two operands in its
+    product: where keys repeat, Z is a small difference. Grid: (segments * H, S / BR).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_r = tl.program_id(1)
-    i_b, _, t0, length, _, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    i_b, _, t0, length, _, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     if is_last:
         return  # no segment starts from the state behind a sequence's last one
-    beta_h = tl.load(beta + i_h).to(tl.float32)
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
-    r = i_r * BR + tl.arange(0, BR)
+    r = tl.program_id(1) * BR + tl.arange(0, BR)
+    DTYPE: tl.constexpr = k.dtype.element_ty
 
     n_chunks = tl.cdiv(length, C)
     left = length - (n_chunks - 1) * C  # tokens in the chunk at hand: full ones follow
-    t_last = t0 + (n_chunks - 1).to(tl.int64) * C
-    p_k = _rows(k, i_b, t_last, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
-    p_v = _rows(v, i_b, t_last, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
-
-    G = tl.where(r[:, None] == cols[None, :], 1.0, 0.0)
+    t = t0 + (n_chunks - 1).to(tl.int64) * C
+    p_k = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_kr = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, r)
+    p_v = row_pointers(v, i_b, t, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
+    p_a = inverse_pointers(inverse, i_b, t, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
+    E = tl.zeros([BR, BS], dtype=tl.float32)
     R = tl.zeros([BR, BS], dtype=tl.float32)
     for _ in range(0, n_chunks):
-        mask = (rows < left)[:, None] & (cols < S)[None, :]
+        tokens = (rows < left)[:, None]
+        mask = tokens & (cols < S)[None, :]
         b_k = tl.load(p_k, mask=mask, other=0.0)
         b_v = tl.load(p_v, mask=mask, other=0.0)
-        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
-        Z = tl.dot(_operand(G, b_k.dtype), tl.trans(b_k), input_precision=PRECISION)
-        Y = tl.dot(
-            _operand(Z, b_k.dtype), _operand(A * a[None, :], b_k.dtype), input_precision=PRECISION
-        )
-        Y = _operand(Y, b_k.dtype)
-        R += tl.dot(Y, b_v, input_precision=PRECISION)
-        G -= tl.dot(Y, b_k, input_precision=PRECISION)
+        if BR == BS:
+            b_kr = b_k
+        else:
+            b_kr = tl.load(p_kr, mask=tokens & (r < S)[None, :], other=0.0)
+        a_high, a_low = load_inverse(p_a, tokens, C, DTYPE)
+        if DTYPE == tl.float32:
+            Z = tl.dot(E, tl.trans(b_k), input_precision=PRECISION)
+        else:
+            e_high, e_low = split(E, DTYPE)
+            Z = tl.dot(e_high, tl.trans(b_k))
+            Z = tl.dot(e_low, tl.trans(b_k), acc=Z)
+        Z = tl.trans(b_kr).to(tl.float32) - Z
+        Y, _ = dot_split(Z, a_high, a_low, DTYPE, PRECISION)
+        Y = operand(Y, DTYPE)
+        R = tl.dot(Y, b_v, acc=R, input_precision=PRECISION)
+        E = tl.dot(Y, b_k, acc=E, input_precision=PRECISION)
         left = C
         p_k -= C * stride_kt
+        p_kr -= C * stride_kt
         p_v -= C * stride_vt
+        p_a -= C * stride_at
 
     out = (tl.program_id(0).to(tl.int64) * S * S) + r[:, None] * S + cols[None, :]
     inside = (r < S)[:, None] & (cols < S)[None, :]
-    tl.store(G_out + out, G, mask=inside)
+    tl.store(G_out + out, tl.where(r[:, None] == cols[None, :], 1.0, 0.0) - E, mask=inside)
     tl.store(R_out + out, R, mask=inside)
 
 
@@ -157,12 +122,17 @@ def segment_scan_kernel(
     S: tl.constexpr,
     BS: tl.constexpr,
     BV: tl.constexpr,
+    EXACT: tl.constexpr,
+    BACKWARD: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
     """Turn the maps of a sequence's segments into states: R[n] becomes the state after segment n.
 
-    Grid: (sequences * H, S / BV); each program owns BV value columns of one head's state.
+    BACKWARD scans a gradient from the last segment to the first, with G^T: R[n] becomes dS before
+    segment n, which R of the last segment is already. What is scanned is kept transposed, in fp32;
+    its product with G has three terms, of tf32 operands if EXACT, else of bf16.
+    Grid: (sequences * H, S / BV); a program owns BV value columns of a head.
     """
     i_n, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     if IS_VARLEN:
@@ -171,25 +141,51 @@ def segment_scan_kernel(
     else:
         s0 = i_n.to(tl.int64) * NS
         s1 = s0 + NS
-    rows = tl.arange(0, BS)
-    cols = tl.program_id(1) * BV + tl.arange(0, BV)
+    cols = tl.arange(0, BS)
+    rows = tl.program_id(1) * BV + tl.arange(0, BV)
     inside = (rows < S)[:, None] & (cols < S)[None, :]
-    square = (rows < S)[:, None] & (rows < S)[None, :]
-    at = rows[:, None] * S + cols[None, :]
-    state = tl.zeros([BS, BV], dtype=tl.float32)
+    square = (cols < S)[:, None] & (cols < S)[None, :]
+    at = cols[None, :] * S + rows[:, None]
+    state = tl.zeros([BV, BS], dtype=tl.float32)
+    steps = (s1 - s0 - 1).to(tl.int32)
+    i_s = s0
+    STEP: tl.constexpr = -H * S * S if BACKWARD else H * S * S
+    if BACKWARD:
+        several = steps > 0
+        last = ((s1 - 1) * H + i_h) * S * S
+        state += tl.load(R + last + at, mask=inside & several, other=0.0)
+        steps -= 1
+        i_s = s1 - 2
     if HAS_INITIAL:
-        state += tl.load(
-            initial_state + tl.program_id(0).to(tl.int64) * S * S + at, mask=inside, other=0.0
-        )
-    p_G = G + (s0 * H + i_h) * S * S + rows[:, None] * S + rows[None, :]
-    p_R = R + (s0 * H + i_h) * S * S + at
-    for _ in range(0, (s1 - s0 - 1).to(tl.int32)):
-        b_G = tl.load(p_G, mask=square, other=0.0)
-        b_R = tl.load(p_R, mask=inside, other=0.0)
-        state = tl.dot(b_G, state, input_precision="tf32x3") + b_R
-        tl.store(p_R, state, mask=inside)
-        p_G += H * S * S
-        p_R += H * S * S
+        own = tl.program_id(0).to(tl.int64) * S * S
+        state += tl.load(initial_state + own + at, mask=inside, other=0.0)
+    # as the right operand: transposed going forward
+    i, j = (cols[:, None], cols[None, :]) if BACKWARD else (cols[None, :], cols[:, None])
+    p_G = G + (i_s * H + i_h) * S * S + i * S + j
+    p_R = R + (i_s * H + i_h) * S * S + at
+    if EXACT:
+        for _ in range(0, steps):
+            b_G = tl.load(p_G, mask=square, other=0.0)
+            b_R = tl.load(p_R, mask=inside, other=0.0)
+            state = tl.dot(state, b_G, acc=b_R, input_precision="tf32x3")
+            tl.store(p_R, state, mask=inside)
+            p_G += STEP
+            p_R += STEP
+    else:
+        # loaded a step ahead: each step waits for the one before
+        b_G = tl.load(p_G, mask=square & (steps > 0), other=0.0)
+        b_R = tl.load(p_R, mask=inside & (steps > 0), other=0.0)
+        for n in range(1, steps + 1):
+            p_G += STEP
+            next_G = tl.load(p_G, mask=square & (n < steps), other=0.0)
+            next_R = tl.load(p_R + STEP, mask=inside & (n < steps), other=0.0)
+            g_high, g_low = split(b_G, tl.bfloat16)
+            product, _ = dot_split(state, g_high, g_low, tl.bfloat16, "tf32")
+            state = product + b_R
+            tl.store(p_R, state, mask=inside)
+            p_R += STEP
+            b_G = next_G
+            b_R = next_R
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
@@ -197,7 +193,7 @@ def segment_output_kernel(
     q,
     k,
     v,
-    beta,
+    inverse,
     table,
     states,
     initial_state,
@@ -219,13 +215,16 @@ def segment_output_kernel(
     stride_ob,
     stride_ot,
     stride_oh,
+    stride_ab,
+    stride_at,
+    stride_ah,
     H: tl.constexpr,
     S: tl.constexpr,
     BS: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    PACK: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     HAS_STATES: tl.constexpr,
     STORE_FINAL: tl.constexpr,
@@ -234,61 +233,60 @@ def segment_output_kernel(
 ):
     """Walk one segment of one head from its entering state and write o (and the final state).
 
-    A chunk: D = a (V - K S), V' = A D, O = Q S + tril(Q K^T) V', S += K^T V'; everything but the
-    reads of q, k, v and the write of o stays on chip. With STORE_FRESH it writes V' in place of o,
-    for the backward pass, and reads no q. Grid: (segments * H, S / BV).
+    A chunk: V' = B (V - K S), O = Q S + tril(Q K^T) V', S += K^T V', all of it transposed; but for
+    the reads of q, k, v, B and the write of o everything stays on chip. B may lie in o's own rows.
+    With STORE_FRESH it writes V' in place of o, for the backward pass, and reads no q.
+    Grid: (segments * H, S / BV).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_b, i_n, t0, length, is_first, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
-    beta_h = tl.load(beta + i_h).to(tl.float32)
+    i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
     v_cols = tl.program_id(1) * BV + tl.arange(0, BV)
-    p_q = _rows(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
-    p_k = _rows(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
-    p_v = _rows(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, v_cols)
-    p_o = _rows(o, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, v_cols)
+    DTYPE: tl.constexpr = k.dtype.element_ty
+    p_q = row_pointers(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = row_pointers(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_v = row_pointers(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, v_cols)
+    p_o = row_pointers(o, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, v_cols)
+    p_a = inverse_pointers(inverse, i_b, t0, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
 
-    inside = (cols < S)[:, None] & (v_cols < S)[None, :]
-    at = cols[:, None] * S + v_cols[None, :]
+    inside = (v_cols < S)[:, None] & (cols < S)[None, :]
+    at = cols[None, :] * S + v_cols[:, None]
     own = (i_n * H + i_h) * S * S  # this sequence's place in [N, H, S, S]
-    state = tl.zeros([BS, BV], dtype=tl.float32)
-    if is_first:
-        if HAS_INITIAL:
-            state += tl.load(initial_state + own + at, mask=inside, other=0.0)
-    elif HAS_STATES:
-        before = (tl.program_id(0) - H).to(tl.int64) * S * S  # the segment before, same head
-        state += tl.load(states + before + at, mask=inside, other=0.0)
+    state = load_entering_state(
+        initial_state, states, tl.program_id(0), own, at, inside, is_first, BV, BS, S, H,
+        HAS_INITIAL, HAS_STATES,
+    )  # fmt: skip
 
     left = length
     for _ in range(0, tl.cdiv(length, C)):
-        mask = (rows < left)[:, None] & (cols < S)[None, :]
-        v_mask = (rows < left)[:, None] & (v_cols < S)[None, :]
+        tokens = (rows < left)[:, None]
+        mask = tokens & (cols < S)[None, :]
+        v_mask = tokens & (v_cols < S)[None, :]
         b_k = tl.load(p_k, mask=mask, other=0.0)
         b_v = tl.load(p_v, mask=v_mask, other=0.0)
-        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
-        b_s = _operand(state, b_k.dtype)
-        D = a[:, None] * (b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION))
-        V32 = tl.dot(A, D, input_precision=INVERSE)
-        V = _operand(V32, b_k.dtype)
+        a_high, a_low = load_inverse(p_a, tokens, C, DTYPE)
+        b_s = operand(state, DTYPE)
+        D = tl.trans(b_v).to(tl.float32)
+        D -= tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
+        V, _ = dot_split(D, tl.trans(a_high), tl.trans(a_low), DTYPE, PRECISION)
         if STORE_FRESH:
-            tl.store(p_o, V, mask=v_mask)
+            V = operand(V, DTYPE)
+            tl.store(p_o, tl.trans(V), mask=v_mask)
         else:
             b_q = tl.load(p_q, mask=mask, other=0.0)
-            P = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-            P = tl.where(rows[:, None] >= rows[None, :], P, 0.0)
-            O = tl.dot(b_q, b_s, input_precision=PRECISION)
-            O += tl.dot(P, V32, input_precision=INVERSE)
-            tl.store(p_o, (O * scale).to(o.dtype.element_ty), mask=v_mask)
+            P = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+            P = tl.where(rows[:, None] <= rows[None, :], P, 0.0)
+            p_high, p_low = split(P, DTYPE)
+            O, V = dot_split(V, p_high, p_low, DTYPE, PRECISION)
+            O = tl.dot(b_s, tl.trans(b_q), acc=O, input_precision=PRECISION)
+            tl.store(p_o, tl.trans(O * scale).to(o.dtype.element_ty), mask=v_mask)
             p_q += C * stride_qt
-        state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
-        if b_k.dtype != tl.float32:
-            # V' telescopes in the state when keys repeat, so its rounding would add up there
-            V = _operand(V32 - V.to(tl.float32), b_k.dtype)
-            state += tl.dot(tl.trans(b_k), V, input_precision=PRECISION)
+        state = tl.dot(V, b_k, acc=state, input_precision=PRECISION)
         left -= C
         p_k += C * stride_kt
         p_v += C * stride_vt
+        p_a += C * stride_at
         p_o += C * stride_ot
 
     if STORE_FINAL:

@@ -11,15 +11,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fla.ops.quasar.device_functions import (
+    inverse_pointers,
+    load_entering_state,
+    load_inverse,
+    load_segment,
+    operand,
+    row_pointers,
+)
 from fla.ops.quasar.gate import quasar_step_size, quasar_step_size_bwd
-from fla.ops.quasar.segmented_scan import _chunk_inverse, _operand, _rows, _segment
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_state_grad_kernel(
     q,
     k,
-    beta,
+    inverse,
     fresh,
     do,
     table,
@@ -42,12 +49,15 @@ def segment_state_grad_kernel(
     stride_ob,
     stride_ot,
     stride_oh,
+    stride_ab,
+    stride_at,
+    stride_ah,
     H: tl.constexpr,
     S: tl.constexpr,
     BS: tl.constexpr,
     C: tl.constexpr,
+    PACK: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
     MAP_ONLY: tl.constexpr,
     HAS_FINAL: tl.constexpr,
     HAS_ENTERING: tl.constexpr,
@@ -59,14 +69,13 @@ def segment_state_grad_kernel(
     MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
     before the segment's first token. Otherwise it starts from the scanned gradient behind the
     segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv and dk share the strides
-    stride_o. Grid: (segments * H,).
+    stride_o; B may lie in dv's own rows. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_b, i_n, t0, length, is_first, is_last = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     if MAP_ONLY:
         if is_first:
             return  # nothing comes before a sequence's first segment
-    beta_h = tl.load(beta + i_h).to(tl.float32)
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
     at = cols[:, None] * S + cols[None, :]
@@ -84,27 +93,28 @@ def segment_state_grad_kernel(
     n_chunks = tl.cdiv(length, C)
     left = length - (n_chunks - 1) * C
     t = t0 + (n_chunks - 1).to(tl.int64) * C
-    p_q = _rows(q, i_b, t, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
-    p_k = _rows(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
-    p_do = _rows(do, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_dv = _rows(dv, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_dk = _rows(dk, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_fresh = _rows(fresh, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_q = row_pointers(q, i_b, t, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_do = row_pointers(do, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = row_pointers(dv, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = row_pointers(dk, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_a = inverse_pointers(inverse, i_b, t, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
+    p_fresh = row_pointers(fresh, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
     for _ in range(0, n_chunks):
         mask = (rows < left)[:, None] & (cols < S)[None, :]
         b_q = tl.load(p_q, mask=mask, other=0.0)
         b_k = tl.load(p_k, mask=mask, other=0.0)
         b_do = tl.load(p_do, mask=mask, other=0.0)
-        a, A = _chunk_inverse(b_k, beta_h, C, INVERSE)
+        b_a, _ = load_inverse(p_a, (rows < left)[:, None], C, b_k.dtype)
         # P^T: a row is a key, its columns the queries from it on
         Pt = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-        Pt = _operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
-        b_ds = _operand(d_state, b_k.dtype)
+        Pt = operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
+        b_ds = operand(d_state, b_k.dtype)
         dV = tl.dot(Pt, b_do, input_precision=PRECISION)
         dV += tl.dot(b_k, b_ds, input_precision=PRECISION)
-        At = tl.trans(_operand(A, b_k.dtype))
-        dV = a[:, None] * tl.dot(At, _operand(dV, b_k.dtype), input_precision=PRECISION)
-        dV = _operand(dV, b_k.dtype)
+        dV = operand(dV, b_k.dtype)
+        dV = tl.dot(tl.trans(b_a), dV, input_precision=PRECISION)
+        dV = operand(dV, b_k.dtype)
         if not MAP_ONLY:
             tl.store(p_dv, dV, mask=mask)
             b_f = tl.load(p_fresh, mask=mask, other=0.0)
@@ -113,60 +123,20 @@ def segment_state_grad_kernel(
             p_dv -= C * stride_ot
             p_dk -= C * stride_ot
             p_fresh -= C * stride_ot
-        b_qs = _operand(b_q.to(tl.float32) * scale, b_k.dtype)
+        b_qs = operand(b_q.to(tl.float32) * scale, b_k.dtype)
         d_state += tl.dot(tl.trans(b_qs), b_do, input_precision=PRECISION)
         d_state -= tl.dot(tl.trans(b_k), dV, input_precision=PRECISION)
         left = C
         p_q -= C * stride_qt
         p_k -= C * stride_kt
         p_do -= C * stride_ot
+        p_a -= C * stride_at
 
     if MAP_ONLY:
         tl.store(E_out + tl.program_id(0).to(tl.int64) * S * S + at, d_state, mask=inside)
     elif STORE_INITIAL:
         if is_first:
             tl.store(d_initial + own + at, d_state, mask=inside)
-
-
-@triton.jit(do_not_specialize=["NS"])
-def segment_scan_bwd_kernel(
-    G,
-    E,
-    first,
-    NS,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
-    """Scan dS over a sequence's segments, last to first: E[n] becomes dS before segment n.
-
-    E of the last segment already is that gradient. Grid: (sequences * H, S / BV).
-    """
-    i_n, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if IS_VARLEN:
-        s0 = tl.load(first + i_n)
-        s1 = tl.load(first + i_n + 1)
-    else:
-        s0 = i_n.to(tl.int64) * NS
-        s1 = s0 + NS
-    rows = tl.arange(0, BS)
-    cols = tl.program_id(1) * BV + tl.arange(0, BV)
-    inside = (rows < S)[:, None] & (cols < S)[None, :]
-    square = (rows < S)[:, None] & (rows < S)[None, :]
-    last = ((s1 - 1) * H + i_h) * S * S
-    p_G = G + last + rows[:, None] + rows[None, :] * S  # read transposed
-    p_E = E + last + rows[:, None] * S + cols[None, :]
-    several = s1 - s0 > 1
-    d_state = tl.load(p_E, mask=inside & several, other=0.0)
-    for _ in range(0, (s1 - s0 - 2).to(tl.int32)):
-        p_G -= H * S * S
-        p_E -= H * S * S
-        b_G = tl.load(p_G, mask=square, other=0.0)
-        b_E = tl.load(p_E, mask=inside, other=0.0)
-        d_state = tl.dot(b_G, d_state, input_precision="tf32x3") + b_E
-        tl.store(p_E, d_state, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
@@ -217,29 +187,26 @@ def segment_input_grad_kernel(
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    i_b, i_n, t0, length, is_first, _ = _segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    i_b, i_n, t0, length, is_first, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     beta_h = tl.load(beta + i_h).to(tl.float32)
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
-    p_q = _rows(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
-    p_k = _rows(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
-    p_v = _rows(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
-    p_fresh = _rows(fresh, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_do = _rows(do, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_dv = _rows(dv, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_dq = _rows(dq, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
-    p_dk = _rows(dk, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_q = row_pointers(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = row_pointers(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_v = row_pointers(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
+    p_fresh = row_pointers(fresh, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_do = row_pointers(do, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = row_pointers(dv, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dq = row_pointers(dq, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = row_pointers(dk, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
 
     inside = (cols < S)[:, None] & (cols < S)[None, :]
     at = cols[:, None] * S + cols[None, :]
-    state = tl.zeros([BS, BS], dtype=tl.float32)
-    if is_first:
-        if HAS_INITIAL:
-            own = (i_n * H + i_h) * S * S
-            state += tl.load(initial_state + own + at, mask=inside, other=0.0)
-    elif HAS_STATES:
-        before = (tl.program_id(0) - H).to(tl.int64) * S * S
-        state += tl.load(states + before + at, mask=inside, other=0.0)
+    own = (i_n * H + i_h) * S * S
+    state = load_entering_state(
+        initial_state, states, tl.program_id(0), own, at, inside, is_first, BS, BS, S, H,
+        HAS_INITIAL, HAS_STATES,
+    )  # fmt: skip
 
     d_beta = tl.zeros([C], dtype=tl.float32)
     left = length
@@ -254,7 +221,7 @@ def segment_input_grad_kernel(
         k32 = b_k.to(tl.float32)
         lam = tl.sum(k32 * k32, axis=1)
         a = quasar_step_size(lam, beta_h)
-        b_s = _operand(state, b_k.dtype)
+        b_s = operand(state, b_k.dtype)
 
         # da, from dD = dV / a; a is zero for zero keys alone, which nothing depends on
         rest = b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION)
@@ -268,7 +235,7 @@ def segment_input_grad_kernel(
         d_beta += da * share
 
         dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
-        dP = _operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
+        dP = operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
         dQ = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * scale
         dQ += tl.dot(dP, b_k, input_precision=PRECISION)
         tl.store(p_dq, dQ.to(dq.dtype.element_ty), mask=mask)
@@ -276,7 +243,7 @@ def segment_input_grad_kernel(
         dK = tl.load(p_dk, mask=mask, other=0.0).to(tl.float32)
         dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
         dK += tl.dot(tl.trans(dP), b_q, input_precision=PRECISION)
-        both = _operand(a_dM + tl.trans(a_dM), b_k.dtype)
+        both = operand(a_dM + tl.trans(a_dM), b_k.dtype)
         dK += tl.dot(both, b_k, input_precision=PRECISION)
         dK += k32 * (2 * da * slope)[:, None]
         tl.store(p_dk, dK.to(dk.dtype.element_ty), mask=mask)

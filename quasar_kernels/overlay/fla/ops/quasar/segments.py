@@ -12,10 +12,13 @@ import triton
 
 
 class Tiles(NamedTuple):
-    """Block sizes, warps and pipeline stages of the three kernels."""
+    """Block sizes, warps and pipeline stages of the kernels."""
 
     chunk: int  # tokens of a chunk: 16, 32 or 64
-    map_rows: int  # rows of (G, R) that a program owns
+    intra_chunks: int  # chunks that a program of the intra-chunk pass takes at once
+    intra_warps: int
+    intra_stages: int
+    map_rows: int  # rows of (G, R) that a program of pass 1 owns
     map_warps: int
     map_stages: int
     scan_cols: int  # state columns that a program of the scan owns
@@ -30,10 +33,10 @@ def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
     """Return the tiles for a head padded to `block` channels; all fit 99 KB of shared memory."""
     wide = block > 64
     if dtype == torch.float32:
-        return Tiles(16, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1, 8)
+        return Tiles(16, 2, 4, 1, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1, 8)
     if wide:
-        return Tiles(16, 32, 2, 1, 16, 8, 32, 2, 2, 8)
-    return Tiles(16, block, 2, 1, 16, 4, block, 2, 3, 4)
+        return Tiles(16, 4, 4, 2, 32, 2, 1, 32, 8, 32, 2, 2, 8)
+    return Tiles(16, 4, 4, 3, block, max(1, block // 16), 3, 16, 4, block, 2, 2, 4)
 
 
 @functools.cache
@@ -62,8 +65,9 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
 
 def _varlen_table(
     cu_seqlens: torch.Tensor, heads: int, wave: int, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [segments, 4] (sequence, first token, tokens, place) and [N + 1] first segments."""
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return [segments, 4] (sequence, first token, tokens, place), [N + 1] first segments and the
+    longest segment's tokens."""
     bounds = cu_seqlens.tolist()
     _, length = segments_for(bounds[-1], heads, wave, chunk)
     table, first = [], [0]
@@ -75,7 +79,8 @@ def _varlen_table(
             table.append((n, t, min(length, stop - t), place))
         first.append(len(table))
     rows = torch.tensor(table, dtype=torch.int64, device=cu_seqlens.device)
-    return rows.view(-1, 4), torch.tensor(first, dtype=torch.int64, device=cu_seqlens.device)
+    firsts = torch.tensor(first, dtype=torch.int64, device=cu_seqlens.device)
+    return rows.view(-1, 4), firsts, max((tokens for _, _, tokens, _ in table), default=0)
 
 
 class Plan(NamedTuple):
@@ -88,6 +93,8 @@ class Plan(NamedTuple):
     length: int  # tokens of a segment; 0 when packed
     table: torch.Tensor | None  # packed: [total, 4], as `_varlen_table` returns it
     first: torch.Tensor | None  # packed: [sequences + 1]
+    longest: int  # tokens of the longest segment
+    wave: int  # programs that the device runs at once
     block: int  # S padded to a power of two
     precision: str  # of the products
 
@@ -111,11 +118,12 @@ def plan_segments(
     # bf16 and fp16 operands leave tf32 digits to spare in the inverse; fp32 wants them all
     precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
     if cu_seqlens is not None:
-        table, first = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
+        table, first, longest = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
         sequences = cu_seqlens.numel() - 1
-        return Plan(tiles, len(table), sequences, 0, 0, table, first, block, precision)
+        packed = (table, first, longest, wave, block, precision)
+        return Plan(tiles, len(table), sequences, 0, 0, *packed)
     count, length = segments_for(T, B * H, wave, tiles.chunk)
     if segments is not None:
         length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
         count = triton.cdiv(T, length)
-    return Plan(tiles, B * count, B, count, length, None, None, block, precision)
+    return Plan(tiles, B * count, B, count, length, None, None, length, wave, block, precision)

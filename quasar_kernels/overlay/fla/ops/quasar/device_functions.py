@@ -1,0 +1,156 @@
+"""Device functions that the Triton kernels share: operands, addresses, segments, small inverses."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def operand(x, DTYPE: tl.constexpr):
+    """Round fp32 to a product's operand; fp16 saturates instead of turning into infinity."""
+    if DTYPE == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def split(x, DTYPE: tl.constexpr):
+    """Return fp32 x as two operands whose sum keeps twice the digits of one."""
+    if DTYPE == tl.bfloat16:
+        # rounded as an integer: the conversion back from bf16 runs at a sixteenth of this rate
+        bits = (x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
+        rounded = bits.to(tl.float32, bitcast=True)
+    else:
+        rounded = operand(x, DTYPE).to(tl.float32)
+    return rounded.to(DTYPE), operand(x - rounded, DTYPE)
+
+
+@triton.jit
+def dot_split(x, y_high, y_low, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return x (y_high + y_low) and x's leading operand; x is fp32, y_high and y_low operands."""
+    if DTYPE == tl.float32:
+        return tl.dot(x, y_high, input_precision=PRECISION), x
+    else:
+        x_high, x_low = split(x, DTYPE)
+        product = tl.dot(x_high, y_high)
+        product = tl.dot(x_low, y_high, acc=product)
+        return tl.dot(x_high, y_low, acc=product), x_high
+
+
+@triton.jit
+def row_pointers(x, i_b, t, i_h, stride_b, stride_t, stride_h, rows, cols):
+    """Pointers to rows t + rows of one batch row and head; 64-bit, T * H * S may pass 2^31."""
+    start = i_b * stride_b + t * stride_t + i_h * stride_h
+    return x + start + rows[:, None] * stride_t + cols[None, :]
+
+
+@triton.jit
+def load_segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
+    """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
+    if IS_VARLEN:
+        row = table + i_s * 4
+        i_n = tl.load(row)
+        t0 = tl.load(row + 1)
+        length = tl.load(row + 2)
+        place = tl.load(row + 3)
+        return i_n * 0, i_n, t0, length.to(tl.int32), (place & 1) != 0, (place & 2) != 0
+    else:
+        i_n = (i_s // NS).to(tl.int64)
+        i = i_s % NS
+        t0 = i.to(tl.int64) * SEG
+        length = tl.minimum(T - t0, SEG).to(tl.int32)
+        return i_n, i_n, t0, length, i == 0, i == NS - 1
+
+
+@triton.jit
+def load_entering_state(
+    initial_state,
+    states,
+    i_sh,
+    own,
+    at,
+    inside,
+    is_first,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_STATES: tl.constexpr,
+):
+    """Return the state [ROWS, COLS] that enters segment and head i_sh; zero where there is none.
+
+    `at` are offsets into one [S, S] state, `own` the sequence's place in [N, H, S, S].
+    """
+    state = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    if is_first:
+        if HAS_INITIAL:
+            state += tl.load(initial_state + own + at, mask=inside, other=0.0)
+    elif HAS_STATES:
+        before = (i_sh - H).to(tl.int64) * S * S  # the segment before, same head
+        state += tl.load(states + before + at, mask=inside, other=0.0)
+    return state
+
+
+@triton.jit
+def inverse_pointers(
+    inverse, i_b, t, i_h, stride_b, stride_t, stride_h, tokens, C: tl.constexpr, PACK: tl.constexpr
+):
+    """Pointers to row `tokens` of B = A a, C columns each, in chunks that start at token t.
+
+    A row holds PACK rows of B, so that whole memory lines are written; behind C columns of leading
+    parts stand C of low parts, but for fp32.
+    """
+    WIDTH: tl.constexpr = C if inverse.dtype.element_ty == tl.float32 else 2 * C
+    row = tokens // C * C + tokens % C // PACK
+    column = tokens % PACK * WIDTH
+    start = i_b * stride_b + t * stride_t + i_h * stride_h
+    return inverse + start + (row * stride_t + column)[:, None] + tl.arange(0, C)[None, :]
+
+
+@triton.jit
+def load_inverse(p_a, mask, C: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the leading and low parts of B; with fp32 the low part is unused."""
+    high = tl.load(p_a, mask=mask, other=0.0)
+    if DTYPE == tl.float32:
+        return high, high
+    else:
+        return high, tl.load(p_a + C, mask=mask, other=0.0)
+
+
+@triton.jit
+def _join_blocks(A, M, HALF: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    # inverses of the HALF x HALF diagonal blocks -> inverses of the 2 HALF x 2 HALF blocks
+    C: tl.constexpr = A.shape[1]
+    rows = tl.arange(0, C)[None, :, None]
+    cols = tl.arange(0, C)[None, None, :]
+    below = (rows // (2 * HALF) == cols // (2 * HALF)) & (rows // HALF > cols // HALF)
+    off = tl.where(below, M, 0.0).to(DTYPE)
+    a = A.to(DTYPE)
+    left = tl.dot(a, off, input_precision=PRECISION).to(DTYPE)
+    return A - tl.dot(left, a, input_precision=PRECISION)
+
+
+@triton.jit
+def unit_lower_inverse(M, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return (I + M)^-1 of strictly lower triangular M [N, C, C] fp32; C is 16, 32, 64 or 128.
+
+    The inverses of the diagonal blocks of 2, 4, 8, ... rows are joined by A <- A - A M_off A. A
+    Neumann series costs as much, and its powers of M overflow where keys repeat.
+    """
+    C: tl.constexpr = M.shape[1]
+    rows = tl.arange(0, C)[None, :, None]
+    cols = tl.arange(0, C)[None, None, :]
+    # the 2 x 2 blocks need no product
+    A = tl.where(rows == cols, 1.0, 0.0) - tl.where(rows // 2 == cols // 2, M, 0.0)
+    A = _join_blocks(A, M, 2, DTYPE, PRECISION)
+    A = _join_blocks(A, M, 4, DTYPE, PRECISION)
+    A = _join_blocks(A, M, 8, DTYPE, PRECISION)
+    if C >= 32:
+        A = _join_blocks(A, M, 16, DTYPE, PRECISION)
+    if C >= 64:
+        A = _join_blocks(A, M, 32, DTYPE, PRECISION)
+    if C >= 128:
+        A = _join_blocks(A, M, 64, DTYPE, PRECISION)
+    return A
