@@ -133,11 +133,11 @@ def test_spills_are_found_also_behind_a_cache(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
-    spec = CompileSpec("narrow", tile_product_kernel, types, {"BM": 128, "BK": 64}, 1, 1)
+    spec = CompileSpec("narrow", tile_product_kernel, types, {"BM": 128, "BK": 16}, 2, 1)
     (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
-    # 128 x 128 fp32 sums are 512 registers in each thread of one warp; 255 is the most
-    assert cold.needs.spills >= 2 * 4 * (512 - 255)
-    assert cold.needs.stack >= 4 * (512 - 255)
+    # 128 x 128 fp32 sums are 256 registers in each thread of two warps; 255 is the most
+    assert cold.needs.spills >= 8  # one register, stored and loaded
+    assert cold.needs.stack >= 4
     assert warm == cold
 
 

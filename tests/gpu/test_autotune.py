@@ -1,0 +1,79 @@
+"""The autotune on a GPU whose name is withheld: how long it takes, and what it leaves."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+mount()
+
+from fla.ops.quasar import autotune, tuning  # noqa: E402
+from fla.ops.quasar.autotune import Gpu  # noqa: E402
+from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 2e-5}
+"""Largest relative RMS error against float64, by operand dtype, on layer-like inputs."""
+
+
+def forward(tiles, q, k, v, beta):
+    return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch, tmp_path):
+    """No cached kernels, nothing tuned, and a name that tuned.json does not have."""
+    known = Gpu.of(torch.device("cuda", 0))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path / "quasar"))
+    monkeypatch.delenv("QUASAR_AUTOTUNE", raising=False)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    withheld = known._replace(name="a GPU of next year")
+    monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: withheld))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 32)]
+)
+def test_a_short_autotune_leaves_correct_tiles_for_the_next_process(monkeypatch, dtype, width):
+    device = torch.device("cuda", torch.cuda.current_device())
+    q, k, v = (torch.randn(1, 4000, 8, width, device=device, dtype=dtype) / 4 for _ in range(3))
+    beta = torch.linspace(1, 16, 8, device=device)
+    before = torch.cuda.get_rng_state()
+    since = time.monotonic()
+    tiles = tuning.tiles_for(width, dtype, device, forward)
+    seconds = time.monotonic() - since
+    assert seconds < 30
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    o, oracle = forward(tiles, q, k, v, beta), quasar_chunked(q, k, v, beta)[0]
+    assert relative_rms(o, oracle) <= LIMIT[dtype]
+
+    def not_again(*arguments):
+        raise AssertionError("tuned a second time")
+
+    monkeypatch.setattr(autotune, "tune", not_again)
+    monkeypatch.setattr(tuning, "_chosen", {})  # as in a new process
+    assert tuning.tiles_for(width, dtype, device, forward) == tiles
+
+
+def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch):
+    device = torch.device("cuda", torch.cuda.current_device())
+    width, dtype = 64, torch.bfloat16
+    default = tuning.safe_tiles(width, dtype, Gpu.of(device).capability)
+    q, k, v = (torch.randn(1, 500, 8, width, device=device, dtype=dtype) for _ in range(3))
+    beta = torch.ones(8, device=device)
+    expected = forward(default, q, k, v, beta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tiles = tuning.tiles_for(width, dtype, device, forward)
+        o = forward(tiles, q, k, v, beta)
+    graph.replay()
+    assert tiles == default
+    assert torch.equal(o, expected)
+    assert not tuning._chosen
