@@ -56,10 +56,11 @@ def soak(seconds: float = 0.3) -> None:
         torch.cuda.synchronize()
 
 
-def graph_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
+def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
     """Median time of one call, in milliseconds, when a CUDA graph replays all of `calls`.
 
-    Replays follow one another without a gap for at least three milliseconds.
+    Replays follow one another without a gap, at least three milliseconds a time, after `warm`
+    seconds of the same, so that the clocks are those of this very work.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
     for _ in range(2):
@@ -81,17 +82,16 @@ def graph_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
         stop.synchronize()
         return float(start.elapsed_time(stop)) / times
 
-    replay(1)
-    times = max(1, round(3 / replay(3)))
-    found = median(replay(times) for _ in range(repeats))
+    found = _steady(replay, 3, repeats, warm)
     graph.reset()
     return found / len(calls)
 
 
-def eager_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
+def eager_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
     """Median time of one call, in milliseconds: the host's clock from synchronize to synchronize.
 
-    Calls follow one another for at least ten milliseconds, as in a loop over layers or tokens.
+    Calls follow one another for at least ten milliseconds, as in a loop over layers or tokens,
+    after `warm` seconds of the same.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -104,6 +104,13 @@ def eager_ms(calls: Call | Sequence[Call], repeats: int = 11) -> float:
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3 / times
 
-    loop(2)
-    times = max(1, round(10 / loop(3)))
-    return median(loop(times) for _ in range(repeats)) / len(calls)
+    return _steady(loop, 10, repeats, warm) / len(calls)
+
+
+def _steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
+    """Median of what `run(times)` returns, milliseconds a time, once `warm` seconds have passed."""
+    run(2)
+    once = run(3)
+    times = max(1, round(least_ms / once))
+    run(max(1, round(warm * 1e3 / once)))
+    return median(run(times) for _ in range(repeats))

@@ -109,7 +109,7 @@ class OperatorResults(_Frozen):
     protocol: str
     environment: Environment
     peer: str | None = Field(description="the peer's package and version")
-    copy_gb_per_s: Positive = Field(description="device copy of 2 GiB, both directions counted")
+    copy_gb_per_s: Positive = Field(description="device copy of 1 GiB, both directions counted")
     forward: tuple[Speed, ...]
     forward_backward: tuple[Speed, ...]
     accuracy: tuple[Accuracy, ...]

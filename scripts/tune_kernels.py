@@ -92,7 +92,7 @@ def main() -> None:
             if n is not None and n * 2 * tiles.chunk > tokens:
                 continue
             plan = chunk.plan_segments(inputs[0], None, tiles, n)
-            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan))
+            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03)
             row = {"tokens": tokens, "ms": round(ms, 4), "segments": n}
             rows.append(row | tiles._asdict() | {f"error_{k}": errors[tiles][k] for k in LIMITS})
         del inputs  # the next length needs the memory
