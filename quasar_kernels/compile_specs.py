@@ -198,6 +198,7 @@ def _operator_specs() -> list[CompileSpec]:
     strides = "stride_{0}b stride_{0}t stride_{0}h"
     for kind in ("bf16", "fp32"):
         varlen = kind == "fp32"
+        columns, warps = fused_recurrent.tiles_for(64, 256 if varlen else 1024)
         specs += [
             CompileSpec(
                 f"fused_recurrent {kind}",
@@ -207,10 +208,10 @@ def _operator_specs() -> list[CompileSpec]:
                 | _types("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
                 | {"scale": "fp32"}
                 | ({"cu_seqlens": "*i64"} if varlen else {}),
-                {"H": 8, "S": 64, "BS": 64, "BV": 16, "IS_VARLEN": varlen}
+                {"H": 8, "S": 64, "BS": 64, "BV": columns, "IS_VARLEN": varlen}
                 | {"HAS_INITIAL": True, "STORE_FINAL": True}
                 | ({} if varlen else {"cu_seqlens": None}),
-                num_warps=1,
+                num_warps=warps,
                 num_stages=1,
             ),
         ]

@@ -1,0 +1,112 @@
+"""The committed run of the operator, its limits, and docs/kernels.md, which is made from it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from line_plot import Line, line_plot
+from operator_results import ERRORS, FORWARD_MS, OperatorResults, load, misses
+from report_operator import DOCUMENT, RESULTS, document, plot
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def results() -> OperatorResults:
+    return load(RESULTS)
+
+
+def changed(results: OperatorResults, path: str, value: object) -> OperatorResults:
+    """Return the run with one figure replaced; `path` is as in `forward.0.times`."""
+    body = results.model_dump(mode="json")
+    place, *keys = body, *path.split(".")
+    for key in keys[:-1]:
+        place = place[int(key) if isinstance(place, list) else key]
+    assert keys[-1] in place
+    place[keys[-1]] = value
+    return OperatorResults.model_validate(body)
+
+
+def test_the_document_says_what_the_run_says_and_every_figure_is_within_its_limit() -> None:
+    command = [sys.executable, "scripts/report_operator.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_run_covers_every_limit(results: OperatorResults) -> None:
+    assert set(FORWARD_MS) <= {row.tokens for row in results.forward}
+    checked = {(row.tokens, row.keys) for row in results.accuracy}
+    assert checked == {(row.tokens, keys) for row in results.forward for keys in ERRORS}
+    assert max(row.batch for row in results.decoding) == 128
+    for row in (*results.forward, *results.forward_backward, *results.decoding):
+        assert {"triton", "peer"} <= set(row.times)
+    assert {"triton", "peer"} <= set(results.first_call)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "forward.0.times.triton.graph_ms",
+            9.0,
+            "forward of 2048 tokens, triton, ms: 9, limit 0.06",
+        ),
+        ("forward_backward.0.times.peer.graph_ms", 1e-3, "of 16384 tokens, triton, times the peer"),
+        ("accuracy.1.errors.triton.overall", 0.5, "2048 tokens, correlated 10%, triton: 0.5"),
+        ("accuracy.2.errors.triton.worst_eighth", 0.5, "correlated 1%, triton, worst eighth: 0.5"),
+        ("gradients.errors.triton.k", 0.5, "gradient of k, triton: 0.5"),
+        ("memory.peak_bytes.triton", 1 << 40, "peak memory over the output, triton"),
+        ("first_call.triton.call_seconds", 41.0, "first call, triton, s: 41, limit 8"),
+        ("decoding.3.copy_ms", 1e-4, "share of copy bandwidth, B = 128"),
+        ("decoding.0.times.triton.eager_ms", 9.0, "decoding at B = 1, eager_ms: 9"),
+    ],
+)
+def test_a_figure_outside_of_its_limit_is_named(
+    results: OperatorResults, path: str, value: float, said: str
+) -> None:
+    found = set(misses(changed(results, path, value))) - set(misses(results))
+    assert len(found) == 1
+    assert said in found.pop()
+
+
+def test_figures_changed_by_hand_are_made_anew(results: OperatorResults) -> None:
+    text = DOCUMENT.read_text()
+    speed = re.search(r"\| 1,000,000 \| ([\d.]+)", text)
+    assert speed is not None
+    altered = text.replace(speed[0], "| 1,000,000 | 0.01", 1)
+    assert altered != text
+    assert document(altered, results) == text
+    with pytest.raises(SystemExit, match="must have the marks"):
+        document(text.replace("<!-- figures: forward -->", ""), results)
+
+
+def test_the_plot_draws_a_line_for_each_implementation_and_way(results: OperatorResults) -> None:
+    root = ElementTree.fromstring(plot(results))  # noqa: S314 made a line above
+    labels = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"Triton, graph", "Triton, eager", "peer, graph", "peer, eager"} <= labels
+    points = sum(2 * len(row.times) for row in results.forward)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == points
+
+
+def test_ten_times_as_much_is_a_decade_further() -> None:
+    svg = line_plot("t", "x", "y", [Line("a", "red", [(1, 1), (10, 10), (100, 100)])])
+    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
+    assert x1 > x0
+    assert y1 - y2 == pytest.approx(y0 - y1, abs=0.2)
+    assert y1 < y0
+
+
+def test_labels_do_not_lie_on_each_other() -> None:
+    lines = [Line(str(i), "red", [(1, 1), (10, 5 + i / 100)]) for i in range(4)]
+    heights = [
+        float(y)
+        for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" fill', line_plot("t", "x", "y", lines))
+    ]
+    assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) >= 16
