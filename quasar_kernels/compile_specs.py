@@ -83,14 +83,16 @@ def _types(kind: str, names: str) -> dict[str, str]:
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
     """Operand type, head width, name's end and tiles of everything that is shipped."""
     import torch
-    from fla.ops.quasar import segments
+    from fla.ops.quasar import tuning
 
+    capability = f"{architecture // 10}.{architecture % 10}"
     for kind, dtype, S in (
         ("bf16", torch.bfloat16, 64),
         ("bf16", torch.bfloat16, 128),
         ("fp32", torch.float32, 64),
     ):
-        yield kind, S, "", segments.tiles_for(S, dtype)
+        for gpu, tiles in tuning.shipped_tiles(S, dtype, capability).items():
+            yield kind, S, f" {gpu}".rstrip(), tiles
 
 
 def _chunk_specs(architecture: int) -> list[CompileSpec]:

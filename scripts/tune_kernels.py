@@ -65,8 +65,7 @@ def main() -> None:
     segments = [None, *(int(n) for n in args.segments.split(",") if n)]
 
     mount()
-    from fla.ops.quasar import chunk
-    from fla.ops.quasar import segments as segmenting
+    from fla.ops.quasar import chunk, tuning
 
     torch.manual_seed(0)
     layer = layer_like(CHECK_TOKENS)
@@ -74,7 +73,8 @@ def main() -> None:
     oracles = {kind: quasar_chunked(*inputs)[0] for kind, inputs in probes.items()}
     tried = list(
         itertools.islice(
-            variants(segmenting.tiles_for(WIDTH, torch.bfloat16)), 1 if args.default_only else None
+            variants(tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))),
+            1 if args.default_only else None,
         )
     )
     errors = {}

@@ -21,7 +21,7 @@ mount()
 
 from fla.ops.quasar import autotune, tuning  # noqa: E402
 from fla.ops.quasar.autotune import Gpu, parse_tiles, search  # noqa: E402
-from fla.ops.quasar.segments import Tiles  # noqa: E402
+from fla.ops.quasar.tiles import Tiles  # noqa: E402
 
 BLOCKS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

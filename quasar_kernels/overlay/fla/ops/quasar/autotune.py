@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from fla.ops.quasar.segments import Tiles
+from fla.ops.quasar.tiles import Tiles
 
 BUDGET_SECONDS = 20.0
 """No move starts later than this; one move, compilation included, takes a few seconds."""
@@ -64,7 +64,7 @@ def parse_tiles(row: Any, where: str) -> Tiles:
         given = set(row) if isinstance(row, dict) else set()
         raise ValueError(
             f"{where}: missing fields {sorted(fields - given)}, unknown fields "
-            f"{sorted(given - fields)}; it must have those of segments.Tiles"
+            f"{sorted(given - fields)}; it must have those of tiles.Tiles"
         )
     for name, value in row.items():
         if type(value) is not int or value < 0:

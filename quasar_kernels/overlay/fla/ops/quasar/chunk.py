@@ -34,7 +34,7 @@ from fla.ops.quasar.segmented_scan_bwd import (
     segment_input_grad_kernel,
     segment_state_grad_kernel,
 )
-from fla.ops.quasar.segments import Plan, Tiles, plan_segments
+from fla.ops.quasar.segments import Plan, plan_segments
 
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; wider heads take the torch path."""
@@ -181,6 +181,11 @@ def chunk_quasar_bwd(
     return dq, dk, dv, d_beta.sum(0), d_initial
 
 
+def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
+    # for the autotune of a GPU that tuned.json does not name
+    return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
+
+
 class ChunkQuasarFunction(torch.autograd.Function):
     """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
 
@@ -191,7 +196,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
         beta = beta.float().contiguous()
         initial = None if initial_state is None else initial_state.float().contiguous()
         with torch.cuda.device(q.device):
-            plan = plan_segments(q, cu_seqlens)
+            plan = plan_segments(q, cu_seqlens, launch=_forward_with)
             o, final, G, states = chunk_quasar_fwd(
                 q, k, v, beta, initial, output_final_state, scale, plan=plan
             )

@@ -1,42 +1,18 @@
-"""How a launch is cut up: tile sizes by head width and dtype, and the segments of each sequence."""
+"""How a launch is cut up into segments of each sequence."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import triton
 
-
-class Tiles(NamedTuple):
-    """Block sizes, warps and pipeline stages of the kernels."""
-
-    chunk: int  # tokens of a chunk: 16, 32 or 64
-    intra_chunks: int  # chunks that a program of the intra-chunk pass takes at once
-    intra_warps: int
-    intra_stages: int
-    map_rows: int  # rows of (G, R) that a program of pass 1 owns
-    map_warps: int
-    map_stages: int
-    scan_cols: int  # state columns that a program of the scan owns
-    scan_warps: int
-    value_cols: int  # state columns that a program of pass 2 owns
-    output_warps: int
-    output_stages: int
-    grad_warps: int  # of the backward walks, which own whole states
-
-
-def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for a head padded to `block` channels; all fit 99 KB of shared memory."""
-    wide = block > 64
-    if dtype == torch.float32:
-        return Tiles(16, 2, 4, 1, 32, 4, 1, 16, 8 if wide else 4, 32, 4, 1, 8)
-    if wide:
-        return Tiles(16, 4, 4, 2, 32, 2, 1, 32, 8, 32, 2, 2, 8)
-    return Tiles(16, 4, 4, 3, block, max(1, block // 16), 3, 16, 4, block, 2, 2, 4)
+from fla.ops.quasar.tiles import Tiles
+from fla.ops.quasar.tuning import tiles_for
 
 
 @functools.cache
@@ -104,16 +80,18 @@ def plan_segments(
     cu_seqlens: torch.Tensor | None,
     tiles: Tiles | None = None,
     segments: int | None = None,
+    launch: Callable[..., torch.Tensor] | None = None,
 ) -> Plan:
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
         tiles: block sizes instead of `tiles_for`'s choice.
         segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
+        launch: what `tuning.tiles_for` tunes an unknown GPU with.
     """
     B, T, H, S = q.shape
     block = max(16, triton.next_power_of_2(S))
-    tiles = tiles or tiles_for(block, q.dtype)
+    tiles = tiles or tiles_for(block, q.dtype, q.device, launch)
     wave = _programs_per_wave(q.device)
     # bf16 and fp16 operands leave tf32 digits to spare in the inverse; fp32 wants them all
     precision = "tf32x3" if q.dtype == torch.float32 else "tf32"

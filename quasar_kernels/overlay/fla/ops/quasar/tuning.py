@@ -19,7 +19,7 @@ import torch
 
 from fla.ops.quasar import autotune
 from fla.ops.quasar.autotune import Gpu, parse_tiles
-from fla.ops.quasar.segments import Tiles
+from fla.ops.quasar.tiles import Tiles
 
 DATA = Path(__file__).with_name("tuned.json")
 SWITCH = "QUASAR_AUTOTUNE"
