@@ -120,11 +120,19 @@ def load_inverse(p_a, mask, C: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _row_and_column(M):
+    # of each entry of square matrices [C, C] or [N, C, C]
+    index = tl.arange(0, M.shape[-1])
+    if len(M.shape) == 3:
+        return index[None, :, None], index[None, None, :]
+    else:
+        return index[:, None], index[None, :]
+
+
+@triton.jit
 def _join_blocks(A, M, HALF: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     # inverses of the HALF x HALF diagonal blocks -> inverses of the 2 HALF x 2 HALF blocks
-    C: tl.constexpr = A.shape[1]
-    rows = tl.arange(0, C)[None, :, None]
-    cols = tl.arange(0, C)[None, None, :]
+    rows, cols = _row_and_column(M)
     below = (rows // (2 * HALF) == cols // (2 * HALF)) & (rows // HALF > cols // HALF)
     off = tl.where(below, M, 0.0).to(DTYPE)
     a = A.to(DTYPE)
@@ -134,14 +142,14 @@ def _join_blocks(A, M, HALF: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.co
 
 @triton.jit
 def unit_lower_inverse(M, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return (I + M)^-1 of strictly lower triangular M [N, C, C] fp32; C is 16, 32, 64 or 128.
+    """Return (I + M)^-1 of strictly lower triangular M, fp32.
 
-    The inverses of the diagonal blocks of 2, 4, 8, ... rows are joined by A <- A - A M_off A. A
-    Neumann series costs as much, and its powers of M overflow where keys repeat.
+    M is [C, C], or a batch [N, C, C]; C is 16, 32, 64 or 128. The inverses of the diagonal blocks
+    of 2, 4, 8, ... rows are joined by A <- A - A M_off A. A Neumann series costs as much, and its
+    powers of M overflow where keys repeat.
     """
-    C: tl.constexpr = M.shape[1]
-    rows = tl.arange(0, C)[None, :, None]
-    cols = tl.arange(0, C)[None, None, :]
+    C: tl.constexpr = M.shape[-1]
+    rows, cols = _row_and_column(M)
     # the 2 x 2 blocks need no product
     A = tl.where(rows == cols, 1.0, 0.0) - tl.where(rows // 2 == cols // 2, M, 0.0)
     A = _join_blocks(A, M, 2, DTYPE, PRECISION)

@@ -33,9 +33,9 @@ def forward_substitution_kernel(
     inside = (rows < BT) & (cols < BT)
     p_L = L_ptr + i_m * L_stride_bh + rows * BT + cols
     M = tl.load(p_L, mask=inside & (rows > cols), other=0.0).to(tl.float32)
-    A = unit_lower_inverse(tl.reshape(M, [1, C, C]), tl.float32, "tf32x3")
+    A = unit_lower_inverse(M, tl.float32, "tf32x3")
     p_A = A_ptr + i_m * A_stride_bh + rows * BT + cols
-    tl.store(p_A, tl.reshape(A, [C, C]).to(A_ptr.dtype.element_ty), mask=inside)
+    tl.store(p_A, A.to(A_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
