@@ -1,6 +1,6 @@
 """Measure the operator on this GPU beside flash-linear-attention's delta rule, in one run.
 
-    python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--quick]
+    python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--without cuda]
 
 Speed, accuracy against float64, memory, decoding and the first call with empty kernel caches; about
 two minutes on an H200, of which the peer's autotuning takes the most. --quick leaves the peer out.
@@ -288,15 +288,16 @@ def main() -> None:
     """Measure, write the file, and say which figures miss their limits."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("operator.json"))
-    parser.add_argument("--only", default=",".join(NAMES), help="such as triton,peer")
-    parser.add_argument("--quick", action="store_true", help="without the peer")
+    parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
+    parser.add_argument("--quick", action="store_true", help="the same as --without peer")
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
     parser.add_argument("--first-call", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.first_call:
         print(first_call(args.first_call).model_dump_json())
         return
-    names = [n for n in NAMES if n in args.only.split(",") and not (n == "peer" and args.quick)]
+    left_out = {*args.without, *(("peer",) if args.quick else ())}
+    names = [name for name in NAMES if name not in left_out]
     with tempfile.TemporaryDirectory() as folder:
         results = measure(names, Path(folder), args.commit)
     args.out.parent.mkdir(parents=True, exist_ok=True)
