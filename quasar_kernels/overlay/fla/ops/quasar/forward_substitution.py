@@ -44,7 +44,7 @@ def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     n, C, _ = L.shape
     if n:
         forward_substitution_kernel[(n,)](
-            L, C * C, A, C * C, BT=C, C=max(16, C), num_warps=4 if C <= 64 else 8
+            L, C * C, A, C * C, BT=C, C=max(16, C), num_warps=4
         )
     return A
 
@@ -55,7 +55,7 @@ class ForwardSubstitutionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, L):
         C = L.shape[-1]
-        if L.is_cuda and L.dtype != torch.float64 and C & (C - 1) == 0 and 2 <= C <= 128:
+        if L.is_cuda and L.dtype != torch.float64 and C & (C - 1) == 0 and 2 <= C <= 64:
             with torch.cuda.device(L.device):
                 A = launch_forward_substitution(L.float().reshape(-1, C, C).contiguous())
             A = A.view(L.shape)
