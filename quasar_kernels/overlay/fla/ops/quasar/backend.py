@@ -1,0 +1,143 @@
+"""Which implementation takes a call of `chunk_quasar`, and why: CUDA C++, Triton or torch.
+
+QUASAR_BACKEND chooses: `auto` (the default) takes CUDA where it applies and Triton elsewhere on a
+GPU; `cuda` raises where CUDA does not apply, so that nothing else is measured by mistake; `triton`
+and `torch` take those. When the CUDA kernels cannot be built or run, `auto` logs one line that
+names the cause and the remedy, and Triton serves from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from typing import Literal, NamedTuple
+
+import torch
+
+SWITCH = "QUASAR_BACKEND"
+"""Environment variable with one of `BACKENDS`; read at every call."""
+BACKENDS = ("auto", "cuda", "triton", "torch")
+
+_log = logging.getLogger("fla.ops.quasar")
+_lock = threading.Lock()
+_failures: dict[tuple[int, torch.dtype], str] = {}
+"""Why the CUDA kernels of a device and dtype cannot be used, once that is known."""
+_loaded: set[tuple[int, torch.dtype]] = set()
+
+
+class Choice(NamedTuple):
+    """The implementation of a call, and one line that says why it and not a faster one."""
+
+    backend: Literal["cuda", "triton", "torch"]
+    reason: str
+
+
+def requested_backend() -> str:
+    """Return QUASAR_BACKEND, `auto` where it is not set.
+
+    Raises:
+        ValueError: it is none of `BACKENDS`.
+    """
+    name = os.environ.get(SWITCH, "auto")
+    if name not in BACKENDS:
+        raise ValueError(f"{SWITCH} is {name!r}; set it to one of {', '.join(BACKENDS)}")
+    return name
+
+
+def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
+    """Return which implementation `chunk_quasar` takes for q, k, v `[B, T, H, S]`, and why.
+
+    The first call for a device and dtype compiles the CUDA kernels where they apply, or reads them
+    from the cache.
+
+    Raises:
+        ValueError: QUASAR_BACKEND has no known value.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+    """
+    name = requested_backend()
+    if name == "torch":
+        return Choice("torch", f"{SWITCH}=torch")
+    if not q.is_cuda:
+        reason = "the tensors are not on a GPU"
+    elif name == "triton":
+        return Choice("triton", f"{SWITCH}=triton")
+    else:
+        reason = _reason_against_cuda(q, k, v)
+    if reason is None:
+        return Choice("cuda", "the CUDA kernels take this call")
+    if name == "cuda":
+        from fla.ops.quasar.nvrtc import CudaUnavailableError
+
+        raise CudaUnavailableError(f"{SWITCH}=cuda, but {reason}", f"set {SWITCH}=auto")
+    return Choice("triton" if q.is_cuda else "torch", reason)
+
+
+def _reason_against_cuda(q, k, v) -> str | None:
+    from fla.ops.quasar.cuda_scan import reason_against
+
+    reason = reason_against(q, k, v)
+    if reason is not None:
+        return reason
+    key = (q.device.index, q.dtype)
+    if key not in _loaded and key not in _failures:
+        if torch.cuda.is_current_stream_capturing():
+            return "a CUDA graph is captured before the kernels were loaded; call once before"
+        _load(key)
+    return _failures.get(key)
+
+
+def _load(key: tuple[int, torch.dtype]) -> None:
+    from fla.ops.quasar.cuda_scan import load_program
+    from fla.ops.quasar.nvrtc import CudaUnavailableError
+
+    with _lock:
+        if key in _loaded or key in _failures:
+            return
+        try:
+            load_program(*key)
+        except CudaUnavailableError as error:
+            record_failure(key, error)
+        else:
+            _loaded.add(key)
+
+
+def record_failure(key: tuple[int, torch.dtype], error: Exception) -> None:
+    """Remember that the CUDA kernels of a (device index, dtype) failed; the first time, log it."""
+    first = not _failures
+    _failures[key] = str(error)
+    if first:
+        _log.warning("the CUDA kernels are not used, Triton serves: %s", error)
+
+
+def cuda_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    output_final_state: bool,
+    scale: float,
+    cu_seqlens: torch.Tensor | None,
+):
+    """Run the CUDA forward pass: `cuda_scan.Forward`, or None where another implementation serves.
+
+    Args: as `cuda_scan.forward`; q's device is the current one.
+
+    Raises:
+        ValueError, CudaUnavailableError: as `choose_backend`; with QUASAR_BACKEND=cuda also when a
+            launch fails.
+    """
+    if choose_backend(q, k, v).backend != "cuda":
+        return None
+    from fla.ops.quasar.cuda_scan import forward
+    from fla.ops.quasar.nvrtc import CudaUnavailableError
+
+    try:
+        return forward(q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens)
+    except CudaUnavailableError as error:
+        if requested_backend() == "cuda":
+            raise
+        record_failure((q.device.index, q.dtype), error)
+        return None

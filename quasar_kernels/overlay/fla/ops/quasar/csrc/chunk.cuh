@@ -1,0 +1,116 @@
+// What a chunk needs before any state: its keys' products, its step sizes, and the inverse.
+
+#pragma once
+
+#include "fragments.cuh"
+
+namespace quasar {
+
+// (1 - exp(-beta lambda)) / (lambda + 1e-8), by its series where the difference would cancel
+__device__ __forceinline__ float step_size(float lambda, float beta) {
+  const float x = beta * lambda;
+  const float series = x * (1.f - x * (0.5f - x * (1.f / 6.f)));
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(lambda + 1e-8f));
+  return (x < 0.03f ? series : 1.f - power) * inverse;
+}
+
+// Bit masks over one packed 8 x 8 block: which of this lane's elements (g, 2c), (g, 2c+1) belong.
+struct BlockMasks {
+  u32 one, pair_below, pair_above, four, eight;
+
+  __device__ __forceinline__ explicit BlockMasks(int lane) {
+    const int g = lane >> 2, c = lane & 3;
+    one = g == 2 * c ? 0x00003c00u : g == 2 * c + 1 ? 0x3c000000u : 0u;  // the identity in fp16
+    pair_below = (g & 1) && c == g >> 1 ? 0x0000ffffu : 0u;
+    pair_above = !(g & 1) && c == g >> 1 ? 0xffff0000u : 0u;
+    four = (g & 2) && c == (g >> 2) * 2 ? ALL : 0u;  // below the diagonal 2 x 2 in the 4 x 4 blocks
+    eight = g >= 4 && c < 2 ? ALL : 0u;
+  }
+};
+
+// Keys' products of one chunk: gram = K K^T, their norms, and step sizes.
+struct ChunkKeys {
+  float gram[2][4];
+  float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
+};
+
+// `rows` and `pairs` are the chunk, loaded at row_address and at pair_address
+template <Scalar T>
+__device__ __forceinline__ ChunkKeys key_products(const u32 (&rows)[4][4], const u32 (&pairs)[4][4],
+                                                  float beta, int lane) {
+  ChunkKeys out = {};
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    mma<T>(out.gram[0], rows[t], pairs[t][0], pairs[t][1]);
+    mma<T>(out.gram[1], rows[t], pairs[t][2], pairs[t][3]);
+  }
+  const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
+  const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
+  const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
+  // the shuffles read the other lane's choice, and that lane has the same g
+  out.lambda[0] = __shfl_sync(ALL, low, owner);
+  out.lambda[1] = __shfl_sync(ALL, high, owner);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(step_size(out.lambda[r], beta)));
+    out.root[r] = -root;
+  }
+  return out;
+}
+
+// Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.
+__device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[2][2], int lane) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    columns[n][0] = __shfl_sync(ALL, rows[n], 8 * (lane & 3));
+    columns[n][1] = __shfl_sync(ALL, rows[n], 8 * (lane & 3) + 4);
+  }
+}
+
+// (I + M)^-1 or, TRANSPOSED, its transpose, of M = strict_tril(-minus), minus [16, 16] symmetric
+// with a diagonal above -1. |inverse| <= 1 then, so fp16 operands lose 2^-11 and never overflow. Blocks of
+// 2 need no product; blocks of 4, 8 and 16 join by A <- A - A M_off A, which fills places that were
+// zero, so packed values are joined by OR. The diagonal 8 x 8 blocks share every product: as block
+// diagonal A operand, and stacked as B operand.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMasks& mask,
+                                       float (&out)[2][4]) {
+  constexpr Scalar H = Scalar::fp16;
+  const u32 low = pack<H>(minus[0][0], minus[0][1]), high = pack<H>(minus[1][2], minus[1][3]);
+  u32 A[4] = {mask.one | (low & mask.pair_below), 0, 0,
+              mask.one | (high & mask.pair_below)};
+  u32 At[4] = {mask.one | (low & mask.pair_above), 0, 0,
+               mask.one | (high & mask.pair_above)};
+#pragma unroll
+  for (int level = 0; level < 2; ++level) {
+    const u32 off = level == 0 ? mask.four : mask.eight;
+    float x[4] = {}, a[4] = {}, at[4] = {};
+    mma<H>(x, At, low & off, high & off);  // -(M_off A)^T
+    u32 X[4] = {pack<H>(x[0], x[1]), 0, 0, pack<H>(x[2], x[3])};
+    mma<H>(a, A, X[0], X[3]);
+    mma<H>(at, X, A[0], A[3]);
+    A[0] |= pack<H>(a[0], a[1]);
+    A[3] |= pack<H>(a[2], a[3]);
+    At[0] |= pack<H>(at[0], at[1]);
+    At[3] |= pack<H>(at[2], at[3]);
+  }
+  float x[4] = {}, joined[4] = {};
+  mma_8x8(x, At[0], pack<H>(minus[0][2], minus[0][3]));  // -(M_21 A_11)^T
+  const u32 X = pack<H>(x[0], x[1]);
+  if (TRANSPOSED) {
+    mma_8x8(joined, X, A[3]);
+    unpack<H>(At[0], out[0][0], out[0][1]);
+    unpack<H>(At[3], out[1][2], out[1][3]);
+    out[1][0] = joined[0], out[1][1] = joined[1], out[0][2] = out[0][3] = 0.f;
+  } else {
+    mma_8x8(joined, A[3], X);
+    unpack<H>(A[0], out[0][0], out[0][1]);
+    unpack<H>(A[3], out[1][2], out[1][3]);
+    out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
+  }
+}
+
+}  // namespace quasar

@@ -1,0 +1,150 @@
+// Tensor-core fragments and products, and tiles in shared memory. No header of the toolkit is
+// included, here or elsewhere, so that NVRTC needs none.
+//
+// Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4, c = lane % 4,
+// an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements 0..3. Two
+// of them side by side, packed to 16 bits, are an A operand [16, 16] without any exchange between
+// lanes; and read as B operands they multiply by their transpose. For tf32's m16n8k8 the same holds
+// of unpacked accumulators if both operands count k as 0 2 4 6 1 3 5 7. That is why nothing here
+// goes through shared memory between two products.
+
+#pragma once
+
+namespace quasar {
+
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+enum class Scalar { bf16, fp16 };
+
+constexpr int S = 64;                // channels of a head, for keys and values
+constexpr int CHUNK = 16;            // tokens of a chunk
+constexpr int ROW_BYTES = 2 * S;     // one token's row of a tile
+constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
+constexpr u32 ALL = 0xffffffffu;
+
+// ---- conversions ----
+
+template <Scalar T>
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 out;
+  if (T == Scalar::bf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  }
+  return out;
+}
+
+// fp16 saturates instead of turning into infinity, NaN stays; for values without a bound
+template <Scalar T>
+__device__ __forceinline__ u32 pack_saturated(float low, float high) {
+  u32 out = pack<T>(low, high);
+  if (T == Scalar::fp16) {
+    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(out) : "r"(0x7bff7bffu));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(out) : "r"(0xfbfffbffu));
+  }
+  return out;
+}
+
+template <Scalar T>
+__device__ __forceinline__ void unpack(u32 x, float& low, float& high) {
+  if (T == Scalar::bf16) {
+    low = __uint_as_float(x << 16);
+    high = __uint_as_float(x & 0xffff0000u);
+  } else {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=f"(low), "=f"(high)
+        : "r"(x));
+  }
+}
+
+// two accumulator tiles side by side as an A operand
+template <Scalar T>
+__device__ __forceinline__ void pack_tiles(u32 (&out)[4], const float (&left)[4],
+                                           const float (&right)[4]) {
+  out[0] = pack_saturated<T>(left[0], left[1]);
+  out[1] = pack_saturated<T>(left[2], left[3]);
+  out[2] = pack_saturated<T>(right[0], right[1]);
+  out[3] = pack_saturated<T>(right[2], right[3]);
+}
+
+// rounded to tf32 once truncated to it; one addition, where cvt.rna.tf32 is a dozen instructions
+__device__ __forceinline__ float to_tf32(float x) {
+  return __uint_as_float(__float_as_uint(x) + 0x1000u);
+}
+
+__device__ __forceinline__ float round_tf32(float x) {
+  return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+}
+
+// ---- products: d += a b ----
+
+template <Scalar T>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if (T == Scalar::bf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// d[0..1] += the upper 8 rows of an fp16 product [8, 8] x [8, 8]
+__device__ __forceinline__ void mma_8x8(float (&d)[4], u32 a, u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a), "r"(0), "r"(b));
+}
+
+// a is an accumulator tile [16, 8]; b0, b1 are elements (n, 2c), (n, 2c+1) of one. The hardware
+// reads the upper 19 bits: what was not rounded by to_tf32 is truncated.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[1])),
+        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// ---- tiles in shared memory: rows of 128 bytes, 16-byte pieces permuted by the row's last 3 bits ----
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+
+// Where a lane's row begins for the loads below, from a chunk's address (a multiple of 128). Columns
+// 16 t .. 16 t + 15 are at this ^ 32 t.
+__device__ __forceinline__ u32 row_address(u32 chunk, int lane) {
+  return chunk + (lane & 15) * ROW_BYTES + (((lane >> 4) ^ (lane & 7)) << 4);
+}
+
+__device__ __forceinline__ u32 pair_address(u32 chunk, int lane) {
+  return chunk + ((lane & 7) + 8 * (lane >> 4)) * ROW_BYTES +
+         ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
+}
+
+// at row_address: 16 columns of a chunk as an A operand [16 tokens, 16]. At pair_address: as B
+// operands that multiply by its transpose, tokens 0..7 in elements 0, 1 and the others in 2, 3.
+__device__ __forceinline__ void load_rows(u32 (&out)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
+// at row_address, each 8 x 8 transposed: B operands [16 tokens, 8 columns] in elements 0, 1 and in 2, 3
+__device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
+}  // namespace quasar

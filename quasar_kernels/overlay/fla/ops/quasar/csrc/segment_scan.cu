@@ -1,0 +1,111 @@
+// The scan between the passes: states[n] <- maps[n] * state + states[n], so that what was the R of a
+// segment becomes the state behind it, in fp32.
+//
+// It is sequential over the segments of one sequence and head, and short: what it costs is the
+// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps meanwhile,
+// and multiplies by tensor cores in tf32, to which the maps are rounded already. What rounding takes
+// from the state is passed on as it is, so a segment of zero keys changes nothing.
+
+#include "segments.cuh"
+
+namespace quasar {
+
+constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = 4, SCAN_THREADS = 32 * SCAN_WARPS;
+
+struct ScanShared {
+  float map[STAGES][S][S];          // 16-byte pieces permuted by the row's last 2 bits
+  float offset[STAGES][S][COLUMNS];
+  float state[2][COLUMNS][S + 8];  // transposed
+};
+
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(to), "l"(from)
+               : "memory");
+}
+
+// Grid: (sequences * heads, S / COLUMNS).
+__device__ __forceinline__ void segment_scan(const Arguments& arg) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  ScanShared& shared = *(ScanShared*)raw;
+  const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, c = lane & 3;
+  const int row = (tid >> 5) * 16 + g;  // this lane's rows are row and row + 8
+  const i64 sequence = blockIdx.x / arg.heads, head = blockIdx.x % arg.heads;
+  const i64 begin = arg.first ? arg.first[sequence] : sequence * arg.per_sequence;
+  const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
+  const int steps = (int)(end - begin) - 1, column = blockIdx.y * COLUMNS;
+  const i64 stride = (i64)arg.heads * S * S;
+  const float* maps = arg.maps + (begin * arg.heads + head) * S * S;
+  float* states = arg.states + (begin * arg.heads + head) * S * S + column;
+
+  const int copied = tid / 16 * S + tid % 16 * 4, offset_copied = tid / 2 * S + tid % 2 * 4;
+  const u32 map_to =
+      shared_address(shared.map[0][tid / 16]) + ((tid % 16 * 4) ^ (tid / 16 & 3) << 3) * 4;
+  const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
+  auto load = [&](int n) {
+    if (n < steps) {
+      const u32 stage = n % STAGES;
+      const float* from = maps + n * stride + copied;
+#pragma unroll
+      for (int i = 0; i < S * S / 4 / SCAN_THREADS; ++i)  // 8 rows further keep the permutation
+        copy16(map_to + stage * sizeof(shared.map[0]) + i * 8 * S * 4, from + i * 8 * S);
+      copy16(offset_to + stage * sizeof(shared.offset[0]), states + n * stride + offset_copied);
+    }
+    commit_loads();
+  };
+#pragma unroll
+  for (int n = 0; n < STAGES - 1; ++n) load(n);
+
+  // the state, at (row + 8 r, 2 c + j) in element 2 r + j: in shared memory rounded, here the rest
+  float rest[4];
+  auto keep = [&](int step, int e, float x) {
+    const float rounded = round_tf32(x);
+    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
+    rest[e] = x - rounded;
+  };
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const i64 at = (i64)blockIdx.x * S * S + (row + 8 * (e >> 1)) * S + column + 2 * c + (e & 1);
+    keep(0, e, arg.initial_state ? arg.initial_state[at] : 0.f);
+  }
+  // columns 8 t + 2 c of this lane's rows, which share the permutation
+  const float* place[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) place[t] = &shared.map[0][row][2 * c + ((t ^ (row & 3)) << 3)];
+  float* out = states + row * S + 2 * c;
+
+  for (int n = 0; n < steps; ++n) {
+    wait_loads<STAGES - 2>();
+    __syncthreads();
+    load(n + STAGES - 1);
+    const int stage = n % STAGES;
+    const float2 low = *(const float2*)&shared.offset[stage][row][2 * c];
+    const float2 high = *(const float2*)&shared.offset[stage][row + 8][2 * c];
+    float x[4] = {low.x + rest[0], low.y + rest[1], high.x + rest[2], high.y + rest[3]}, y[4] = {};
+    const float* state = &shared.state[n & 1][g][2 * c];
+#pragma unroll
+    for (int t = 0; t < 8; ++t) {
+      const float* at = place[t & 3] + stage * (S * S) + (t & 4) * 8;
+      const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * S);
+      const float2 s = *(const float2*)(state + 8 * t);
+      const float map[4] = {upper.x, upper.y, lower.x, lower.y};
+      mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e]);
+    *(float2*)out = make_float2(x[0], x[1]);
+    *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
+    out += stride;
+  }
+}
+
+}  // namespace quasar
+
+// threads and shared bytes of a block, for whoever launches it
+extern "C" __constant__ int quasar_segment_scan_launch[2] = {quasar::SCAN_THREADS, sizeof(quasar::ScanShared)};
+
+extern "C" __global__ void __launch_bounds__(quasar::SCAN_THREADS)
+    quasar_segment_scan(const __grid_constant__ quasar::Arguments arg) {
+  quasar::segment_scan(arg);
+}

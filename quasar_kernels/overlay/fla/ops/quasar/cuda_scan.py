@@ -1,0 +1,230 @@
+"""The forward pass of the segmented scan in CUDA C++: when it applies, how it is cut, its launches.
+
+It computes what segmented_scan.py's kernels compute, and hands on the same G and states, so that
+the Triton backward pass follows it. csrc/ holds the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fla.ops.quasar.cuda_driver import Kernel, load_kernels
+from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
+
+HEAD_DIM = 64
+"""The head width that the CUDA kernels are written for."""
+TILE = 64
+"""Segments are multiples of this many tokens, which the kernels take at once."""
+
+_CSRC = Path(__file__).with_name("csrc")
+_SOURCES = ("segment_map.cu", "segment_scan.cu", "segment_output.cu")
+_HEADERS = ("fragments.cuh", "wgmma.cuh", "chunk.cuh", "segments.cuh", "output_chunk.cuh")
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
+_ALIGNMENT = 16  # bytes of the kernels' loads
+
+
+ARGUMENTS = struct.Struct("11P14q2if0q")  # 0q: padded as C pads
+"""`quasar::Arguments` of csrc/segments.cuh: 11 addresses, T, length and 4 x 3 strides, two counts,
+the scale."""
+
+
+class Segments(NamedTuple):
+    """How the sequences are cut; the fields that `segments.Plan` has under the same names."""
+
+    total: int  # segments of all sequences
+    sequences: int
+    per_sequence: int  # segments of each sequence; 0 when packed
+    length: int  # tokens of a segment; 0 when packed
+    table: torch.Tensor | None  # packed: [total, 4] int64 (sequence, first token, tokens, place)
+    first: torch.Tensor | None  # packed: [sequences + 1] int64, a sequence's first segment
+
+
+class Forward(NamedTuple):
+    """Results of `forward`."""
+
+    o: torch.Tensor  # [B, T, H, 64] contiguous, q's dtype
+    final_state: torch.Tensor | None  # [sequences, H, 64, 64] fp32, when asked for
+    G: torch.Tensor | None  # [total, H, 64, 64] fp32, and None where no sequence has two segments
+    states: torch.Tensor | None  # the same shape: the state after each segment but the last
+    segments: Segments  # how G and states are cut
+
+
+class _Program(NamedTuple):
+    map: Kernel
+    scan: Kernel
+    output: Kernel
+    multiprocessors: int
+
+
+def compile_program(capability: tuple[int, int], dtype: str, options: tuple[str, ...]) -> bytes:
+    """Return the kernels' machine code for a GPU's capability and `bf16` or `fp16`.
+
+    Raises:
+        CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
+    """
+    try:
+        headers = {name: (_CSRC / name).read_text() for name in (*_SOURCES, *_HEADERS)}
+    except OSError as error:
+        raise CudaUnavailableError(
+            f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
+        ) from error
+    program = "".join(f'#include "{name}"\n' for name in _SOURCES)
+    options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
+    return compile_cached(f"segmented_scan-{dtype}", program, headers, capability, options)
+
+
+@functools.cache
+def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ()) -> _Program:
+    """Compile (or read from the cache) and load the kernels for a device; about a second once.
+
+    Raises:
+        CudaUnavailableError: they cannot be built or loaded there.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    suffix = _DTYPES[dtype]
+    code = compile_program((properties.major, properties.minor), suffix, options)
+    names = [
+        f"quasar_segment_map_{suffix}",
+        "quasar_segment_scan",
+        f"quasar_segment_output_{suffix}",
+    ]
+    kernels = load_kernels(code, names, device)
+    return _Program(*(kernels[name] for name in names), properties.multi_processor_count)
+
+
+def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Return why the CUDA kernels do not take a call, or None where they do.
+
+    q, k, v: `[B, T, H, S]`, of one shape.
+    """
+    if not q.is_cuda or torch.version.cuda is None:
+        return "the tensors are not on an NVIDIA GPU"
+    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        return f"q, k and v must all be bf16 or fp16; they are {q.dtype}, {k.dtype}, {v.dtype}"
+    if q.shape[-1] != HEAD_DIM:
+        return f"heads must have {HEAD_DIM} channels; they have {q.shape[-1]}"
+    if _capability(q.device.index) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    if q.numel() == 0:
+        return "there are no tokens"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        # 8 elements are 16 bytes
+        if x.stride(3) != 1 or x.data_ptr() % _ALIGNMENT or any(s % 8 for s in x.stride()[:3]):
+            return f"rows of {name} must be contiguous and start at multiples of 16 bytes"
+    return None
+
+
+@functools.cache
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.lru_cache(1024)
+def _cut(tokens: int, chains: int, map_wave: int, output_wave: int) -> tuple[int, int]:
+    """Return the segments of each sequence and their length in tokens.
+
+    Args:
+        tokens: of the (longest) sequence.
+        chains: sequences times heads, each a sequential walk of its own.
+        map_wave, output_wave: blocks of pass 1 and of pass 2 that the device runs at once.
+    """
+    # blocks that do not fill the last wave leave it idle; pass 1 skips each sequence's last segment
+    most = min(map_wave // chains + 1, output_wave // chains)
+    # a walk costs about tokens / n, the scan between the passes about 16 tokens' walk a segment
+    tokens = max(tokens, 1)
+    n = max(1, min(math.isqrt(tokens // 16), most))
+    length = TILE * math.ceil(math.ceil(tokens / n) / TILE)
+    return math.ceil(tokens / length), length
+
+
+def cut_segments(
+    program: _Program, q: torch.Tensor, cu_seqlens: torch.Tensor | None, count: int | None = None
+) -> Segments:
+    """Cut the sequences of q `[B, T, H, S]`, or the packed ones (B = 1), into segments.
+
+    `count` asks for that many segments of each sequence, where they are not packed.
+    """
+    B, T, H, _ = q.shape
+    waves = [x.blocks * program.multiprocessors for x in (program.map, program.output)]
+    if cu_seqlens is None:
+        if count is None:
+            count, length = _cut(T, B * H, *waves)
+        else:
+            length = TILE * math.ceil(math.ceil(T / count) / TILE)
+            count = math.ceil(T / length)
+        return Segments(B * count, B, count, length, None, None)
+    bounds = cu_seqlens.tolist()
+    _, length = _cut(bounds[-1], H, *waves)
+    table, first = [], [0]
+    for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        # an empty sequence keeps one empty segment, which hands its initial state on
+        starts = range(start, stop, length) or (start,)
+        for t in starts:
+            place = (t == starts[0]) + 2 * (t == starts[-1])
+            table.append((n, t, min(length, stop - t), place))
+        first.append(len(table))
+    rows = torch.tensor(table, dtype=torch.int64, device=q.device).view(-1, 4)
+    where = torch.tensor(first, dtype=torch.int64, device=q.device)
+    return Segments(len(table), len(bounds) - 1, 0, 0, rows, where)
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    scale: float = 1.0,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    segments: int | None = None,
+    options: tuple[str, ...] = (),
+) -> Forward:
+    """Run the forward pass on the current stream; q's device must be the current one.
+
+    Args:
+        q, k, v: `[B, T, H, 64]` for which `reason_against` is None.
+        beta: `[H]` fp32 contiguous.
+        initial_state: `[sequences, H, 64, 64]` fp32 contiguous, or None for zero.
+        output_final_state: whether to return the state after each sequence.
+        scale: factor of the output.
+        cu_seqlens: `[N + 1]` bounds of sequences packed in one row; reading them synchronises.
+        segments: segments of each sequence instead of the built-in choice.
+        options: of NVRTC, for experiments.
+
+    Raises:
+        CudaUnavailableError: the kernels cannot be built, loaded or launched.
+    """
+    program = load_program(q.device.index, q.dtype, options)
+    cut = cut_segments(program, q, cu_seqlens, segments)
+    T, H, S = q.shape[1:]
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    final = G = states = None
+    if output_final_state:
+        final = beta.new_empty(cut.sequences, H, S, S)
+    if cut.total > cut.sequences:
+        G = beta.new_empty(cut.total, H, S, S)
+        states = torch.empty_like(G)
+    tensors = (q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first)
+    packed = ARGUMENTS.pack(
+        *(0 if x is None else x.data_ptr() for x in tensors), T, cut.length,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
+        cut.per_sequence, H, scale,
+    )  # fmt: skip
+    parameters = (ctypes.c_char_p * 1)(packed)
+    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+    if G is not None:
+        program.map.launch((cut.total * H, 1), parameters, stream)
+        program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
+    program.output.launch((cut.total * H, 1), parameters, stream)
+    return Forward(o, final, G, states, cut)
