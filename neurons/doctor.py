@@ -74,8 +74,10 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
     yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
+        yield scope(settings, embedded=True)
         return
     yield from environment_file(settings)
+    yield scope(settings, embedded=False)
     yield from wallet(settings)
     yield from api(settings)
     if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
@@ -208,6 +210,17 @@ def environment_file(settings: Settings) -> Iterator[Check]:
         yield warning(".env", detail, f"chmod {mode}" if mode else "Edit .env.")
     if not settings.warnings:
         yield ok(".env", "every line is understood and nobody else can read it")
+
+
+def scope(settings: Settings, *, embedded: bool) -> Check:
+    """What of the kernels is published."""
+    if settings.fork_scope == "layer":
+        return ok("scope", "publishes the operator and the layer")
+    if embedded:
+        return failure(
+            "scope", "FORK_SCOPE=ops, but the fork on this machine has no layer.", "Unset it."
+        )
+    return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
 
 
 def wallet(settings: Settings) -> Iterator[Check]:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
@@ -30,7 +31,7 @@ from neurons.identity import (
     wallet_warnings,
 )
 from neurons.mining.client import ApiClient
-from neurons.mining.context import Context
+from neurons.mining.context import Context, overlay_digest
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.fork import open_fork
@@ -147,6 +148,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             journal=journal,
             client=client,
             fork=open_fork(settings, stop=stop),
+            content_digest=partial(overlay_digest, settings.fork_scope),
             log=log,
             stop=stop,
         )
@@ -173,6 +175,7 @@ def _greet(context: Context, given: argparse.Namespace) -> None:
         "miner starts",
         hotkey=context.identity.hotkey,
         target=settings.target_sequence_length,
+        scope=settings.fork_scope,
         device=settings.device,
         api=settings.validator_api_url,
         state=str(settings.state_dir),

@@ -83,6 +83,14 @@ class Settings(BaseSettings):
     fork_branch: Name = _setting(
         "quasar", FORK, "a branch name", "The branch of the fork that carries the kernels."
     )
+    fork_scope: Literal["layer", "ops"] = _setting(
+        "layer",
+        FORK,
+        "layer or ops",
+        "What is published: the operator's folder, fla/ops/quasar, and the layer that validators "
+        "time; or, with ops, that folder alone, for validators that accept no other change. What "
+        "is published is what is measured.",
+    )
     fork_remote: Remote | None = _setting(
         None,
         FORK,

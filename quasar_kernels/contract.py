@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 OVERLAY = Path(__file__).resolve().parent / "overlay"
 """Root of the overlay: its files are laid over a fork byte for byte."""
@@ -61,13 +62,18 @@ class Violation:
         return f"{self.path}: {self.rule} {self.remedy}"
 
 
-def overlay_files() -> list[PurePosixPath]:
-    """Return the overlay's files relative to a fork's root, sorted; no byte code."""
-    return sorted(
+Scope = Literal["layer", "ops"]
+"""What of the overlay is published: all of it, or the files of `QUASAR_DIR` alone."""
+
+
+def overlay_files(scope: Scope = "layer") -> list[PurePosixPath]:
+    """Return what a scope publishes, relative to a fork's root, sorted; no byte code."""
+    files = sorted(
         PurePosixPath(path.relative_to(OVERLAY).as_posix())
         for path in OVERLAY.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     )
+    return [path for path in files if scope == "layer" or QUASAR_DIR in path.parents]
 
 
 def check_tree(root: Path) -> list[Violation]:
@@ -77,7 +83,11 @@ def check_tree(root: Path) -> list[Violation]:
         found += _check_target(root, QUASAR_DIR / name)
     if not (root / LAYER_FILE).is_file():
         found.append(
-            Violation(LAYER_FILE, "The layer is missing.", "Copy it from the overlay again.")
+            Violation(
+                LAYER_FILE,
+                "The layer is missing.",
+                "Set FORK_SCOPE=layer, which publishes one, or take a fork that has its own.",
+            )
         )
     if not any(_outside_git(path, root) for path in root.rglob("*.cu")):
         found.append(

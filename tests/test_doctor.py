@@ -99,16 +99,33 @@ def environment(**changes: Any) -> Environment:
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
-    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "wallet"]
-    assert names == [*expected, "api", "clock", "token", "registration"]
+    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "scope"]
+    assert names == [*expected, "wallet", "api", "clock", "token", "registration"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
 
 
 def test_embedded_looks_at_this_machine_only(settings: Settings, server: Server) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
-    assert names == {"python", "torch", "triton", "gpu", "nvcc", "git", "disk", "settings"}
+    assert names == {"python", "torch", "triton", "gpu", "nvcc", "git", "disk", "settings", "scope"}
     assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "embedded", "level", "word"),
+    [
+        ("layer", False, "ok", "layer"),
+        ("layer", True, "ok", "layer"),
+        ("ops", False, "ok", "alone"),
+        ("ops", True, "failure", "no layer"),
+    ],
+)
+def test_the_scope_says_what_is_published(
+    settings: Settings, scope: str, embedded: bool, level: str, word: str
+) -> None:
+    check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
+    assert check.level == level
+    assert word in check.detail
 
 
 def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:

@@ -22,7 +22,7 @@ from neurons.mining.journal import Journal
 from neurons.mining.runtime import Waiter
 from neurons.mining.wire import Signer
 from neurons.settings import Settings
-from quasar_kernels.contract import OVERLAY, overlay_files
+from quasar_kernels.contract import OVERLAY, Scope, overlay_files
 
 
 class Fork(Protocol):
@@ -79,10 +79,10 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 """What the log shows of a submission when it comes to a state; never the salt."""
 
 
-def overlay_digest() -> str:
-    """Return the SHA-256 over the names and contents of what is published."""
+def overlay_digest(scope: Scope = "layer") -> str:
+    """Return the SHA-256 over the names and contents of what a scope publishes."""
     digest = hashlib.sha256()
-    for path in overlay_files():
+    for path in overlay_files(scope):
         content = (OVERLAY / path).read_bytes()
         digest.update(f"{path} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -26,7 +26,7 @@ from neurons.mining.gitfaults import disk_faults
 from neurons.mining.github import ensure_fork, web_address
 from neurons.mining.gitremote import Remote, Token, parse_remote
 from neurons.mining.overlay import Overlay
-from quasar_kernels.contract import check_tree, overlay_files
+from quasar_kernels.contract import Scope, check_tree, overlay_files
 
 if TYPE_CHECKING:
     from neurons.settings import Settings
@@ -50,7 +50,7 @@ class Fork:
         timeout: seconds a git call may take; the first fetch may take five times that.
         author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
-        files: what is laid over the fork; by default the whole overlay.
+        scope: what is laid over the fork: the operator and the layer, or the operator alone.
         stop: ends a running git call when set.
 
     Raises:
@@ -72,7 +72,7 @@ class Fork:
         timeout: float = 120.0,
         author: str = AUTHOR,
         create: Callable[[], object] | None = None,
-        files: Sequence[PurePosixPath] | None = None,
+        scope: Scope = "layer",
         stop: threading.Event | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
@@ -92,7 +92,7 @@ class Fork:
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
         self._timeout, self._stop, self._create = timeout, stop, create
-        self._overlay = Overlay(overlay_files() if files is None else files, author)
+        self._overlay = Overlay(overlay_files(scope), author)
 
     @property
     def url(self) -> str:
@@ -326,5 +326,6 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
         token_host=urlsplit(web).netloc.lower(),
         repo_path=settings.repo_path,
         create=create,
+        scope=settings.fork_scope,
         stop=stop,
     )

@@ -29,13 +29,14 @@ class Overlay:
         self._author = git.Actor._from_string(author)
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
-        """Copy the bytes into the worktree and remove what an earlier overlay left there."""
+        """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
         scratch = Path(tool.rev_parse("--absolute-git-dir"))
-        targets = {destination(tool.folder, name): OVERLAY / name for name in self.files}
-        for name in self.stale_files(tool, tip):
-            destination(tool.folder, PurePosixPath(name)).unlink(missing_ok=True)
-        for target, source in targets.items():
-            content = source.read_bytes()
+        contents = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
+        for name, content in (contents | self._before(tool, tip)).items():
+            target = destination(tool.folder, PurePosixPath(name))
+            if content is None:
+                target.unlink(missing_ok=True)
+                continue
             if target.is_file() and target.read_bytes() == content:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +58,13 @@ class Overlay:
             for blob, name in zip(blobs, self.files, strict=True)
             for word in ("--cacheinfo", f"100644,{blob},{name}")
         ]
-        stale = self.stale_files(tool, tip)
-        if stale:
-            tool.update_index("--force-remove", "--", *stale)
+        undone = self.undone_files(tool, tip)
+        gone = [name for name, blob in undone.items() if blob is None]
+        if gone:
+            tool.update_index("--force-remove", "--", *gone)
+        for name, blob in undone.items():
+            if blob is not None:
+                entries += ["--cacheinfo", f"100644,{blob},{name}"]
         tool.update_index("--add", *entries)
         tree = tool.write_tree()
         if tree == tool.rev_parse(f"{tip}^{{tree}}"):
@@ -81,26 +86,31 @@ class Overlay:
             return []
         return wrong
 
-    def stale_files(self, tool: HardenedGit, tip: str) -> list[str]:
-        """Return files beside the kernels that an earlier overlay brought and this one has not."""
+    def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
+        """Return what an earlier overlay changed and this one does not have.
+
+        Path to the blob that was there before it, or to None where there was none: a file that
+        was dropped, or the layer after FORK_SCOPE has become `ops`.
+        """
         files = set(map(str, self.files))
-        extra = [
-            name
-            for name in self._blobs(tool, tip)
-            if name not in files and QUASAR_DIR in PurePosixPath(name).parents
-        ]
-        return [name for name in extra if self._is_ours(tool, tool.rev_list("-1", tip, "--", name))]
+        undone: dict[str, str | None] = {}
+        for name in self._blobs(tool, tip).keys() - files:
+            changes = iter(tool.rev_list(tip, "--", name).split())
+            if self._is_ours(tool, next(changes)):
+                before = next((x for x in changes if not self._is_ours(tool, x)), None)
+                undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
+        return undone
 
     def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
         """Refuse a checkout with changes, other than the overlay's of a run that was cut off."""
         ours = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
-        gone = self.stale_files(tool, tip)
+        wanted = ours | self._before(tool, tip)
 
         def half_done(name: str) -> bool:
             path = tool.folder / name
-            if name in gone:
-                return not path.exists()
-            return name in ours and path.is_file() and path.read_bytes() == ours[name]
+            if wanted.get(name) is None:
+                return name in wanted and not path.exists()
+            return path.is_file() and path.read_bytes() == wanted[name]
 
         dirty = [name for name in changed_files(tool) if not half_done(name)]
         if dirty:
@@ -108,6 +118,13 @@ class Overlay:
                 f"REPO_PATH={tool.folder} has uncommitted changes: {', '.join(dirty[:10])}.",
                 "Commit or remove them, or unset REPO_PATH.",
             )
+
+    def _before(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
+        """Return the content of `undone_files`."""
+        return {
+            name: None if blob is None else _blob_bytes(tool, blob)
+            for name, blob in self.undone_files(tool, tip).items()
+        }
 
     def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
         text = tool.cat_file("commit", commit)
@@ -127,6 +144,12 @@ def _blob(path: Path) -> str:
     content = path.read_bytes()
     head = f"blob {len(content)}\0".encode()
     return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
+
+
+def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
+    content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
+    # the tool drops a newline at the end
+    return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
 
 
 def _digest(blobs: dict[str, str]) -> str:

@@ -16,7 +16,9 @@ from githost import make_repository, run_git
 from neurons.errors import ConfigError, Held
 from neurons.mining import fork as fork_module
 from neurons.mining import overlay as overlay_module
-from neurons.mining.fork import Fork
+from neurons.mining.context import overlay_digest
+from neurons.mining.fork import Fork, open_fork
+from neurons.settings import load_settings
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 
 MakeFork = Callable[..., Fork]
@@ -57,7 +59,7 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         fork_module,
         "overlay_files",
-        lambda: sorted(
+        lambda scope: sorted(
             PurePosixPath(p.relative_to(copy).as_posix()) for p in copy.rglob("*") if p.is_file()
         ),
     )
@@ -202,6 +204,73 @@ def test_a_commit_of_the_earlier_overlay_still_verifies(make_fork: MakeFork, ove
     commit = publish(fork)
     (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
     make_fork().verify(commit)
+
+
+# What is published
+
+LAYER = "fla/layers/quasar.py"
+PUBLIC_LAYER = "# the upstream's layer, with no newline at its end\r\n\n# \xe9"
+
+
+def test_with_ops_the_operator_alone_is_published(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
+    base = commit_elsewhere(remote, "main", {LAYER: PUBLIC_LAYER})
+    settings = {"fork_remote": str(remote), "state_dir": tmp_path / "state", "fork_scope": "ops"}
+    fork = open_fork(load_settings(settings, Path(os.devnull), {}))
+    commit = publish(fork)
+    changed = run_git(remote, "diff", "--name-only", base, commit).split()
+    assert changed
+    assert all(name.startswith("fla/ops/quasar/") for name in changed)
+    run_git(tmp_path, "clone", "-q", "-b", "quasar", fork.url, "validator")
+    for tree in (tmp_path / "validator", fork.worktree):
+        assert (tree / LAYER).read_bytes() == PUBLIC_LAYER.encode()
+        assert (tree / "fla/ops/quasar/chunk.py").read_bytes() == (
+            OVERLAY / "fla/ops/quasar/chunk.py"
+        ).read_bytes()
+        assert check_tree(tree) == []
+
+
+def test_the_scope_is_part_of_the_content_s_name() -> None:
+    assert overlay_digest() == overlay_digest("layer") != overlay_digest("ops")
+
+
+def test_a_fork_without_a_layer_is_held_with_ops(make_fork: MakeFork) -> None:
+    with pytest.raises(Held, match="FORK_SCOPE=layer"):
+        make_fork(scope="ops").prepare()
+
+
+@pytest.mark.parametrize("text", [PUBLIC_LAYER, "no newline", "two newlines\n\n", ""])
+def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path, text: str) -> None:
+    base = commit_elsewhere(remote, "main", {LAYER: text})
+    whole = publish(make_fork())
+    alone = publish(make_fork(scope="ops"))
+    again = publish(make_fork())
+    assert run_git(remote, "log", "--format=%H", "quasar").split()[:4] == [
+        again,
+        alone,
+        whole,
+        base,
+    ]
+    blob = f"{alone}:{LAYER}"
+    assert run_git(remote, "rev-parse", blob) == run_git(remote, "rev-parse", f"{base}:{LAYER}")
+    for commit in (whole, again):
+        held = run_git(remote, "show", f"{commit}:{LAYER}")
+        assert held == (OVERLAY / LAYER).read_text().strip()
+
+
+def test_a_layer_that_was_only_ours_goes_with_ops(make_fork: MakeFork, remote: Path) -> None:
+    publish(make_fork())
+    with pytest.raises(Held, match="layer is missing"):
+        make_fork(scope="ops").prepare()
+
+
+def test_a_layer_changed_by_others_since_stays_with_ops(make_fork: MakeFork, remote: Path) -> None:
+    publish(make_fork())
+    commit_elsewhere(remote, "quasar", {LAYER: "# mended by hand\n"})
+    fork = make_fork(scope="ops")
+    publish(fork)
+    assert (fork.worktree / LAYER).read_text() == "# mended by hand\n"
 
 
 def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: Path) -> None:

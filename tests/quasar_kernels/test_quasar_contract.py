@@ -41,6 +41,14 @@ def test_overlay_files_are_the_published_ones(tree):
     assert all((OVERLAY / path).is_file() for path in files)
 
 
+def test_ops_publishes_the_operator_s_folder_alone():
+    files = overlay_files("ops")
+    assert {QUASAR_DIR / name for name in TARGET_FILES} <= set(files)
+    assert {path for path in overlay_files() if path not in files} == {
+        PurePosixPath("fla/layers/quasar.py")
+    }
+
+
 @pytest.mark.parametrize("name", TARGET_FILES)
 def test_a_missing_file(tree, name):
     (tree / QUASAR_DIR / name).unlink()
