@@ -8,6 +8,8 @@ exact: the number of segments changes only the rounding. README.md in this folde
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -23,6 +25,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
+from fla.ops.quasar.backend import cuda_forward, requested_backend
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.segmented_scan import (
@@ -34,7 +37,7 @@ from fla.ops.quasar.segmented_scan_bwd import (
     segment_input_grad_kernel,
     segment_state_grad_kernel,
 )
-from fla.ops.quasar.segments import Plan, plan_segments
+from fla.ops.quasar.segments import Plan, Segments, plan_of, plan_segments
 
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; wider heads take the torch path."""
@@ -186,22 +189,40 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
     return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
 
 
+class _Result(NamedTuple):
+    o: torch.Tensor
+    final_state: torch.Tensor | None
+    saved: tuple[torch.Tensor | None, ...]  # for the backward pass
+    cut: Plan | Segments  # how G and the states among them are cut
+
+
+def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale) -> _Result:
+    """Run the forward pass, in CUDA C++ where that applies, else in Triton."""
+    q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
+    beta = beta.float().contiguous()
+    initial = None if initial_state is None else initial_state.float().contiguous()
+    with torch.cuda.device(q.device):
+        found = cuda_forward(q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
+        if found is None:
+            plan = plan_segments(q, cu_seqlens, launch=_forward_with)
+            found = *chunk_quasar_fwd(
+                q, k, v, beta, initial, output_final_state, scale, plan=plan
+            ), plan  # fmt: skip
+    o, final, G, states, cut = found
+    return _Result(o, final, (q, k, v, beta, initial, G, states), cut)
+
+
 class ChunkQuasarFunction(torch.autograd.Function):
     """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
 
     @staticmethod
     @autocast_custom_fwd
     def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
-        beta = beta.float().contiguous()
-        initial = None if initial_state is None else initial_state.float().contiguous()
-        with torch.cuda.device(q.device):
-            plan = plan_segments(q, cu_seqlens, launch=_forward_with)
-            o, final, G, states = chunk_quasar_fwd(
-                q, k, v, beta, initial, output_final_state, scale, plan=plan
-            )
-        ctx.save_for_backward(q, k, v, beta, initial, G, states)
-        ctx.plan, ctx.scale = plan, scale
+        o, final, saved, ctx.cut = _forward(
+            q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
+        )
+        ctx.save_for_backward(*saved)
+        ctx.scale = scale
         return o, final
 
     @staticmethod
@@ -216,8 +237,9 @@ class ChunkQuasarFunction(torch.autograd.Function):
         if d_final is not None:
             d_final = d_final.float().contiguous()
         with torch.cuda.device(q.device):
+            plan = ctx.cut if isinstance(ctx.cut, Plan) else plan_of(q, ctx.cut)
             *grads, d_initial = chunk_quasar_bwd(
-                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=ctx.plan
+                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=plan
             )
         return *grads, d_initial, None, None, None
 
@@ -256,18 +278,21 @@ def chunk_quasar(
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 or None.
 
     Raises:
-        ValueError: shapes that do not fit one another.
+        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
     """
     _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    if not q.is_cuda or q.shape[-1] > MAX_HEAD_DIM or q.dtype == torch.float64:
+    on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
+    if not on_kernels or requested_backend() == "torch":
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale
         )
-    return ChunkQuasarFunction.apply(
-        q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
-    )
+    arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:5]):
+        return ChunkQuasarFunction.apply(*arguments)
+    return _forward(*arguments)[:2]
 
 
 def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
 from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
+from fla.ops.quasar.segments import Segments
 
 HEAD_DIM = 64
 """The head width that the CUDA kernels are written for."""
@@ -35,17 +36,6 @@ _ALIGNMENT = 16  # bytes of the kernels' loads
 ARGUMENTS = struct.Struct("11P14q2if0q")  # 0q: padded as C pads
 """`quasar::Arguments` of csrc/segments.cuh: 11 addresses, T, length and 4 x 3 strides, two counts,
 the scale."""
-
-
-class Segments(NamedTuple):
-    """How the sequences are cut; the fields that `segments.Plan` has under the same names."""
-
-    total: int  # segments of all sequences
-    sequences: int
-    per_sequence: int  # segments of each sequence; 0 when packed
-    length: int  # tokens of a segment; 0 when packed
-    table: torch.Tensor | None  # packed: [total, 4] int64 (sequence, first token, tokens, place)
-    first: torch.Tensor | None  # packed: [sequences + 1] int64, a sequence's first segment
 
 
 class Forward(NamedTuple):

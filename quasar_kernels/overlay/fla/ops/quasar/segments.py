@@ -59,6 +59,17 @@ def _varlen_table(
     return rows.view(-1, 4), firsts, max((tokens for _, _, tokens, _ in table), default=0)
 
 
+class Segments(NamedTuple):
+    """How the sequences are cut, without a choice of kernels."""
+
+    total: int  # segments of all sequences
+    sequences: int
+    per_sequence: int  # segments of each sequence; 0 when packed
+    length: int  # tokens of a segment; 0 when packed
+    table: torch.Tensor | None  # packed: [total, 4] int64, as `_varlen_table` returns it
+    first: torch.Tensor | None  # packed: [sequences + 1] int64
+
+
 class Plan(NamedTuple):
     """The segments of one call, and the arguments that its kernels share."""
 
@@ -73,6 +84,11 @@ class Plan(NamedTuple):
     wave: int  # programs that the device runs at once
     block: int  # S padded to a power of two
     precision: str  # of the products
+
+
+def _precision(dtype: torch.dtype) -> str:
+    # of products of fp32 operands, which 16-bit inputs do not have
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def plan_segments(
@@ -93,8 +109,7 @@ def plan_segments(
     block = max(16, triton.next_power_of_2(S))
     tiles = tiles or tiles_for(block, q.dtype, q.device, launch)
     wave = _programs_per_wave(q.device)
-    # bf16 and fp16 operands leave tf32 digits to spare in the inverse; fp32 wants them all
-    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+    precision = _precision(q.dtype)
     if cu_seqlens is not None:
         table, first, longest = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
         sequences = cu_seqlens.numel() - 1
@@ -105,3 +120,11 @@ def plan_segments(
         length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
         count = triton.cdiv(T, length)
     return Plan(tiles, B * count, B, count, length, None, None, length, wave, block, precision)
+
+
+def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
+    """Make the plan of a cut that another implementation chose; q as for `plan_segments`."""
+    block = max(16, triton.next_power_of_2(q.shape[-1]))
+    tiles = tiles_for(block, q.dtype, q.device)
+    longest, wave = cut.length or q.shape[1], _programs_per_wave(q.device)
+    return Plan(tiles, *cut, longest, wave, block, _precision(q.dtype))
