@@ -60,6 +60,24 @@ def test_reruns_are_bitwise_equal(layer):
         assert torch.equal(layer(x)[0], layer(x)[0])
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_slices_of_a_stream_equal_one_call(layer, autocast):
+    x = torch.randn(1, 20_000, 512, device="cuda")
+    cache, parts = None, []
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        whole = layer(x)[0]
+        for part in x.split([8192, 1, 7, 8192, 64, 3544], dim=1):
+            y, _, cache = layer(part, past_key_values=cache, use_cache=True)
+            parts.append(y)
+    streamed = torch.cat(parts, 1)
+    assert relative_rms(streamed, whole.double()) <= (1e-2 if autocast else 1e-3)
+    with torch.no_grad():
+        expected = reference(layer, x)
+    tail = slice(15_000, None)
+    bound = 1.2 * relative_rms(whole[:, tail], expected[:, tail])
+    assert relative_rms(streamed[:, tail], expected[:, tail]) <= bound
+
+
 def test_fp32_without_autocast(layer):
     x = torch.randn(1, 700, 512, device="cuda")
     with torch.no_grad():

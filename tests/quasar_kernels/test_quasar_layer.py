@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -168,6 +170,85 @@ def test_a_cache_that_is_not_to_be_kept_is_read_only():
         y = module(x[:, 10:], past_key_values=cache)[0]
     assert relative_rms(y, reference(module, x)[:, 10:]) <= 1e-5
     assert torch.equal(cache[0]["recurrent_state"], before)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
+def test_slices_of_a_stream_equal_one_call(dtype, limit, mode):
+    module, x = layer(mode=mode), torch.randn(2, 400, D)
+    cache, parts = None, []
+    with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        whole = module(x)[0]
+        for part in x.split([128, 1, 3, 64, 17, 187], dim=1):
+            y, _, cache = module(part, past_key_values=cache, use_cache=True)
+            parts.append(y)
+    streamed = torch.cat(parts, 1)
+    expected = reference(module, x)
+    assert streamed.dtype == dtype
+    assert relative_rms(streamed, whole.double()) <= limit
+    # no worse at the end of the stream than one call
+    tail = slice(300, None)
+    bound = 1.2 * relative_rms(whole[:, tail], expected[:, tail]) + 1e-6
+    assert relative_rms(streamed[:, tail], expected[:, tail]) <= bound
+
+
+def test_decoding_overwrites_the_state_that_it_owns_alone():
+    module, x = layer(), torch.randn(1, 20, D)
+
+    def decode(cache):
+        state = cache[0]["recurrent_state"]
+        y = module(x[:, 10:11], past_key_values=cache, use_cache=True)[0]
+        return y, cache[0]["recurrent_state"] is state
+
+    with torch.no_grad():
+        _, _, cache = module(x[:, :10], use_cache=True)
+        theirs = QuasarCache()
+        mine = cache[0]["recurrent_state"].clone()
+        theirs.update(mine, cache[0]["conv_state"], 0, 10)
+        kept = mine.clone()
+        branch = copy.deepcopy(cache)
+        results = [decode(cache), decode(theirs), decode(branch)]
+        assert [same for _, same in results] == [True, False, True]
+        assert torch.equal(mine, kept)
+        assert (
+            relative_rms(module(x[:, 11:], past_key_values=cache)[0], reference(module, x)[:, 11:])
+            <= 1e-5
+        )
+    for y, _ in results:
+        assert relative_rms(y, reference(module, x)[:, 10:11]) <= 1e-5
+
+
+def test_decoding_leaves_a_state_that_a_backward_pass_needs():
+    module, x = layer(), torch.randn(1, 12, D)
+    with torch.no_grad():
+        _, _, cache = module(x[:, :10], use_cache=True)
+        alone = copy.deepcopy(cache)
+    y = module(x[:, 10:11], past_key_values=cache)[0]
+    with torch.no_grad():
+        module(x[:, 10:11], past_key_values=cache, use_cache=True)
+    y.sum().backward()
+    found = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(x[:, 10:11], past_key_values=alone)[0].sum().backward()
+    for g, p in zip(found, module.parameters(), strict=True):
+        assert torch.equal(g, p.grad)
+
+
+@pytest.mark.parametrize("change", ["optimizer", "data", "replaced", "loaded"])
+def test_changed_parameters_are_seen(change):
+    module, x = layer(), torch.randn(1, 30, D)
+    module(x)[0].square().sum().backward()
+    if change == "optimizer":
+        torch.optim.AdamW(module.parameters(), lr=0.1).step()
+    elif change == "data":
+        for p in module.parameters():
+            p.data.mul_(1.5)
+    elif change == "replaced":
+        module.k_proj.weight = torch.nn.Parameter(torch.randn_like(module.k_proj.weight))
+    else:
+        state = {k: torch.rand_like(v) for k, v in module.state_dict().items()}
+        module.load_state_dict(state)
+    assert relative_rms(module(x)[0], reference(module, x)) <= 1e-5
 
 
 def test_bad_arguments_are_refused():

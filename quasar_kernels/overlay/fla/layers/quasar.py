@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
+from fla.ops.quasar.replay import replayed
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
@@ -32,7 +33,11 @@ class GatedRMSNorm(nn.Module):
 
 
 class QuasarCache:
-    """States of the layers of a model between calls, where no other cache is at hand."""
+    """States of the layers of a model between calls, where no other cache is at hand.
+
+    Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
+    cache to go on from it twice. States that others put here by `update` are left as they are.
+    """
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []
@@ -43,15 +48,19 @@ class QuasarCache:
     def __getitem__(self, layer_idx: int) -> dict[str, Any]:
         return self.states[layer_idx]
 
-    def update(self, recurrent_state, conv_state, layer_idx: int, offset: int) -> None:
-        """Store a layer's states after `offset` more tokens."""
+    def update(
+        self, recurrent_state, conv_state, layer_idx: int, offset: int, *, owned: bool = False
+    ) -> None:
+        """Store a layer's states after `offset` more tokens; `owned`: nobody else holds them."""
         while len(self.states) <= layer_idx:
-            self.states.append({"recurrent_state": None, "conv_state": None, "seen_tokens": 0})
+            empty = {"recurrent_state": None, "conv_state": None, "seen_tokens": 0, "owned": False}
+            self.states.append(empty)
         seen = self.states[layer_idx]["seen_tokens"] + offset
         self.states[layer_idx] = {
             "recurrent_state": recurrent_state,
             "conv_state": conv_state,
             "seen_tokens": seen,
+            "owned": owned,
         }
 
 
@@ -172,8 +181,14 @@ class QuasarAttention(nn.Module):
         """Run without states: one autograd node that keeps x and the weights."""
         dtype, weights = _compute_dtype(x), self._weights()
 
-        def run(x, *weights):
+        def attend(x, *weights):
             return self._attend(x, weights, dtype, cu_seqlens)[0]
+
+        def run(x, *weights):
+            if cu_seqlens is not None:  # its segments are cut on the host
+                return attend(x, *weights)
+            settings = (self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps)
+            return replayed(self, attend, x, weights, dtype, settings)
 
         if torch.is_grad_enabled():
             return recomputed(run, x, *weights)
@@ -194,52 +209,73 @@ class QuasarAttention(nn.Module):
             else:
                 conv_state = torch.cat(conv_state, dim=1)
         walk = state is not None and length <= DECODE_TOKENS
+        ours = type(cache) is QuasarCache
+        overwrite = False
+        if ours and last is not None:
+            # what a recorded call has read, its backward pass will read again
+            last["owned"] = last["owned"] and not torch.is_grad_enabled()
+            overwrite = keep and last["owned"]
         y, conv_state, state = self._attend(
-            x, self._weights(), _compute_dtype(x), cu_seqlens, conv_state, state, keep, walk
-        )
+            x, self._weights(), _compute_dtype(x), cu_seqlens, conv_state, state, keep, walk,
+            overwrite,
+        )  # fmt: skip
         if keep:
             parts = None if conv_state is None else tuple(conv_state.split(self.key_dim, dim=1))
-            cache.update(recurrent_state=state, conv_state=parts, layer_idx=index, offset=length)
+            owned = {"owned": not state.requires_grad} if ours else {}
+            cache.update(
+                recurrent_state=state, conv_state=parts, layer_idx=index, offset=length, **owned
+            )
         return y
 
     def _weights(self) -> tuple[torch.Tensor | None, ...]:
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d) if self.use_short_conv else ()
-        taps = tuple(conv.weight for conv in convs) or (None,) * 3
-        biases = tuple(conv.bias for conv in convs) or (None,) * 3
+        parts = self._modules  # at 512 tokens even attribute look-ups of a module count
+        narrow, wide = parts["g_proj"]._modules.values()
+        names = ("q_conv1d", "k_conv1d", "v_conv1d") if self.use_short_conv else ()
+        convs = [parts[name] for name in names]
         return (
-            self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.g_proj[0].weight,
-            self.g_proj[1].weight, self.g_proj[1].bias, *taps, *biases,
-            self.beta_log, self.o_norm.weight, self.o_proj.weight,
+            parts["q_proj"].weight, parts["k_proj"].weight, parts["v_proj"].weight, narrow.weight,
+            wide.weight, wide.bias,
+            *([conv.weight for conv in convs] or (None,) * 3),
+            *([conv.bias for conv in convs] or (None,) * 3),
+            self.beta_log, parts["o_norm"].weight, parts["o_proj"].weight,
         )  # fmt: skip
 
     def _attend(
-        self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False
-    ):
-        """Compute y, and the states after x when `keep`; all matrix products in `dtype`."""
-        *projections, gate_weight, gate_bias = weights[:6]
+        self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False,
+        overwrite=False,
+    ):  # fmt: skip
+        """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
+
+        `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
+        """
         taps, biases = weights[6:9], weights[9:12]
         beta_log, norm_weight, out_weight = weights[12:]
         B, T, _ = x.shape
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product
-            mixed = F.linear(x.flatten(0, 1).to(dtype), torch.cat(projections).to(dtype))
+            projections, *gate_weights, out_weight = _packed((*weights[:6], out_weight), dtype)
+            mixed = F.linear(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
-            gate = F.linear(narrow, gate_weight.to(dtype), gate_bias.to(dtype))
-            qkv = qkv.view(B, T, 3 * self.key_dim)
+            gate = F.linear(narrow, *gate_weights)
             if self.use_short_conv:
                 taps = torch.cat(taps).squeeze(1)
                 bias = torch.cat(biases) if self.conv_bias else None
+                qkv = qkv.view(B, T, 3 * self.key_dim)
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state)
             del mixed, narrow  # each is gigabytes for a million tokens
             q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
-            operator = fused_recurrent_quasar if walk or self.mode != "chunk" else chunk_quasar
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
-            o, state = operator(q, k, v, beta, state, keep, cu_seqlens)
+            inputs = (q, k, v, beta, state, keep, cu_seqlens)
+            if walk or self.mode != "chunk":
+                o, state = fused_recurrent_quasar(*inputs, inplace_state=overwrite)
+            else:
+                o, state = chunk_quasar(*inputs)
+            del inputs
             del q, k, v, qkv
             rows = (-1, self.head_dim)
             o = gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
-            y = F.linear(o.view(B * T, self.value_dim), out_weight.to(dtype))
+            y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
 
 
@@ -247,6 +283,22 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype of the matrix products: autocast's where it is on, else x's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _packed(matrices, dtype) -> list[torch.Tensor]:
+    """Return `matrices` in `dtype`, the first four of them stacked into one.
+
+    It is done anew at every call, in one launch where nothing is recorded: what is kept could be
+    out of date, as not every change of a parameter is seen by its version (`p.data`, sharding).
+    """
+    stacked, others = matrices[:4], matrices[4:]
+    if torch.is_grad_enabled():
+        return [torch.cat(stacked).to(dtype), *(p.to(dtype) for p in others)]
+    sizes = [p.shape[0] for p in stacked]
+    result = stacked[0].new_empty(sum(sizes), stacked[0].shape[1], dtype=dtype)
+    copies = [torch.empty_like(p, dtype=dtype) for p in others]
+    torch._foreach_copy_([*result.split(sizes), *copies], matrices)
+    return [result, *copies]
 
 
 def _convolve(x, taps, bias, cu_seqlens, state):

@@ -7,12 +7,16 @@ computed from it block by block, so that no fp32 copy of a whole sequence is eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
+from fla.ops.quasar.launch import Launcher
 
 BACKWARD_ELEMENTS = 1 << 24
 """Elements of its input that a backward pass holds in fp32 at a time: 64 MB a tensor."""
@@ -125,17 +129,28 @@ def gated_rmsnorm_kernel(
     tl.store(y + at, b_y.to(y.dtype.element_ty), mask=mask)
 
 
+_conv_silu = Launcher(causal_conv_silu_kernel)
+_gated_rmsnorm = Launcher(gated_rmsnorm_kernel)
+
+
+def _padded(n: int) -> int:
+    # the next power of two; Triton's own function takes a microsecond
+    return 1 << (n - 1).bit_length()
+
+
 def launch_conv_silu(x, weight, bias, position) -> torch.Tensor:
     """Launch the convolution kernel over `[R, C]` rows; weight `[C, 4]`."""
     R, C = x.shape
     y = torch.empty(R, C, dtype=x.dtype, device=x.device)
     if R * C:
         rows = 64 if R >= 1 << 15 else 16
-        block = min(512, triton.next_power_of_2(C))
-        causal_conv_silu_kernel[(triton.cdiv(R, rows), triton.cdiv(C, block))](
-            x, weight, bias, position, y, R, x.stride(0), C=C, ROWS=rows, BC=block,
-            HAS_BIAS=bias is not None, PACKED=position is not None, num_warps=4,
-        )  # fmt: skip
+        block = min(512, _padded(C))
+        _conv_silu(
+            (-(-R // rows), -(-C // block), 1),
+            (x, weight, bias, position, y, R, x.stride(0)),
+            (C, rows, block, bias is not None, position is not None),
+            num_warps=4,
+        )
     return y
 
 
@@ -144,10 +159,10 @@ def launch_gated_rmsnorm(x, gate, weight, eps) -> torch.Tensor:
     R, S = x.shape
     y = torch.empty_like(x)
     if R:
-        block = triton.next_power_of_2(S)
+        block = _padded(S)
         rows = max(1, 2048 // block)
-        gated_rmsnorm_kernel[(triton.cdiv(R, rows),)](
-            x, gate, weight, y, R, eps, S=S, BS=block, BR=rows, num_warps=2
+        _gated_rmsnorm(
+            (-(-R // rows), 1, 1), (x, gate, weight, y, R, eps), (S, block, rows), num_warps=2
         )
     return y
 
@@ -185,16 +200,34 @@ def _on_triton(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
+def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+    # entering the device that is current would cost as much as a launch
+    if x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def _conv_silu_forward(x, weight, bias, position) -> torch.Tensor:
+    if _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1:
+        with _device_of(x):
+            return launch_conv_silu(x, weight.contiguous(), bias, position)
+    return conv_silu_torch(x, weight, bias, position)
+
+
+def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
+    if _on_triton(x):
+        with _device_of(x):
+            return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
+    return gated_rmsnorm_torch(x, gate, weight, eps)
+
+
 class CausalConvSiluFunction(torch.autograd.Function):
     """Saves its inputs alone; the backward computes blocks of rows again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, position):
         ctx.save_for_backward(x, weight, bias, position)
-        if _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1:
-            with torch.cuda.device(x.device):
-                return launch_conv_silu(x, weight.contiguous(), bias, position)
-        return conv_silu_torch(x, weight, bias, position)
+        return _conv_silu_forward(x, weight, bias, position)
 
     @staticmethod
     @once_differentiable
@@ -228,10 +261,7 @@ class GatedRMSNormFunction(torch.autograd.Function):
     def forward(ctx, x, gate, weight, eps):
         ctx.save_for_backward(x, gate, weight)
         ctx.eps = eps
-        if _on_triton(x):
-            with torch.cuda.device(x.device):
-                return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
-        return gated_rmsnorm_torch(x, gate, weight, eps)
+        return _gated_rmsnorm_forward(x, gate, weight, eps)
 
     @staticmethod
     @once_differentiable
@@ -289,6 +319,8 @@ def causal_conv_silu(
     Returns:
         `[R, C]` in x's dtype, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.
     """
+    if not torch.is_grad_enabled():
+        return _conv_silu_forward(x, weight, bias, position)
     return CausalConvSiluFunction.apply(x, weight, bias, position)
 
 
@@ -305,6 +337,8 @@ def gated_rmsnorm(
     Returns:
         `[R, S]` in x's dtype, computed in fp32 (fp64 for fp64 x). Gradients reach all three.
     """
+    if not torch.is_grad_enabled():
+        return _gated_rmsnorm_forward(x, gate, weight, eps)
     return GatedRMSNormFunction.apply(x, gate, weight, eps)
 
 

@@ -1,0 +1,63 @@
+"""Launching again on a GPU: the same results as through Triton, whatever the arguments' kinds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.ops.quasar import layer_kernels  # noqa: E402
+from fla.ops.quasar.launch import Launcher  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+class ThroughTriton(Launcher):
+    """Remembers nothing, so that Triton binds every launch."""
+
+    def __call__(self, *args, **options):
+        self._compiled = {}
+        super().__call__(*args, **options)
+
+
+def convolutions():
+    torch.manual_seed(0)
+    x = torch.randn(700, 1601, device="cuda", dtype=torch.bfloat16)
+    taps = torch.randn(1536, 4, device="cuda")
+    place = (torch.arange(700, device="cuda") % 33).int()
+    for start, rows, position in (
+        (0, 512, None), (1, 512, None), (0, 16, None), (0, 1, None), (1, 699, place), (0, 512, None)
+    ):  # fmt: skip
+        part = x[:rows, start : start + 1536]
+        where = None if position is None else position[:rows].contiguous()
+        yield layer_kernels.launch_conv_silu(part, taps, None, where)
+        yield layer_kernels.launch_conv_silu(part.float(), taps, None, where)
+
+
+def test_results_are_those_of_triton_s_own_launch(monkeypatch):
+    again = [*convolutions(), *convolutions()]
+    assert any(layer_kernels._conv_silu._compiled.values())
+    monkeypatch.setattr(
+        layer_kernels, "_conv_silu", ThroughTriton(layer_kernels.causal_conv_silu_kernel)
+    )
+    bound = list(convolutions())
+    for y, expected in zip(again, bound * 2, strict=True):
+        assert torch.equal(y, expected)
+
+
+def test_another_stream_is_launched_on():
+    x = torch.randn(100_000, 1536, device="cuda", dtype=torch.bfloat16)
+    taps = torch.randn(1536, 4, device="cuda")
+    expected = layer_kernels.launch_conv_silu(x, taps, None, None)
+    torch.cuda.synchronize()
+    late = torch.zeros_like(x)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(x)  # the launch has to wait for this, which only its own stream does
+        y = layer_kernels.launch_conv_silu(late, taps, None, None)
+    side.synchronize()
+    assert torch.equal(y, expected)

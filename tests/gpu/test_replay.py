@@ -1,0 +1,207 @@
+"""The layer's short calls as CUDA graphs: what they give, and that nothing in them goes stale."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import threading
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_layer, relative_rms
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar import replay  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+T = 200
+
+
+def make_layer():
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
+
+
+def fresh(*shape):
+    return torch.randn(*(shape or (1, T)), 512, device="cuda")
+
+
+def call(layer, x, dtype=torch.bfloat16):
+    with torch.autocast("cuda", dtype):
+        return layer(x)[0]
+
+
+def graphs(layer):
+    return [g for g in replay._owners.get(layer, {}).values() if isinstance(g, replay._Graph)]
+
+
+def assert_right(layer, x, y):
+    state = {name: p.detach().double() for name, p in layer.state_dict().items()}
+    expected = quasar_layer(state, x.detach(), num_heads=8, head_dim=64)
+    assert relative_rms(y, expected) <= 1e-2
+
+
+@pytest.fixture
+def layer():
+    """A layer whose calls with `fresh()` are replayed."""
+    layer = make_layer()
+    for _ in range(3):
+        call(layer, fresh())
+    assert len(graphs(layer)) == 1
+    return layer
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 512), (3, 77), (1, 16_384)])
+def test_replays_equal_launches_bitwise(monkeypatch, shape):
+    layer = make_layer()
+    inputs = [fresh(*shape) for _ in range(5)]
+    outputs = [call(layer, x) for x in inputs]  # all kept: a replay may not write into one
+    assert len(graphs(layer)) == 1
+    monkeypatch.setenv(replay.SWITCH, "0")
+    for x, y in zip(inputs, outputs, strict=True):
+        assert torch.equal(y, call(layer, x))
+
+
+def test_longer_inputs_and_changing_ones_are_launched():
+    layer = make_layer()
+    for _ in range(3):
+        call(layer, fresh(1, replay.MOST_ELEMENTS // 512 + 1))
+    for length in range(1, 3 * replay.KEPT):
+        call(layer, fresh(1, length))
+    assert not graphs(layer)
+    assert len(replay._owners[layer]) == replay.KEPT
+
+
+def step(layer):
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05)
+    call(layer, fresh()).float().square().mean().backward()
+    optimizer.step()
+    return layer
+
+
+def through_data(layer):
+    for p in layer.parameters():
+        p.data.mul_(1.5)
+    return layer
+
+
+def swapped(layer):
+    for module in (layer.q_proj, layer.o_proj):
+        module.weight = torch.nn.Parameter(torch.randn_like(module.weight) * 0.1)
+    return layer
+
+
+def loaded(layer):
+    torch.manual_seed(1)
+    layer.load_state_dict({k: torch.rand_like(v) * 0.1 for k, v in layer.state_dict().items()})
+    return layer
+
+
+def moved(layer):
+    layer.cpu()
+    with torch.no_grad():
+        layer.q_proj.weight.mul_(-2)
+    return layer.cuda()
+
+
+def pickled(layer):
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return through_data(torch.load(file, weights_only=False))
+
+
+def copied(layer):
+    return through_data(copy.deepcopy(layer))
+
+
+@pytest.mark.parametrize(
+    "change", [step, through_data, swapped, loaded, moved, pickled, copied, lambda x: x.half()]
+)
+def test_changed_parameters_are_seen(layer, change):
+    changed = change(layer)
+    for _ in range(4):
+        x = fresh()
+        assert_right(changed, x, call(changed, x))
+
+
+def test_gradients_after_a_replay(layer, monkeypatch):
+    x = fresh().requires_grad_()
+    found = []
+    for graph in ("1", "0"):
+        monkeypatch.setenv(replay.SWITCH, graph)
+        layer.zero_grad()
+        x.grad = None
+        call(layer, x).float().square().sum().backward()
+        found.append([x.grad.clone(), *(p.grad.clone() for p in layer.parameters())])
+    for replayed, launched in zip(*found, strict=True):
+        assert torch.equal(replayed, launched)
+
+
+def test_modes_and_dtypes_take_turns(layer):
+    for _ in range(3):
+        for context in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+            for dtype in (torch.bfloat16, torch.float16):
+                with context():
+                    x = fresh()
+                    y = call(layer, x, dtype)
+                assert y.dtype == dtype
+                assert y.requires_grad == (context is torch.enable_grad)
+                assert_right(layer, x, y)
+
+
+def test_streams_and_threads_do_not_mix(layer):
+    wrong = []
+
+    def work():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(20):
+                x = fresh()
+                y = call(layer, x)
+                stream.synchronize()
+                if not torch.equal(y, call(layer, x)):
+                    wrong.append(1)
+                state = {name: p.detach().double() for name, p in layer.state_dict().items()}
+                expected = quasar_layer(state, x, num_heads=8, head_dim=64)
+                if relative_rms(y, expected) > 1e-2:
+                    wrong.append(2)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_caller_s_own_capture_gets_the_launches(layer):
+    x = fresh()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(graph):
+            y = call(layer, x)
+        x.copy_(fresh())
+        graph.replay()
+        assert torch.equal(y, call(layer, x))
+
+
+def test_graphs_go_with_their_layer():
+    gc.collect()
+    before = len(replay._owners)
+    for _ in range(2):  # the second time after the memory of the first graphs was given back
+        layer = make_layer()
+        for _ in range(3):
+            x = fresh()
+            assert_right(layer, x, call(layer, x))
+        assert len(graphs(layer)) == 1
+        del layer
+        gc.collect()
+        assert len(replay._owners) == before

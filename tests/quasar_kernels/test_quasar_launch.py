@@ -1,0 +1,92 @@
+"""Launching again: which launches share a compiled kernel, and what goes through Triton."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.ops.quasar.launch import Launcher  # noqa: E402
+
+
+class Compiled:
+    """What Triton returns from a launch; counts the launches made with it."""
+
+    packed_metadata = ()
+
+    def __init__(self, accepts: int) -> None:
+        self.accepts, self.launches = accepts, []
+
+    def __getitem__(self, grid):
+        def run(*arguments):
+            if len(arguments) != self.accepts:
+                raise TypeError("function takes another number of arguments")
+            self.launches.append((grid, arguments))
+
+        return run
+
+
+class Kernel:
+    """A Triton kernel; counts the launches that Triton has to bind."""
+
+    def __init__(self, compile_one) -> None:
+        self.bound, self.compile_one = [], compile_one
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.bound.append((grid, arguments, options))
+            return self.compile_one()
+
+        return run
+
+
+STORAGE = torch.zeros(64)
+KINDS = [
+    (STORAGE, 5, 0.5), (STORAGE[1:], 5, 0.5), (STORAGE.double(), 5, 0.5), (STORAGE, 1, 0.5),
+    (STORAGE, 16, 0.5), (STORAGE, 1 << 31, 0.5), (STORAGE, 1 << 32, None), (STORAGE, None, 0.5),
+]  # fmt: skip
+
+
+def test_the_second_launch_of_a_kind_is_not_bound():
+    compiled = Compiled(accepts=3)
+    kernel = Kernel(lambda: compiled)
+    launch = Launcher(kernel)
+    launch((1, 2, 3), (STORAGE, 5), (64,), num_warps=4)
+    launch((4, 5, 6), (STORAGE[32:], 7), (64,), num_warps=4)
+    assert kernel.bound == [((1, 2, 3), (STORAGE, 5, 64), {"num_warps": 4})]
+    ((grid, arguments),) = compiled.launches
+    assert grid == (4, 5, 6)
+    assert arguments[0].data_ptr() == STORAGE[32:].data_ptr()
+    assert arguments[1:] == (7, 64)
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(range(len(KINDS)), 2))
+def test_what_triton_specialises_on_is_told_apart(one, other):
+    kernel = Kernel(lambda: Compiled(accepts=4))
+    launch = Launcher(kernel)
+    for kind in (one, other, one, other):
+        launch((1, 1, 1), KINDS[kind], (64,), num_warps=4)
+    assert len(kernel.bound) == 2
+
+
+def test_constants_and_options_are_told_apart():
+    kernel = Kernel(lambda: Compiled(accepts=2))
+    launch = Launcher(kernel)
+    for constant, warps in ((64, 4), (32, 4), (64, 2), (64, 4), (32, 4), (64, 2)):
+        launch((1, 1, 1), (STORAGE,), (constant,), num_warps=warps)
+    assert len(kernel.bound) == 3
+
+
+@pytest.mark.parametrize("compile_one", [lambda: Compiled(accepts=1), lambda: None])
+def test_what_cannot_be_called_goes_through_triton(compile_one):
+    # an older Triton takes no constexprs there; its interpreter returns nothing
+    kernel = Kernel(compile_one)
+    launch = Launcher(kernel)
+    for _ in range(3):
+        launch((1, 1, 1), (STORAGE,), (64,), num_warps=4)
+    assert len(kernel.bound) == 3
