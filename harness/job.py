@@ -25,19 +25,21 @@ class Job(BaseModel):
     """What a worker has to do.
 
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
-    `probe` only describes the machine. `checked` compares the last timed output too. `nonce` comes
-    back in the reply, so that output forged by the code under test is not taken for one. `parent`
-    is the pid of the starting process.
+    `probe` only describes the machine. `compile` builds the overlay's CUDA kernels for
+    `capability`, `paths` runs its operator on `device`. `checked` compares the last timed output
+    too. `nonce` comes back in the reply, so that output forged by the code under test is not taken
+    for one. `parent` is the pid of the starting process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Literal["gate", "time", "probe"]
+    task: Literal["gate", "time", "probe", "compile", "paths"]
     tree: str | None = None
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"
     source_digest: str = ""
     checked: bool = True
+    capability: tuple[int, int] | None = None
     result_fd: int = Field(gt=2)
     nonce: str
     parent: int

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from harness.job import Job, Reply
+from harness.kernels import Builds, PathsTaken
 from harness.process import RESULT_LIMIT, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest
@@ -31,6 +32,7 @@ _ALLOWED = frozenset(
         "PATH",
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
+        "QUASAR_NVRTC",
         "TMPDIR",
         "TRITON_CACHE_DIR",
         "XDG_CACHE_HOME",
@@ -175,6 +177,34 @@ def probe(*, device: str = "auto", timeout: float = 120.0) -> Environment:
     """
     body = _work({"task": "probe"}, device=device, timeout=timeout, scratch=None, stop=None)
     return Environment.model_validate(body)
+
+
+def compile_kernels(capability: tuple[int, int], *, timeout: float = 120.0) -> Builds:
+    """Compile the CUDA kernels in a fresh process with empty caches, as at first use.
+
+    Args:
+        capability: (major, minor) of a GPU, which need not be here.
+
+    Raises:
+        MeasurementError: the process came to no result.
+    """
+    job: dict[str, JsonValue] = {"task": "compile", "capability": list(capability)}
+    body = _work(job, device="cpu", timeout=timeout, scratch=None, stop=None, cold_cache=True)
+    return Builds.model_validate(body)
+
+
+def find_paths(*, device: str, timeout: float = 300.0) -> PathsTaken:
+    """Run the operator in a fresh process with empty caches and tell what served it.
+
+    Args:
+        device: `cuda` for every GPU, `cpu`.
+
+    Raises:
+        MeasurementError: the process came to no result, or torch cannot use the device.
+    """
+    job: dict[str, JsonValue] = {"task": "paths"}
+    body = _work(job, device=device, timeout=timeout, scratch=None, stop=None, cold_cache=True)
+    return PathsTaken.model_validate(body)
 
 
 def check(

@@ -91,6 +91,20 @@ def _probe(job: Job) -> Mapping[str, Any]:
     return describe(_device(job.device)).model_dump(mode="json")
 
 
+def _compile(job: Job) -> Mapping[str, Any]:
+    from harness.kernels import compile_for
+
+    if job.capability is None:
+        raise WorkerError("a job to compile names no capability", "protocol")
+    return compile_for(job.capability).model_dump(mode="json")
+
+
+def _paths(job: Job) -> Mapping[str, Any]:
+    from harness.kernels import find_paths
+
+    return find_paths(job.device).model_dump(mode="json")
+
+
 def _gate(job: Job) -> Mapping[str, Any]:
     import torch
 
@@ -147,6 +161,9 @@ def _time(job: Job) -> Mapping[str, Any]:
     }
 
 
+_TASKS = {"probe": _probe, "gate": _gate, "time": _time, "compile": _compile, "paths": _paths}
+
+
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -161,7 +178,7 @@ def _out_of_memory(error: BaseException) -> bool:
 def perform(job: Job) -> tuple[Reply, Exit]:
     """Do the job and return the reply with the status to exit with."""
     try:
-        body = {"probe": _probe, "gate": _gate, "time": _time}[job.task](job)
+        body = _TASKS[job.task](job)
         return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
     except WorkerError as error:
         status = Exit.GATE if error.kind == "gate" else Exit.CRASH

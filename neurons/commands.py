@@ -8,10 +8,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from neurons import doctor, observe
+from neurons import doctor, kernel_checks, observe
 from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError
 from neurons.machine import resolve_device
@@ -67,6 +68,9 @@ def show_status(given: argparse.Namespace) -> int:
 
 def show_doctor(given: argparse.Namespace) -> int:
     """Carry out `doctor`; return 1 when a check fails."""
+    if given.kernels:
+        settings, _ = read_settings(given, process=None)
+        return _tell(kernel_checks.examine(settings.device), given.json, gap=" -> ")
     checks = []
     try:
         settings, embedded = read_settings(given)
@@ -78,13 +82,20 @@ def show_doctor(given: argparse.Namespace) -> int:
         checks += doctor.machine(settings)
     else:
         checks += doctor.examine(settings, embedded=embedded)
-    if given.json:
-        say(json.dumps([check.as_json() for check in checks], indent=2))
-    else:
-        for check in checks:
-            remedy = f"\n{'':23}-> {check.remedy}" if check.remedy else ""
+    return _tell(checks, given.json, gap=f"\n{'':23}-> ")
+
+
+def _tell(checks: Iterable[doctor.Check], as_json: bool, gap: str) -> int:
+    """Print each check when it is there, `gap` before a remedy; return 1 when one failed."""
+    told = []
+    for check in checks:
+        told.append(check)
+        if not as_json:
+            remedy = f"{gap}{check.remedy}" if check.remedy else ""
             say(f"{check.level:<8} {check.name:<13} {check.detail}{remedy}")
-    return int(any(check.level == "failure" for check in checks))
+    if as_json:
+        say(json.dumps([check.as_json() for check in told], indent=2))
+    return int(any(check.level == "failure" for check in told))
 
 
 def bench(given: argparse.Namespace) -> int:

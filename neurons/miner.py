@@ -75,6 +75,7 @@ def parser() -> Parser:
     add("--state-dir", metavar="DIR", type=_path, help="journal, clone, reports and log")
     add("--device", metavar="auto|cuda|cpu", help="where kernels run")
     add("--json", action="store_true", help="status and doctor: print JSON")
+    add("--kernels", action="store_true", help="doctor: compile the CUDA kernels, and no more")
     return result
 
 

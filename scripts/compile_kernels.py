@@ -35,6 +35,7 @@ import kernel_resources
 import triton
 from kernel_resources import Compiled, Resources, Table
 
+from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
@@ -218,6 +219,10 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     failed = sum(bool(row.error) for row in rows)
+    for row in rows:
+        known = explain(row.error)
+        if known is not None:
+            print(f"{row.kernel}, sm_{row.arch}: {known.cause}. {known.remedy}")
     print(f"{len(rows)} compilations, {failed} failed")
     if failed:
         return 1
