@@ -251,6 +251,19 @@ def test_changed_parameters_are_seen(change):
     assert relative_rms(module(x)[0], reference(module, x)) <= 1e-5
 
 
+def test_a_compiled_model_may_hold_the_layer():
+    module, x = layer(), torch.randn(1, 30, D)
+    compiled = torch.compile(module, backend="eager")
+    found = []
+    for call in (module, compiled):
+        module.zero_grad()
+        y = call(x)[0]
+        y.square().sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in module.parameters())])
+    for plain, traced in zip(*found, strict=True):
+        assert relative_rms(traced, plain.double()) <= 1e-5
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="mode"):
         layer(mode="parallel")

@@ -70,6 +70,8 @@ def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tupl
     here = x.get_device()
     if (
         not x.is_cuda
+        or type(x) not in _PLAIN
+        or torch.compiler.is_compiling()
         or x.numel() > MOST_ELEMENTS
         or x.numel() == 0
         or dtype not in (torch.bfloat16, torch.float16)
