@@ -27,7 +27,14 @@ TILE = 64
 
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("segment_map.cu", "segment_scan.cu", "segment_output.cu")
-_HEADERS = ("fragments.cuh", "wgmma.cuh", "chunk.cuh", "segments.cuh", "output_chunk.cuh")
+_HEADERS = (
+    "fragments.cuh",
+    "wgmma.cuh",
+    "chunk.cuh",
+    "segments.cuh",
+    "map_chunk.cuh",
+    "output_chunk.cuh",
+)
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads

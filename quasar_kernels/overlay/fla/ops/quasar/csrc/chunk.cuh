@@ -36,15 +36,18 @@ struct ChunkKeys {
   float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
 };
 
-// `rows` and `pairs` are the chunk, loaded at row_address and at pair_address
+// `rows` returns the chunk as it was loaded at row_address
 template <Scalar T>
-__device__ __forceinline__ ChunkKeys key_products(const u32 (&rows)[4][4], const u32 (&pairs)[4][4],
-                                                  float beta, int lane) {
+__device__ __forceinline__ ChunkKeys key_products(u32 chunk, u32 (&rows)[4][4], float beta,
+                                                  int lane) {
   ChunkKeys out = {};
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
-    mma<T>(out.gram[0], rows[t], pairs[t][0], pairs[t][1]);
-    mma<T>(out.gram[1], rows[t], pairs[t][2], pairs[t][3]);
+    u32 pairs[4];
+    load_rows(rows[t], row_address(chunk, lane) ^ 32 * t);
+    load_rows(pairs, pair_address(chunk, lane) ^ 32 * t);
+    mma<T>(out.gram[0], rows[t], pairs[0], pairs[1]);
+    mma<T>(out.gram[1], rows[t], pairs[2], pairs[3]);
   }
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
@@ -71,10 +74,10 @@ __device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[
 }
 
 // (I + M)^-1 or, TRANSPOSED, its transpose, of M = strict_tril(-minus), minus [16, 16] symmetric
-// with a diagonal above -1. |inverse| <= 1 then, so fp16 operands lose 2^-11 and never overflow. Blocks of
-// 2 need no product; blocks of 4, 8 and 16 join by A <- A - A M_off A, which fills places that were
-// zero, so packed values are joined by OR. The diagonal 8 x 8 blocks share every product: as block
-// diagonal A operand, and stacked as B operand.
+// with a diagonal above -1. |inverse| <= 1 then, so fp16 operands lose 2^-11 and never overflow.
+// Blocks of 2 need no product; blocks of 4, 8 and 16 join by A <- A - A M_off A, which fills places
+// that were zero, so packed values are joined by OR. The diagonal 8 x 8 blocks share every product:
+// as block diagonal A operand, and stacked as B operand.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMasks& mask,
                                        float (&out)[2][4]) {

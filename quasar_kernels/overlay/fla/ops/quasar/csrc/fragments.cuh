@@ -1,12 +1,12 @@
 // Tensor-core fragments and products, and tiles in shared memory. No header of the toolkit is
 // included, here or elsewhere, so that NVRTC needs none.
 //
-// Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4, c = lane % 4,
-// an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements 0..3. Two
-// of them side by side, packed to 16 bits, are an A operand [16, 16] without any exchange between
-// lanes; and read as B operands they multiply by their transpose. For tf32's m16n8k8 the same holds
-// of unpacked accumulators if both operands count k as 0 2 4 6 1 3 5 7. That is why nothing here
-// goes through shared memory between two products.
+// Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4, c = lane %
+// 4, an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements 0..3.
+// Two of them side by side, packed to 16 bits, are an A operand [16, 16] without any exchange
+// between lanes; and read as B operands they multiply by their transpose. For tf32's m16n8k8 the
+// same holds of unpacked accumulators if both operands count k as 0 2 4 6 1 3 5 7. That is why
+// nothing here goes through shared memory between two products.
 
 #pragma once
 
@@ -113,14 +113,14 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], flo
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// ---- tiles in shared memory: rows of 128 bytes, 16-byte pieces permuted by the row's last 3 bits ----
+// ---- tiles in shared memory: rows of 128 bytes, 16-byte pieces permuted by the row's number ----
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
 }
 
-// Where a lane's row begins for the loads below, from a chunk's address (a multiple of 128). Columns
-// 16 t .. 16 t + 15 are at this ^ 32 t.
+// Where a lane's row begins for the loads below, from a chunk's address (a multiple of 128).
+// Columns 16 t .. 16 t + 15 are at this ^ 32 t.
 __device__ __forceinline__ u32 row_address(u32 chunk, int lane) {
   return chunk + (lane & 15) * ROW_BYTES + (((lane >> 4) ^ (lane & 7)) << 4);
 }
@@ -139,7 +139,8 @@ __device__ __forceinline__ void load_rows(u32 (&out)[4], u32 address) {
                : "memory");
 }
 
-// at row_address, each 8 x 8 transposed: B operands [16 tokens, 8 columns] in elements 0, 1 and in 2, 3
+// at row_address, each 8 x 8 transposed: B operands [16 tokens, 8 columns] in elements 0, 1 and in
+// 2, 3
 __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

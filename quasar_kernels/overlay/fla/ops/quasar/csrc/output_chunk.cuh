@@ -1,12 +1,12 @@
 // What pass 2 of the segmented scan does with one chunk.
 //
-// A chunk: D = V - K S, V' = A diag(a) D, O = Q S + tril(Q K^T) V', S += K^T V', with
-// A = (I + strict_tril(a K K^T))^-1. Columns of S, V' and O are independent of one another, so a warp
-// owns 16 * (4 / WARPS) of them and keeps them in registers, everything transposed: S^T is the A
-// operand of D^T = V^T - S^T K^T and of S^T Q^T, V'^T that of V'^T P^T and of V'^T K.
+// A chunk: D = V - K S, V' = A diag(a) D, O = Q S + tril(Q K^T) V', S += K^T V', with A = (I +
+// strict_tril(a K K^T))^-1. Columns of S, V' and O are independent of one another, so a warp owns
+// 16 * (4 / WARPS) of them and keeps them in registers, everything transposed: S^T is the A operand
+// of D^T = V^T - S^T K^T and of S^T Q^T, V'^T that of V'^T P^T and of V'^T K.
 //
-// Precision: operands have the inputs' dtype, but the product with the inverse is tf32, and V' is the
-// sum of two operands where it enters the state, where its rounding would stay, and the output.
+// Precision: operands have the inputs' dtype, but the product with the inverse is tf32, and V' is
+// the sum of two operands where it enters the state, where its rounding would stay, and the output.
 
 #pragma once
 
@@ -33,18 +33,17 @@ template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(u32 key_chunk, u32 query_chunk, float beta,
                                               const BlockMasks& mask, float4 (&mix)[2][32],
                                               uint4 (&scores)[2][32], int lane) {
-  u32 keys[4][4], pairs[4][4];
   float P[2][4] = {};
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
-    u32 q[4];
-    load_rows(keys[t], row_address(key_chunk, lane) ^ 32 * t);
-    load_rows(pairs[t], pair_address(key_chunk, lane) ^ 32 * t);
+    u32 q[4], k[4];
     load_rows(q, row_address(query_chunk, lane) ^ 32 * t);
-    mma<T>(P[0], q, pairs[t][0], pairs[t][1]);
-    mma<T>(P[1], q, pairs[t][2], pairs[t][3]);
+    load_rows(k, pair_address(key_chunk, lane) ^ 32 * t);
+    mma<T>(P[0], q, k[0], k[1]);
+    mma<T>(P[1], q, k[2], k[3]);
   }
-  ChunkKeys at = key_products<T>(keys, pairs, beta, lane);
+  u32 keys[4][4];
+  ChunkKeys at = key_products<T>(key_chunk, keys, beta, lane);
   float columns[2][2], inverse[2][4];
   spread(at.root, columns, lane);
 #pragma unroll
@@ -88,7 +87,8 @@ __device__ __forceinline__ void read_state(const float (&state)[BLOCKS][8][4],
     warpgroup_commit();
     wgmma_first_rows<T>(out[0], s[0], tile_descriptor(queries));
 #pragma unroll
-    for (int t = 1; t < 4; ++t) wgmma_rows<T>(out[0], s[t], at_columns(tile_descriptor(queries), t));
+    for (int t = 1; t < 4; ++t)
+      wgmma_rows<T>(out[0], s[t], at_columns(tile_descriptor(queries), t));
     warpgroup_commit();
     warpgroup_wait<1>();
     settle(D[0]);
@@ -224,8 +224,9 @@ __device__ __forceinline__ void keep_output(u32 at, float scale, float (&out)[2]
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const u32 row = __shfl_sync(ALL, at, 8 * i + (lane >> 2));
+    const u32 matrix = x[(i & 1) * 2 + i / 2];
     u32 turned;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(x[(i & 1) * 2 + i / 2]));
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(matrix));
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(row + 4 * (lane & 3)), "r"(turned) : "memory");
   }
 #endif

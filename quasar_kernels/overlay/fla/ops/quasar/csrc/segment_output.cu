@@ -13,13 +13,8 @@
 #define QUASAR_OUTPUT_BLOCKS 6
 #endif
 #endif
-#ifndef QUASAR_OUTPUT_UNROLL
-#define QUASAR_OUTPUT_UNROLL 4
-#endif
 
 namespace quasar {
-
-constexpr int OUTPUT_UNROLL = QUASAR_OUTPUT_UNROLL;
 
 template <int WARPS>
 struct OutputShared {
@@ -91,7 +86,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg) {
                      shared.scores[warp], lane);
     __syncthreads();
     load_values(s + 1);  // where the output before was
-#pragma unroll (OUTPUT_UNROLL)
+#pragma unroll
     for (int i = 0; i < WARPS; ++i) {
       float out[BLOCKS][2][4];
       const u32 own_values = v + i * CHUNK_BYTES;

@@ -1,10 +1,10 @@
-// The scan between the passes: states[n] <- maps[n] * state + states[n], so that what was the R of a
-// segment becomes the state behind it, in fp32.
+// The scan between the passes: states[n] <- maps[n] * state + states[n], so that what was the R of
+// a segment becomes the state behind it, in fp32.
 //
 // It is sequential over the segments of one sequence and head, and short: what it costs is the
-// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps meanwhile,
-// and multiplies by tensor cores in tf32, to which the maps are rounded already. What rounding takes
-// from the state is passed on as it is, so a segment of zero keys changes nothing.
+// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps
+// meanwhile, and multiplies by tensor cores in tf32, to which the maps are rounded already. What
+// rounding takes from the state is passed on as it is, so a segment of zero keys changes nothing.
 
 #include "segments.cuh"
 
@@ -103,7 +103,8 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
 }  // namespace quasar
 
 // threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_segment_scan_launch[2] = {quasar::SCAN_THREADS, sizeof(quasar::ScanShared)};
+extern "C" __constant__ int quasar_segment_scan_launch[2] = {quasar::SCAN_THREADS,
+                                                             sizeof(quasar::ScanShared)};
 
 extern "C" __global__ void __launch_bounds__(quasar::SCAN_THREADS)
     quasar_segment_scan(const __grid_constant__ quasar::Arguments arg) {

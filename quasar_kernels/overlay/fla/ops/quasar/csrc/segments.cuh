@@ -1,4 +1,5 @@
-// What a block of the segmented scan is given: its arguments, its run of tokens, its rows in memory.
+// What a block of the segmented scan is given: its arguments, its run of tokens, its rows in
+// memory.
 
 #pragma once
 
@@ -82,7 +83,9 @@ struct Rows {
   }
 };
 
-__device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_loads() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 template <int PENDING>
 __device__ __forceinline__ void wait_loads() {

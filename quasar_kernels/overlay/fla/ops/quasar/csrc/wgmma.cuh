@@ -1,7 +1,8 @@
 // Hopper's warpgroup products, where the B operand is read from shared memory once for four warps.
 //
-// Only code for sm_90a has them (QUASAR_WGMMA is 1 there, unless QUASAR_NO_WGMMA is defined). Accumulators and A operands are laid out
-// over each warp as mma.sync's are, so a kernel takes one or the other without changing anything else.
+// Only code for sm_90a has them (QUASAR_WGMMA is 1 there, unless QUASAR_NO_WGMMA is defined).
+// Accumulators and A operands are laid out over each warp as mma.sync's are, so a kernel takes one
+// or the other without changing anything else.
 
 #pragma once
 
@@ -16,8 +17,8 @@
 #if QUASAR_WGMMA
 namespace quasar {
 
-// A tile of 128-byte rows with permuted pieces (the hardware's 128-byte swizzle), 1024-byte aligned:
-// 8 rows after 8 rows; PTX ISA, "Matrix Descriptor Format".
+// A tile of 128-byte rows with permuted pieces (the hardware's 128-byte swizzle), 1024-byte
+// aligned: 8 rows after 8 rows; PTX ISA, "Matrix Descriptor Format".
 __device__ __forceinline__ u64 tile_descriptor(u32 address) {
   const u64 groups = 8 * ROW_BYTES;
   return (address & 0x3ffffu) >> 4 | (u64)1 << 16 | groups >> 4 << 32 | (u64)1 << 62;
