@@ -221,9 +221,19 @@ def _operator_specs() -> list[CompileSpec]:
 
 
 def _layer_specs() -> list[CompileSpec]:
-    from fla.ops.quasar import layer_kernels
+    from fla.ops.quasar import gate_and_norm, layer_kernels
 
-    specs = []
+    specs = [
+        CompileSpec(
+            f"gate_and_norm bf16 S={S}",
+            gate_and_norm.gate_and_norm_kernel,
+            _types("*bf16", "o narrow gate_weight gate_bias y")
+            | {"norm_weight": "*fp32", "R": "i32", "stride_n": "i32", "eps": "fp32"},
+            {"H": 8, "S": S, "BS": S, "BR": gate_and_norm.rows_for(S), "HEADS": 8},
+            num_stages=2,
+        )
+        for S in (64, 128)
+    ]
     for kind in ("bf16", "fp32"):
         packed = kind == "fp32"
         optional = {"bias": "*fp32", "position": "*i32"}

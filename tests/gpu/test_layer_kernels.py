@@ -15,6 +15,7 @@ from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
 from fla.ops.quasar import fused_recurrent_quasar  # noqa: E402
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
 from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
+from fla.ops.quasar.gate_and_norm import gate_and_norm  # noqa: E402
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -96,6 +97,18 @@ def test_gated_norm():
     weight = torch.rand(S, device="cuda")
     wanted = gated_rmsnorm(x.double(), gate.double(), weight.double(), 1e-5)
     assert relative_rms(gated_rmsnorm(x, gate, weight, 1e-5), wanted) <= 3e-3
+
+
+@pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 128), (2, 48)])
+def test_gate_and_norm_at_once(heads, width):
+    o = torch.randn(1001, heads, width, device="cuda").bfloat16()
+    narrow = torch.randn(1001, 3 * width, device="cuda").bfloat16()[:, width : 2 * width]
+    weight = (torch.randn(heads * width, width, device="cuda") / width**0.5).bfloat16()
+    bias = torch.randn(heads * width, device="cuda").bfloat16()
+    norm = torch.rand(width, device="cuda")
+    y = gate_and_norm(o, narrow, weight, bias, norm, 1e-5)
+    gate = F.linear(narrow.double(), weight.double(), bias.double()).view(o.shape)
+    assert relative_rms(y, gated_rmsnorm(o.double(), gate, norm.double(), 1e-5)) <= 3e-3
 
 
 def test_step_size_and_its_gradients():

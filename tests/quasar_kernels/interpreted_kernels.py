@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 mount()
 
 from fla.ops.quasar import chunk as chunk_module  # noqa: E402
-from fla.ops.quasar import gate, layer_kernels  # noqa: E402
+from fla.ops.quasar import gate, gate_and_norm, layer_kernels  # noqa: E402
 from fla.ops.quasar.chunk import ChunkQuasarFunction  # noqa: E402
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed  # noqa: E402
 from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
@@ -237,3 +237,14 @@ def test_gated_norm(S):
     y = layer_kernels.launch_gated_rmsnorm(x, gated, weight, 1e-5)
     wanted = layer_kernels.gated_rmsnorm_torch(x.double(), gated.double(), weight, 1e-5)
     assert relative_rms(y, wanted) <= 1e-6
+
+
+@pytest.mark.parametrize(("R", "H", "S"), [(1, 2, 16), (70, 2, 16), (33, 3, 24), (65, 1, 64)])
+def test_gate_and_norm(R, H, S):
+    torch.manual_seed(0)
+    o, wide = torch.randn(R, H, S).half(), torch.randn(R, 3 * S).half()
+    weight, bias, norm = torch.randn(H * S, S).half(), torch.randn(H * S).half(), torch.rand(S)
+    y = gate_and_norm.gate_and_norm(o, wide[:, S : 2 * S], weight, bias, norm, 1e-5)
+    gate = wide[:, S : 2 * S].double() @ weight.double().T + bias.double()
+    wanted = layer_kernels.gated_rmsnorm_torch(o.double(), gate.view(R, H, S), norm, 1e-5)
+    assert relative_rms(y, wanted) <= 5e-4

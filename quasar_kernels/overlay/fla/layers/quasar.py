@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
 from fla.ops.quasar.replay import replayed
 
@@ -257,13 +258,13 @@ class QuasarAttention(nn.Module):
             projections, *gate_weights, out_weight = _packed((*weights[:6], out_weight), dtype)
             mixed = F.linear(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
-            gate = F.linear(narrow, *gate_weights)
+            narrow = narrow.contiguous()  # so that `mixed`, gigabytes for a million tokens, can go
             if self.use_short_conv:
                 taps = torch.cat(taps).squeeze(1)
                 bias = torch.cat(biases) if self.conv_bias else None
                 qkv = qkv.view(B, T, 3 * self.key_dim)
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state)
-            del mixed, narrow  # each is gigabytes for a million tokens
+            del mixed
             q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
             inputs = (q, k, v, beta, state, keep, cu_seqlens)
@@ -273,10 +274,19 @@ class QuasarAttention(nn.Module):
                 o, state = chunk_quasar(*inputs)
             del inputs
             del q, k, v, qkv
-            rows = (-1, self.head_dim)
-            o = gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
+            o = self._gate(o, narrow, gate_weights, norm_weight)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
+
+    def _gate(self, o, narrow, gate_weights, norm_weight):
+        """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
+        one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
+        if one_kernel and self.head_dim <= 128 and not torch.is_grad_enabled():
+            o = o.flatten(0, 1)
+            return gate_and_norm(o, narrow, *gate_weights, norm_weight, self.norm_eps)
+        rows = (-1, self.head_dim)
+        gate = F.linear(narrow, *gate_weights)
+        return gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

@@ -43,9 +43,7 @@ def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     A = torch.empty_like(L)
     n, C, _ = L.shape
     if n:
-        forward_substitution_kernel[(n,)](
-            L, C * C, A, C * C, BT=C, C=max(16, C), num_warps=4
-        )
+        forward_substitution_kernel[(n,)](L, C * C, A, C * C, BT=C, C=max(16, C), num_warps=4)
     return A
 
 
