@@ -36,19 +36,16 @@ struct ChunkKeys {
   float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
 };
 
-// `rows` returns the chunk as it was loaded at row_address
+// gram += columns 16 t .. 16 t + 15 of the keys by themselves, loaded at row_ and at pair_address
 template <Scalar T>
-__device__ __forceinline__ ChunkKeys key_products(u32 chunk, u32 (&rows)[4][4], float beta,
-                                                  int lane) {
-  ChunkKeys out = {};
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    u32 pairs[4];
-    load_rows(rows[t], row_address(chunk, lane) ^ 32 * t);
-    load_rows(pairs, pair_address(chunk, lane) ^ 32 * t);
-    mma<T>(out.gram[0], rows[t], pairs[0], pairs[1]);
-    mma<T>(out.gram[1], rows[t], pairs[2], pairs[3]);
-  }
+__device__ __forceinline__ void add_products(float (&gram)[2][4], const u32 (&rows)[4],
+                                             const u32 (&pairs)[4]) {
+  mma<T>(gram[0], rows, pairs[0], pairs[1]);
+  mma<T>(gram[1], rows, pairs[2], pairs[3]);
+}
+
+// fill the rest from gram
+__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, float beta, int lane) {
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
   const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
@@ -61,7 +58,6 @@ __device__ __forceinline__ ChunkKeys key_products(u32 chunk, u32 (&rows)[4][4], 
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(step_size(out.lambda[r], beta)));
     out.root[r] = -root;
   }
-  return out;
 }
 
 // Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.

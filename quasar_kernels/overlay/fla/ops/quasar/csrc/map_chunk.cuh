@@ -21,8 +21,16 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const Block
                                               float4 (&mix)[2][32], float (&unscale)[CHUNK],
                                               int lane) {
   const int g = lane >> 2, c = lane & 3;
-  u32 keys[4][4];
-  ChunkKeys at = key_products<T>(chunk, keys, beta, lane);
+  u32 keys[4][4], pairs[4][4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    load_rows(keys[t], row_address(chunk, lane) ^ 32 * t);
+    load_rows(pairs[t], pair_address(chunk, lane) ^ 32 * t);
+  }
+  ChunkKeys at = {};
+#pragma unroll
+  for (int t = 0; t < 4; ++t) add_products<T>(at.gram, keys[t], pairs[t]);
+  find_step_sizes(at, beta, lane);
   __syncwarp();  // every lane has read the keys before one overwrites them
 
   // 2^-e with 1 <= |k| 2^-e < 2, from the exponent of |k|^2; zero keys stay zero

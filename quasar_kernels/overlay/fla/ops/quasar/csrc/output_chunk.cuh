@@ -42,8 +42,15 @@ __device__ __forceinline__ void prepare_chunk(u32 key_chunk, u32 query_chunk, fl
     mma<T>(P[0], q, k[0], k[1]);
     mma<T>(P[1], q, k[2], k[3]);
   }
-  u32 keys[4][4];
-  ChunkKeys at = key_products<T>(key_chunk, keys, beta, lane);
+  ChunkKeys at = {};
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    u32 rows[4], pairs[4];
+    load_rows(rows, row_address(key_chunk, lane) ^ 32 * t);
+    load_rows(pairs, pair_address(key_chunk, lane) ^ 32 * t);
+    add_products<T>(at.gram, rows, pairs);
+  }
+  find_step_sizes(at, beta, lane);
   float columns[2][2], inverse[2][4];
   spread(at.root, columns, lane);
 #pragma unroll
