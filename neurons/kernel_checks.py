@@ -16,7 +16,7 @@ CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
 OLDEST = (8, 0)
 """The CUDA kernels are written for this capability and later ones."""
 
-_UNKNOWN = "Report this line; QUASAR_BACKEND=triton does without the CUDA kernels."
+_UNKNOWN = "Report this line: its cause is not a known one."
 
 
 def examine(

@@ -18,76 +18,76 @@ class Explanation(NamedTuple):
     remedy: str
 
 
-_DRIVER_OLD = Explanation(
+DRIVER_OLD = Explanation(
     "the GPU's driver is older than the CUDA that the code was built with",
     "Update the driver (`nvidia-smi` tells the newest CUDA that it supports), or install a torch "
     "build for that CUDA.",
 )
-_DRIVER_MIXED = Explanation(
+DRIVER_MIXED = Explanation(
     "parts of two driver versions are loaded",
     "Reboot after an update of the driver; in a container take its cuda-compat library off "
     "LD_LIBRARY_PATH.",
 )
-_DRIVER_MISSING = Explanation(
+DRIVER_MISSING = Explanation(
     "there is no working driver, or no GPU is visible",
     "Check `nvidia-smi` and CUDA_VISIBLE_DEVICES; in a container start it with --gpus all.",
 )
-_CPU_TORCH = Explanation(
+CPU_TORCH = Explanation(
     "this torch is a build without CUDA", "Remove .venv and run scripts/install.sh."
 )
-_GPU_FULL = Explanation(
+GPU_FULL = Explanation(
     "the GPU's memory is full", "End the other processes that `nvidia-smi` lists."
 )
-_MEMORY = Explanation(
+MEMORY = Explanation(
     "the compiler ran out of memory",
     "Free memory, or raise the limit of the container or of `ulimit -v`; set MAX_JOBS=1 where "
     "ninja compiles.",
 )
-_ARCH_LIST = Explanation(
+ARCH_LIST = Explanation(
     "the code was built for other GPUs, or TORCH_CUDA_ARCH_LIST names none that exists",
     "Unset TORCH_CUDA_ARCH_LIST, or give it this GPU's capability as in 9.0a, and build anew; "
     "where torch itself lacks the GPU, install a build that has it.",
 )
-_ARCH_FLAG = Explanation(
+ARCH_FLAG = Explanation(
     "the architecture flag does not allow an instruction in the code",
     "Compile for the GPU itself: -arch=sm_90a for Hopper (wgmma is not in sm_90), sm_80 or later "
     "for the others.",
 )
-_TOOLKIT_OLD = Explanation(
+TOOLKIT_OLD = Explanation(
     "the toolkit does not know this architecture: it is older than the GPU, or has dropped it",
     "Install a torch build, or a toolkit, whose CUDA supports the GPU.",
 )
-_TOOLKIT_MIXED = Explanation(
+TOOLKIT_MIXED = Explanation(
     "ptxas is older than the compiler before it",
     "Take both from one toolkit: mend PATH, CUDA_HOME or TRITON_PTXAS_PATH.",
 )
-_NO_NVRTC = Explanation(
+NO_NVRTC = Explanation(
     "the wheel nvidia-cuda-nvrtc is missing or incomplete",
     "Install the one of torch's CUDA version (torch's CUDA builds bring it), or name the library "
     "in QUASAR_NVRTC.",
 )
-_NO_NINJA = Explanation("ninja was not found", "Run `pip install ninja`, or put it on PATH.")
-_NO_NVCC = Explanation(
+NO_NINJA = Explanation("ninja was not found", "Run `pip install ninja`, or put it on PATH.")
+NO_NVCC = Explanation(
     "nvcc, or a part of its toolkit, was not found",
     "Run `scripts/install.sh dev`, which brings it, or put a whole toolkit's bin folder on PATH "
     "and its root in CUDA_HOME.",
 )
-_NO_GCC = Explanation(
+NO_GCC = Explanation(
     "the host's C or C++ compiler was not found",
     "On Debian and Ubuntu: sudo apt install gcc g++; elsewhere put it on PATH.",
 )
-_GCC_NEW = Explanation(
+GCC_NEW = Explanation(
     "the host's compiler is newer than this toolkit supports",
     "Name an older one: nvcc -ccbin g++-13, or NVCC_CCBIN=g++-13.",
 )
-_NO_PYTHON_H = Explanation(
+NO_PYTHON_H = Explanation(
     "Python's headers are missing", "On Debian and Ubuntu: sudo apt install python3-dev"
 )
-_NO_SOURCE = Explanation(
+NO_SOURCE = Explanation(
     "a source file of the kernels is missing",
     "Restore the csrc folder: git checkout -- quasar_kernels/overlay",
 )
-_NO_HEADER = Explanation(
+NO_HEADER = Explanation(
     "a header is missing",
     "Install the toolkit's headers (`scripts/install.sh dev` brings them), or name their folder "
     "by -I or CUDA_HOME.",
@@ -98,34 +98,34 @@ _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 
 # The first that matches counts: a text may hold several, and the particular ones stand first.
 _KNOWN = (
-    (r"cuda out of memory|cuda_error_out_of_memory", _GPU_FULL),
-    (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", _MEMORY),
-    (r"\bkilled\b|(?:status|code) (?:137|-9)\b", _MEMORY),
-    (r"driver version is insufficient|driver on your system is too old", _DRIVER_OLD),
-    (r"unsupported toolchain|unsupported_ptx_version|insufficient_driver", _DRIVER_OLD),
-    (r"\berror(?: code)?:? (?:35|222)\b", _DRIVER_OLD),
-    (r"\berror:? 803\b|system_driver_mismatch|unsupported display driver", _DRIVER_MIXED),
+    (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
+    (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),
+    (r"\bkilled\b|(?:status|code) (?:137|-9)\b", MEMORY),
+    (r"driver version is insufficient|driver on your system is too old", DRIVER_OLD),
+    (r"unsupported toolchain|unsupported_ptx_version|insufficient_driver", DRIVER_OLD),
+    (r"\berror(?: code)?:? (?:35|222)\b", DRIVER_OLD),
+    (r"\berror:? 803\b|system_driver_mismatch|unsupported display driver", DRIVER_MIXED),
     (
         r"found no nvidia driver|libcuda\.so\.1|no cuda-capable device|no_device|no cuda gpus",
-        _DRIVER_MISSING,
+        DRIVER_MISSING,
     ),
-    (r"not compiled with cuda enabled", _CPU_TORCH),
-    (r"unknown cuda arch|no kernel image is available|no_binary_for_gpu", _ARCH_LIST),
-    (r"not supported on \.target|requires (?:\.?target )?sm_|sm_90a required", _ARCH_FLAG),
-    (r"specified by \.target is higher", _ARCH_FLAG),
-    (r"invalid value for --gpu-architecture|unsupported gpu architecture", _TOOLKIT_OLD),
-    (r"not defined for option 'gpu-name'|not compile --gpu-architecture", _TOOLKIT_OLD),
-    (r"unsupported \.version", _TOOLKIT_MIXED),
-    (r"nvrtc, cuda's run-time compiler, was not found|libnvrtc\S*\.so", _NO_NVRTC),
-    (r"\bninja: (?:command )?not found|ninja is required", _NO_NINJA),
-    (r"\b(?:nvcc|cicc|ptxas|fatbinary): (?:command )?not found|could not find nvcc", _NO_NVCC),
-    (r"no such file or directory: '\S*nvcc'|cuda_home environment variable is not set", _NO_NVCC),
-    (rf"\b{_HOST_COMPILER}: (?:no such file|(?:command )?not found)", _NO_GCC),
-    (r"failed to find c compiler|failed to preprocess host compiler", _NO_GCC),
-    (r"unsupported (?:gnu|clang) version", _GCC_NEW),
-    (rf"(?:{_OPEN})\S*python\.h\b", _NO_PYTHON_H),
-    (rf"(?:{_OPEN})\S*\.cuh\b|the cuda sources cannot be read", _NO_SOURCE),
-    (rf"(?:{_OPEN})\S+\.(?:h|hpp|inl)\b", _NO_HEADER),
+    (r"not compiled with cuda enabled", CPU_TORCH),
+    (r"unknown cuda arch|no kernel image is available|no_binary_for_gpu", ARCH_LIST),
+    (r"not supported on \.target|requires (?:\.?target )?sm_|sm_90a required", ARCH_FLAG),
+    (r"specified by \.target is higher", ARCH_FLAG),
+    (r"invalid value for --gpu-architecture|unsupported gpu architecture", TOOLKIT_OLD),
+    (r"not defined for option 'gpu-name'|not compile --gpu-architecture", TOOLKIT_OLD),
+    (r"unsupported \.version", TOOLKIT_MIXED),
+    (r"nvrtc, cuda's run-time compiler, was not found|libnvrtc\S*\.so", NO_NVRTC),
+    (r"\bninja: (?:command )?not found|ninja is required", NO_NINJA),
+    (r"\b(?:nvcc|cicc|ptxas|fatbinary): (?:command )?not found|could not find nvcc", NO_NVCC),
+    (r"no such file or directory: '\S*nvcc'|cuda_home environment variable is not set", NO_NVCC),
+    (rf"\b{_HOST_COMPILER}: (?:no such file|(?:command )?not found)", NO_GCC),
+    (r"failed to find c compiler|failed to preprocess host compiler", NO_GCC),
+    (r"unsupported (?:gnu|clang) version", GCC_NEW),
+    (rf"(?:{_OPEN})\S*python\.h\b", NO_PYTHON_H),
+    (rf"(?:{_OPEN})\S*\.cuh\b|the cuda sources cannot be read", NO_SOURCE),
+    (rf"(?:{_OPEN})\S+\.(?:h|hpp|inl)\b", NO_HEADER),
 )
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from compile_kernels import compile_all, compile_cuda, compile_triton, find_nvcc
 from kernel_resources import Compiled, Resources
 
+from quasar_kernels.compile_failures import TOOLKIT_OLD
 from quasar_kernels.compile_specs import CompileSpec, compile_specs
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
@@ -200,3 +201,11 @@ def test_the_table_is_written_and_checked(
     assert run(monkeypatch, rows, "--check") == 1
     with pytest.raises(SystemExit):
         run(monkeypatch, rows, "--write", "--match", "scan")
+
+
+def test_a_known_failure_comes_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "RuntimeError: nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_120'"
+    assert run(monkeypatch, [Compiled("scan.cu", 120, error=text)]) == 1
+    assert f"scan.cu, sm_120: {TOOLKIT_OLD.cause}. {TOOLKIT_OLD.remedy}" in capsys.readouterr().out
