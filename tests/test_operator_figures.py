@@ -70,8 +70,9 @@ def test_a_figure_outside_of_its_limit_is_named(
     results: OperatorResults, path: str, value: float, said: str
 ) -> None:
     found = set(misses(changed(results, path, value))) - set(misses(results))
-    assert len(found) == 1
-    assert said in found.pop()
+    # the peer's figure is a yardstick of both implementations
+    assert len(found) == (2 if ".peer." in path else 1)
+    assert any(said in miss for miss in found)
 
 
 def test_figures_changed_by_hand_are_made_anew(results: OperatorResults) -> None:
