@@ -1,10 +1,11 @@
-"""chunk_quasar on a GPU against the float64 recurrence: accuracy, causality, varlen, gradients."""
+"""chunk_quasar in Triton on a GPU against float64: accuracy, causality, varlen, gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_inputs import LIMIT, H, S, assert_close, common_key, fresh, layer_like  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
@@ -16,47 +17,14 @@ from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-H, S = 8, 64
-LIMIT = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 2e-5}
-"""Largest relative RMS error against float64, by operand dtype, on layer-like inputs."""
-
-
-def layer_like(T, B=1, heads=H, width=S, dtype=torch.bfloat16):
-    """q, k, v [B, T, heads, width] as a layer with default weights makes them, and beta."""
-    qkv = []
-    for _ in range(3):
-        x = torch.randn(B, T, heads * width, device="cuda") / 3**0.5
-        taps = (torch.rand(heads * width, 1, 4, device="cuda") - 0.5) / 2**0.5
-        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=heads * width).mT
-        qkv.append(F.silu(y).to(dtype).contiguous().view(B, T, heads, width))
-    return *qkv, F.softplus(torch.empty(heads, device="cuda").uniform_(1, 16).log())
-
 
 def alternating_signs(T):
     return (1 - 2 * (torch.arange(T, device="cuda") % 2)).view(1, T, 1, 1)
 
 
-def poison():
-    """Fill freed blocks of the allocator with NaN, so that an unwritten output shows."""
-    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 26)]
-    del junk
-
-
-def assert_close(o, expected, limit):
-    assert torch.isfinite(o).all()
-    assert relative_rms(o, expected) <= limit
-    for part, wanted in zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True):
-        assert relative_rms(part, wanted) <= limit * 1.05
-    assert (o.double() - expected).abs().max() <= 0.1
-    assert F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0) >= 0.999
-
-
 @pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    poison()
-    yield
-    torch.cuda.empty_cache()
+def _in_triton(monkeypatch):
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")  # test_cuda_scan.py is about the other path
 
 
 @pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 512, 1000, 4096, 65_537, 1_000_000])
@@ -81,8 +49,7 @@ def test_every_dtype_and_width(dtype, heads, width):
 @pytest.mark.parametrize("noise", [0.1, 0.01])
 def test_correlated_keys(T, noise):
     q, k, v, beta = layer_like(T)
-    common = torch.randn(1, 1, H, S, device="cuda")
-    k = (common + noise * torch.randn(k.shape, device="cuda")).bfloat16()
+    k = common_key(k, noise)
     o, _ = chunk_quasar(q, k, v, beta)
     assert_close(o, quasar_chunked(q, k, v, beta)[0], 9e-3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_inputs import H, S, fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
@@ -20,16 +21,7 @@ from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm  # noqa
 
 pytestmark = pytest.mark.gpu
 
-D, H, S = 512, 8, 64
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 26)]
-    del junk
-    yield
-    torch.cuda.empty_cache()
+D = 512
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Chunk-wise QuasarAttention: a segmented scan in Triton, parallel over T.
+"""Chunk-wise QuasarAttention: a segmented scan, parallel over T, in CUDA C++ or Triton.
 
 The step over any run of tokens is affine in the state, S_out = G S_in + R, so a sequence is cut
 into segments. Pass 1 computes each segment's (G, R), a short scan gives every segment the state

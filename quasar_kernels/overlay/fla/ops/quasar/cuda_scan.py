@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import math
 import struct
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
 from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
-from fla.ops.quasar.segments import Segments
+from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIM = 64
 """The head width that the CUDA kernels are written for."""
@@ -161,17 +160,9 @@ def cut_segments(
         return Segments(B * count, B, count, length, None, None)
     bounds = cu_seqlens.tolist()
     _, length = _cut(bounds[-1], H, *waves)
-    table, first = [], [0]
-    for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # an empty sequence keeps one empty segment, which hands its initial state on
-        starts = range(start, stop, length) or (start,)
-        for t in starts:
-            place = (t == starts[0]) + 2 * (t == starts[-1])
-            table.append((n, t, min(length, stop - t), place))
-        first.append(len(table))
-    rows = torch.tensor(table, dtype=torch.int64, device=q.device).view(-1, 4)
-    where = torch.tensor(first, dtype=torch.int64, device=q.device)
-    return Segments(len(table), len(bounds) - 1, 0, 0, rows, where)
+    packed = packed_table(bounds, length, q.device)
+    total = packed.table.shape[0]
+    return Segments(total, len(bounds) - 1, 0, 0, packed.table, packed.first)
 
 
 def forward(

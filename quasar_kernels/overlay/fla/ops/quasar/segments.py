@@ -39,13 +39,16 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
     return triton.cdiv(max(tokens, 1), length), length
 
 
-def _varlen_table(
-    cu_seqlens: torch.Tensor, heads: int, wave: int, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return [segments, 4] (sequence, first token, tokens, place), [N + 1] first segments and the
-    longest segment's tokens."""
-    bounds = cu_seqlens.tolist()
-    _, length = segments_for(bounds[-1], heads, wave, chunk)
+class PackedTable(NamedTuple):
+    """Where the segments of packed sequences lie."""
+
+    table: torch.Tensor  # [total, 4] int64: sequence, first token, tokens, 1 first + 2 last of it
+    first: torch.Tensor  # [sequences + 1] int64: a sequence's first segment
+    longest: int  # tokens of the longest segment
+
+
+def packed_table(bounds: list[int], length: int, device: torch.device) -> PackedTable:
+    """Cut sequences with these bounds, N + 1 numbers, into segments of `length` tokens."""
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
         # an empty sequence keeps one empty segment, which hands its initial state on
@@ -54,9 +57,9 @@ def _varlen_table(
             place = (t == starts[0]) + 2 * (t == starts[-1])
             table.append((n, t, min(length, stop - t), place))
         first.append(len(table))
-    rows = torch.tensor(table, dtype=torch.int64, device=cu_seqlens.device)
-    firsts = torch.tensor(first, dtype=torch.int64, device=cu_seqlens.device)
-    return rows.view(-1, 4), firsts, max((tokens for _, _, tokens, _ in table), default=0)
+    rows = torch.tensor(table, dtype=torch.int64, device=device).view(-1, 4)
+    firsts = torch.tensor(first, dtype=torch.int64, device=device)
+    return PackedTable(rows, firsts, max((tokens for _, _, tokens, _ in table), default=0))
 
 
 class Segments(NamedTuple):
@@ -66,7 +69,7 @@ class Segments(NamedTuple):
     sequences: int
     per_sequence: int  # segments of each sequence; 0 when packed
     length: int  # tokens of a segment; 0 when packed
-    table: torch.Tensor | None  # packed: [total, 4] int64, as `_varlen_table` returns it
+    table: torch.Tensor | None  # packed: [total, 4] int64, of a `PackedTable`
     first: torch.Tensor | None  # packed: [sequences + 1] int64
 
 
@@ -78,7 +81,7 @@ class Plan(NamedTuple):
     sequences: int
     per_sequence: int  # segments of each sequence; 0 when packed
     length: int  # tokens of a segment; 0 when packed
-    table: torch.Tensor | None  # packed: [total, 4], as `_varlen_table` returns it
+    table: torch.Tensor | None  # packed: [total, 4], of a `PackedTable`
     first: torch.Tensor | None  # packed: [sequences + 1]
     longest: int  # tokens of the longest segment
     wave: int  # programs that the device runs at once
@@ -111,10 +114,11 @@ def plan_segments(
     wave = _programs_per_wave(q.device)
     precision = _precision(q.dtype)
     if cu_seqlens is not None:
-        table, first, longest = _varlen_table(cu_seqlens, H, wave, tiles.chunk)
-        sequences = cu_seqlens.numel() - 1
-        packed = (table, first, longest, wave, block, precision)
-        return Plan(tiles, len(table), sequences, 0, 0, *packed)
+        bounds = cu_seqlens.tolist()
+        _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
+        packed = packed_table(bounds, length, q.device)
+        total = packed.table.shape[0]
+        return Plan(tiles, total, len(bounds) - 1, 0, 0, *packed, wave, block, precision)
     count, length = segments_for(T, B * H, wave, tiles.chunk)
     if segments is not None:
         length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
