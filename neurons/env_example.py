@@ -52,8 +52,10 @@ def _default(field: FieldInfo) -> str:
         return ",".join(value)
     if isinstance(value, Path):
         # Neither this machine's home nor its project folder belongs in a file that is shared.
-        text = str(value)
-        return text.replace(str(PROJECT), ".").replace(str(Path.home()), "~")
+        for folder, short in ((PROJECT, "."), (Path.home(), "~")):
+            if value.is_relative_to(folder):
+                return f"{short}/{value.relative_to(folder)}"
+        return str(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
