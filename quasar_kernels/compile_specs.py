@@ -109,7 +109,7 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
         shared = tiles.value_cols >= S  # B waits in o's rows
         columns = S if shared else intra.inverse_width(tiles.chunk, dtype)
         walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
-        walk["PACK"] = intra.rows_packed(tiles.chunk, dtype, columns)
+        packed = walk | {"PACK": intra.rows_packed(tiles.chunk, dtype, columns)}
         starts = {"HAS_INITIAL": True, "HAS_STATES": True}
         sizes = _types("i32", "T NS SEG")
         q, k, v, o, a = (
@@ -123,14 +123,14 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
             (
                 intra.chunk_intra_kernel,
                 {"k": f"*{kind}", "beta": "*fp32"} | inverse | sizes | k,
-                walk | {"N": tiles.intra_chunks},
+                packed | {"N": tiles.intra_chunks},
                 (tiles.intra_warps, tiles.intra_stages),
             ),
             (
                 segmented_scan.segment_map_kernel,
                 _types(f"*{kind}", "k v") | inverse | sizes | k | v
                 | _types("*fp32", "G_out R_out"),
-                walk | {"BR": tiles.map_rows},
+                packed | {"BR": tiles.map_rows},
                 (tiles.map_warps, tiles.map_stages),
             ),
             (
@@ -143,7 +143,7 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
                 segmented_scan.segment_output_kernel,
                 _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
                 | {"scale": "fp32"} | inverse | sizes | q | k | v | o,
-                walk | starts
+                packed | starts
                 | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
                 (tiles.output_warps, tiles.output_stages),
             ),
@@ -152,7 +152,7 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
                 _types(f"*{kind}", "q k fresh do dv dk")
                 | _types("*fp32", "entering d_final E_out d_initial")
                 | {"scale": "fp32"} | inverse | sizes | q | k | o,
-                walk | {"MAP_ONLY": False, "HAS_FINAL": True}
+                packed | {"MAP_ONLY": False, "HAS_FINAL": True}
                 | {"HAS_ENTERING": True, "STORE_INITIAL": True},
                 (tiles.grad_warps, 1),
             ),
@@ -160,7 +160,7 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
                 segmented_scan_bwd.segment_input_grad_kernel,
                 _types(f"*{kind}", "q k v fresh do dv dq dk") | states | {"dbeta": "*fp32"}
                 | fp32 | sizes | q | k | v | o,
-                {n: x for n, x in (walk | starts).items() if n != "PACK"},
+                walk | starts,
                 (tiles.grad_warps, 1),
             ),
         ]  # fmt: skip

@@ -41,13 +41,12 @@ def table(fork: Report, ours: Report, lengths: Sequence[int] | None = None) -> s
         speeds = [m.tokens_per_sec for m in mine[length]]
         middle = median(speeds)
         fork_speed = median(m.tokens_per_sec for m in theirs[length]) if length in theirs else None
+        both = [group.get(length, ()) for group in (theirs, mine)]
         memory = " / ".join(
-            f"{max(m.vram_mb for m in group[length]) / 1024:.2f}" if length in group else "-"
-            for group in (theirs, mine)
+            f"{max(m.vram_mb for m in group) / 1024:.2f}" if group else "-" for group in both
         )
         first = " / ".join(
-            f"{max(m.first_call_seconds for m in group[length]):.1f}" if length in group else "-"
-            for group in (theirs, mine)
+            f"{max(m.first_call_seconds for m in group):.1f}" if group else "-" for group in both
         )
         rows.append(
             f"| {length:,} | {f'{fork_speed / 1e6:.3f}' if fork_speed else '-'} "

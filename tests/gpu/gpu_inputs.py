@@ -30,6 +30,23 @@ def common_key(k, noise):
     return (common + noise * torch.randn(k.shape, device="cuda")).to(k.dtype)
 
 
+def _alternating(k):
+    signs = 1 - 2 * (torch.arange(k.shape[1], device=k.device) % 2)
+    return k[:, :1] * signs.view(1, -1, 1, 1)
+
+
+ADVERSARIAL_KEYS = {
+    "constant": lambda k: torch.ones_like(k) * 0.3,
+    "alternating": _alternating,
+    "mixed norms": lambda k: k * 10 ** torch.empty_like(k[..., :1]).uniform_(-3, 1),
+    "half zeros": lambda k: k * (torch.rand_like(k[..., :1]) < 0.5),
+    "zeros": torch.zeros_like,
+    "large": lambda k: F.normalize(k.float(), dim=-1).bfloat16() * 80,
+    "tiny": lambda k: F.normalize(k.float(), dim=-1).bfloat16() * 1e-6,
+}
+"""Keys that strain the kernels, made of layer-like ones `[1, T, H, S]`, by name."""
+
+
 def poison():
     """Fill freed blocks of the allocator with NaN, so that an unwritten output shows."""
     junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 26)]

@@ -48,17 +48,21 @@ def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _shared(plan: Plan, q: torch.Tensor, inverse: torch.Tensor) -> dict:
+def _shared(plan: Plan, q: torch.Tensor) -> dict:
     # constexprs of every kernel that walks chunks
     return {
         "H": q.shape[2],
         "S": q.shape[3],
         "BS": plan.block,
         "C": plan.tiles.chunk,
-        "PACK": rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1]),
         "PRECISION": plan.precision,
         "IS_VARLEN": plan.table is not None,
     }
+
+
+def _packing(plan: Plan, inverse: torch.Tensor) -> int:
+    # of the kernels that read B
+    return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
 
 
 def _segment_states(
@@ -76,8 +80,9 @@ def _segment_states(
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
     segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
         k, v, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
-        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared(plan, k, inverse),
-        BR=tiles.map_rows, num_warps=tiles.map_warps, num_stages=tiles.map_stages,
+        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
+        PACK=_packing(plan, inverse), BR=tiles.map_rows,
+        num_warps=tiles.map_warps, num_stages=tiles.map_stages,
     )  # fmt: skip
     _scan(plan, G, states, initial_state, k.dtype, backward=False)
     return G, states
@@ -102,8 +107,8 @@ def _walk(plan: Plan, q, k, v, inverse, initial_state, states, final_state, o, s
     segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
         q, k, v, inverse, plan.table, states, initial_state, final_state, o,
         T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared(plan, k, inverse),
-        BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
+        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
+        PACK=_packing(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
         HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
         num_warps=tiles.output_warps, num_stages=tiles.output_stages,
     )  # fmt: skip
@@ -154,7 +159,7 @@ def chunk_quasar_bwd(
     warps = plan.tiles.grad_warps
     dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
     inverse = chunk_intra(plan, k, beta, dv)
-    shared = _shared(plan, q, inverse)
+    shared = _shared(plan, q)
     _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
     strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
@@ -165,15 +170,15 @@ def chunk_quasar_bwd(
         segment_state_grad_kernel[(plan.total * H,)](
             q, k, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
             *where, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3], **shared,
-            MAP_ONLY=map_only, HAS_FINAL=d_final is not None, HAS_ENTERING=d_states is not None
-            and not map_only, STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
+            PACK=_packing(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
+            HAS_ENTERING=d_states is not None and not map_only,
+            STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
         )  # fmt: skip
 
     if G is not None:
         walk_state_grad(map_only=True)
         _scan(plan, G, d_states, None, k.dtype, backward=True)
     walk_state_grad(map_only=False)
-    shared.pop("PACK")
     d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
     segment_input_grad_kernel[(plan.total * H,)](
         q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
