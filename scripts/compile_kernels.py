@@ -3,7 +3,8 @@
     python scripts/compile_kernels.py [--arch 90 ...] [--match TEXT] [--check | --write]
 
 Triton kernels are compiled as quasar_kernels/compile_specs.py describes them, each .cu file by nvcc
-(the wheels of the `dev` extra, else the one on PATH). Registers, stack, spills and shared memory
+(the wheels of the `dev` extra, else the one on PATH), for the target that NVRTC is given at run
+time. A .cu file may hold kernels for some GPUs only. Registers, stack, spills and shared memory
 are compared with the committed table by --check; --write writes the table and its page in docs.
 Exit status 1 when something does not compile, asks for more shared memory than the smallest GPU
 has, or differs from the table. TRITON_CACHE_DIR keeps the results of Triton between runs.
@@ -23,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -33,7 +34,7 @@ from typing import Any
 
 import kernel_resources
 import triton
-from kernel_resources import Compiled, Resources, Table
+from kernel_resources import NO_KERNEL, Compiled, Resources, Table
 
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
@@ -104,7 +105,7 @@ def _compile_logged(spec: CompileSpec, arch: int, *, anew: bool = False) -> tupl
 
 
 def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
-    """Compile one .cu file for one architecture; one result for each kernel in it."""
+    """Compile one .cu file for one architecture: a result a kernel, or one that says none."""
     if f"sm_{arch}" not in _known_to(nvcc):
         reason = f"not compiled: nvcc does not know sm_{arch}"
         return [Compiled(source.name, arch, skipped=reason)]
@@ -118,7 +119,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
         registers, stack, shared = usage[name]
         needs = Resources(registers, stack, spills[name], shared)
         rows.append(_fitted(f"{source.name}: {name}", arch, needs))
-    return rows
+    return rows or [Compiled(source.name, arch, skipped=NO_KERNEL)]
 
 
 @functools.cache
@@ -140,7 +141,16 @@ def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
     _jobs[:] = [job for job in jobs if match in job[0]]
     # forked workers inherit torch, Triton and the jobs; jitted functions cannot be pickled
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        return [row for rows in pool.map(_run, range(len(_jobs))) for row in rows]
+        rows = [row for found in pool.map(_run, range(len(_jobs))) for row in found]
+    return [*rows, *_empty(rows)] if set(archs) == set(ARCHITECTURES) else rows
+
+
+def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
+    """Yield an error for each file that holds a kernel for no architecture at all."""
+    somewhere = {row.kernel.partition(":")[0] for row in rows if row.skipped != NO_KERNEL}
+    for name in sorted({row.kernel for row in rows} - somewhere):
+        if ":" not in name:
+            yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
 
 
 _jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
@@ -149,7 +159,7 @@ _jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
 def _run(index: int) -> list[Compiled]:
     name, arch, job = _jobs[index]
     try:
-        return job() or [Compiled(name, arch, error="holds no kernel")]
+        return job()
     except Exception as error:
         # compilers raise what they like; one bad kernel must not hide the others
         return [Compiled(name, arch, error=f"{type(error).__name__}: {error}")]

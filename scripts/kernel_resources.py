@@ -22,6 +22,9 @@ TABLE = ROOT / "benchmarks" / "kernel_resources.json"
 PAGE = ROOT / "docs" / "kernel-resources.md"
 WRITE = "python scripts/compile_kernels.py --write"
 
+NO_KERNEL = "no kernel"
+"""What is said of a .cu file where it holds no kernel for an architecture: others serve there."""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -44,7 +47,7 @@ class Resources:
 class Compiled:
     """One kernel on one architecture; `error` is empty when it compiled and fits.
 
-    `skipped` says why nothing was compiled: this nvcc does not know the architecture.
+    `skipped` says why there is nothing: NO_KERNEL, or an nvcc that does not know the architecture.
     """
 
     kernel: str
@@ -161,8 +164,12 @@ def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
 
 
 def _is_skipped(key: tuple[str, int], table: Table) -> bool:
-    # a file that was skipped stands for all kernels in it
-    return (key[0].partition(":")[0], key[1]) in table.skipped
+    # a file that could not be compiled stands for all kernels in it; one without kernels does not
+    return _reason(key, table) not in ("", NO_KERNEL)
+
+
+def _reason(key: tuple[str, int], table: Table) -> str:
+    return table.skipped.get((key[0].partition(":")[0], key[1]), "")
 
 
 def _changes(old: Resources, new: Resources) -> str:
@@ -175,6 +182,9 @@ def _changes(old: Resources, new: Resources) -> str:
 def page(table: Table) -> str:
     """Return the page of docs: kernels down, architectures across."""
     archs = sorted({arch for _, arch in (*table.needs, *table.skipped)})
+    listed = {name for name, _ in table.needs}
+    files = {name.partition(":")[0] for name in listed}
+    listed |= {name for name, _ in table.skipped if name not in files}
     versions = ", ".join(f"{name} {version}" for name, version in table.compilers.items())
     spilling = sum(needs.spills > 0 for needs in table.needs.values())
     most = max((needs.shared for needs in table.needs.values()), default=0)
@@ -185,7 +195,9 @@ def page(table: Table) -> str:
         "GPUs that need not be there; `scripts/test.sh` does so again and fails when a figure",
         "differs. A cell is registers a thread / bytes of spill stores and loads a thread / shared",
         "memory a block in KiB; for a .cu file the shared memory is the static part. bf16 and fp32",
-        "are the operands', S is the width of a head.",
+        "are the operands', S is the width of a head. On a Hopper GPU Triton and NVRTC compile for",
+        "sm_90a, and so does this: wgmma is in no other target. A .cu file that is written for",
+        f"some GPUs alone has {NO_KERNEL} for the rest, where another path serves.",
         "",
         f"Compilers: {versions}.",
         f"{len(table.needs)} compilations, {spilling} of them spill; the largest block takes",
@@ -195,7 +207,7 @@ def page(table: Table) -> str:
         "| kernel | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
         "|---" * (len(archs) + 1) + "|",
     ]
-    for name in sorted({name for name, _ in (*table.needs, *table.skipped)}):
+    for name in sorted(listed):
         cells = [_cell(table, (name, arch)) for arch in archs]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -203,6 +215,6 @@ def page(table: Table) -> str:
 
 def _cell(table: Table, key: tuple[str, int]) -> str:
     if key not in table.needs:
-        return table.skipped.get(key, "-")
+        return _reason(key, table) or "-"
     needs = table.needs[key]
     return f"{needs.registers} / {needs.spills} / {needs.shared / 1024:.3g}"

@@ -12,7 +12,7 @@ import pytest
 import triton
 import triton.language as tl
 from compile_kernels import compile_all, compile_cuda, compile_triton, find_nvcc
-from kernel_resources import Compiled, Resources
+from kernel_resources import NO_KERNEL, Compiled, Resources
 
 from quasar_kernels.compile_failures import TOOLKIT_OLD
 from quasar_kernels.compile_specs import CompileSpec, compile_specs
@@ -95,12 +95,34 @@ def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> 
 @needs_nvcc
 def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
     (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')
-    (overlay / "empty.cu").write_text("// nothing\n")
     (overlay / "good.cu").write_text(CUDA)
     errors = {row.kernel: row.error for row in compile_all([86])}
     assert "no_such_call" in errors.pop("bad.cu")
-    assert "no kernel" in errors.pop("empty.cu")
     assert errors == {"good.cu: tile_product": ""}
+
+
+HOPPER = """\
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+extern "C" __global__ void after_products() { asm volatile("wgmma.fence.sync.aligned;"); }
+#endif
+"""
+
+
+@needs_nvcc
+def test_a_file_for_one_architecture_has_no_kernel_on_others(
+    overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_kernels, "ARCHITECTURES", (80, 90))
+    (overlay / "hopper.cu").write_text(HOPPER)
+    (overlay / "empty.cu").write_text("// nothing\n")
+    rows = {(row.kernel, row.arch): row for row in compile_all([90, 80])}
+    assert rows["hopper.cu", 80].skipped == NO_KERNEL
+    hopper = rows["hopper.cu: after_products", 90]  # with wgmma, which sm_90 would refuse
+    assert (hopper.error, hopper.skipped) == ("", "")
+    failed = {row.kernel for row in rows.values() if row.error}
+    assert failed == {"empty.cu"}
+    # a part of the architectures cannot tell that it is empty everywhere
+    assert not any(row.error for row in compile_all([80]))
 
 
 @needs_nvcc

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import kernel_resources
-from kernel_resources import Compiled, Resources, Table, compare, dump, load, make_table, page
+from kernel_resources import (
+    NO_KERNEL,
+    Compiled,
+    Resources,
+    Table,
+    compare,
+    dump,
+    load,
+    make_table,
+    page,
+)
 
 from quasar_kernels.compile_specs import ARCHITECTURES, compile_specs
 from quasar_kernels.contract import OVERLAY
@@ -17,6 +27,8 @@ ROWS = [
     Compiled("scan", 100, Resources(60, 8, 12, 8200)),
     Compiled("a.cu: walk", 86, Resources(255, 0, 0, 0)),
     Compiled("a.cu", 100, skipped="not compiled: nvcc does not know sm_100"),
+    Compiled("b.cu", 86, skipped=NO_KERNEL),
+    Compiled("b.cu: product", 100, Resources(168, 0, 0, 1024)),
 ]
 TABLE = make_table(ROWS, COMPILERS)
 
@@ -30,10 +42,14 @@ def test_the_committed_table_lists_every_kernel_for_every_gpu() -> None:
     table = load(kernel_resources.TABLE.read_text())
     mount()
     for arch in ARCHITECTURES:
-        listed = {name for name, of in table.needs if of == arch}
+        without = {key for key, reason in table.skipped.items() if reason == NO_KERNEL}
+        listed = {name for name, of in {*table.needs, *without} if of == arch}
         assert {spec.name for spec in compile_specs(arch)} == {n for n in listed if ".cu" not in n}
         sources = {path.name for path in OVERLAY.rglob("*.cu")}
         assert sources == {name.partition(":")[0] for name in listed if ".cu" in name}
+    # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out
+    on_hopper = {name.partition(":")[0] for name, arch in table.needs if arch == 90}
+    assert {name for name, _ in table.skipped} <= on_hopper
     assert max(needs.shared for needs in table.needs.values()) <= 99 * 1024
     assert set(table.compilers) == set(COMPILERS)
 
@@ -45,7 +61,7 @@ def test_the_page_says_what_the_table_says() -> None:
 
 def test_a_table_survives_its_file() -> None:
     assert load(dump(TABLE)) == TABLE
-    # a line a kernel
+    # a line a kernel, and the brackets around them
     assert len(dump(TABLE).splitlines()) == len({row.kernel for row in ROWS}) + 6
 
 
@@ -53,9 +69,17 @@ def test_the_page_shows_registers_spills_and_shared_memory() -> None:
     text = page(TABLE)
     assert "| kernel | sm_86 | sm_100 |" in text
     assert "| scan | 64 / 0 / 8 | 60 / 12 / 8.01 |" in text
-    assert "| a.cu: walk | 255 / 0 / 0 | - |" in text
-    assert "nvcc does not know sm_100" in text
+    assert "| a.cu: walk | 255 / 0 / 0 | not compiled: nvcc does not know sm_100 |" in text
+    assert "| b.cu: product | no kernel | 168 / 0 / 1 |" in text
+    assert "| b.cu |" not in text
     assert "1 of them spill" in text
+
+
+def test_a_kernel_that_an_architecture_lost_or_got_is_named() -> None:
+    moved = with_needs("b.cu: product", 86, Resources(90))
+    moved = replace(moved, skipped={("a.cu", 100): TABLE.skipped["a.cu", 100]})
+    assert compare(TABLE, moved) == (["b.cu: product, sm_86: not in the table"], [])
+    assert compare(moved, TABLE) == (["b.cu: product, sm_86: no longer there"], [])
 
 
 def test_equal_tables_differ_in_nothing() -> None:
