@@ -18,6 +18,7 @@ from pathlib import Path
 from line_plot import Line, line_plot
 from operator_results import (
     COPY_SHARE,
+    CUDA_TARGET_MS,
     ERRORS,
     FIRST_CALL_SECONDS,
     FORWARD_MS,
@@ -79,8 +80,24 @@ def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
 
 
 def forward(results: OperatorResults) -> str:
-    """Return the table of the forward pass."""
-    return _speeds(results.forward, {n: f"Triton {ms:g} ms" for n, ms in FORWARD_MS.items()})
+    """Return the tables of the forward pass: the times, and the targets beside them."""
+    limits: dict[int, str] = {}
+    for name, by_length in FORWARD_MS.items():
+        for tokens, ms in by_length.items():
+            before = f"{limits[tokens]}, " if tokens in limits else ""
+            limits[tokens] = f"{before}{LABELS[name]} {ms:g}"
+    return f"{_speeds(results.forward, limits)}\n\n{_targets(results)}"
+
+
+def _targets(results: OperatorResults) -> str:
+    rows = []
+    for row in results.forward:
+        target, times = CUDA_TARGET_MS.get(row.tokens), row.times.get("cuda")
+        if target is not None and times is not None:
+            over = times.graph_ms / target - 1
+            said = "met" if over <= 0 else f"missed by {over:.0%}"
+            rows.append([f"{row.tokens:,}", f"{target:g}", _ms(times.graph_ms), said])
+    return table(("tokens", "target of CUDA, ms", "found, ms", "the target is"), rows)
 
 
 def training(results: OperatorResults) -> str:
