@@ -79,12 +79,10 @@ __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// one arrival at a barrier of either block, by an address from in_block
+// One arrival at a barrier of either block, by an address from in_block. It orders nothing in the
+// other block, which would take a fence of all memory; products have read by then (warpgroup_wait).
 __device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
-               :
-               : "r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
 
 // until the phase of this parity is over
