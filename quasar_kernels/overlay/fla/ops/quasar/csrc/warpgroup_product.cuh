@@ -271,9 +271,11 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const u32 (&a)[4], u6
 
 // Multiply by the stream's next images, one for each 64 inputs (4 operands) of a; TILES is 16 for
 // images of 128 rows and 8 for images of 64. An image is released while the next is multiplied.
+// A ring of as many stages as images is always at stage 0 here.
 template <Scalar T, int TILES, int OPERANDS, int STAGES>
 __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPERANDS][4],
                                         Stream<STAGES>& weights) {
+  if (4 * STAGES == OPERANDS) weights.held = weights.place.stage = 0;  // makes stages constants
 #pragma unroll
   for (int t = 0; t < OPERANDS; t += 4) {
     const u64 b = weights.next();
