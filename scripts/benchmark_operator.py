@@ -70,7 +70,8 @@ clock between synchronizes around calls in a row. Decoding: one token, many stat
 so that the L2 cache does not serve them, ours updated in place; the peer is given its step size \
 and writes a new state into storage that its allocator uses again; the copy is of such states, \
 also in turn, the faster of the driver's and of an elementwise kernel. First call: 100,000 \
-tokens, a fresh process, empty caches."""
+tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any compiler but \
+torch's own."""
 
 
 def say(text: str) -> None:
@@ -241,6 +242,8 @@ def cold_first_call(name: str, caches: Path) -> FirstCall:
     """Run `first_call` in a fresh process whose caches are below an empty folder."""
     command = [sys.executable, __file__, "--first-call", name]
     environ = os.environ | cache_environment(caches)
+    if name == "cuda":  # Triton needs a C compiler; what NVRTC compiles must do without
+        environ["PATH"] = str(caches)
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     say(f"first call of the {name}")
     return FirstCall.model_validate_json(done.stdout.splitlines()[-1])

@@ -56,6 +56,12 @@ def soak(seconds: float = 0.3) -> None:
         torch.cuda.synchronize()
 
 
+def product_tflops(dtype: torch.dtype, size: int = 8192) -> float:
+    """Rate of a product of two `size` x `size` matrices of noise, TFLOP/s."""
+    a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+    return 2 * size**3 / graph_ms(lambda: torch.mm(a, b)) / 1e9
+
+
 def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
     """Median time of one call, in milliseconds, when a CUDA graph replays all of `calls`.
 

@@ -43,32 +43,34 @@ COPY_SHARE = 0.8
 """Share of a copy's bandwidth, of equal size, that decoding at the largest batch must reach."""
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """A model that neither changes nor takes what it does not know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Timing(_Frozen):
+class Timing(Frozen):
     """Median milliseconds of a call."""
 
     graph_ms: Positive
     eager_ms: Positive
 
 
-class Speed(_Frozen):
+class Speed(Frozen):
     """One length's times by implementation; B = 1, H = 8, S = 64, bf16."""
 
     tokens: int
     times: dict[str, Timing]
 
 
-class Error(_Frozen):
+class Error(Frozen):
     """Relative RMS error of the output against float64."""
 
     overall: Positive
     worst_eighth: Positive = Field(description="the largest over eight equal parts of T")
 
 
-class Accuracy(_Frozen):
+class Accuracy(Frozen):
     """One length's errors by implementation, for one kind of keys."""
 
     tokens: int
@@ -76,14 +78,14 @@ class Accuracy(_Frozen):
     errors: dict[str, Error]
 
 
-class Gradients(_Frozen):
+class Gradients(Frozen):
     """Relative RMS errors of the gradients, by implementation and tensor."""
 
     tokens: int
     errors: dict[str, dict[str, Positive]]
 
 
-class Memory(_Frozen):
+class Memory(Frozen):
     """Peak bytes that one forward call allocates beside its inputs, its output included."""
 
     tokens: int
@@ -91,7 +93,7 @@ class Memory(_Frozen):
     peak_bytes: dict[str, int]
 
 
-class Decoding(_Frozen):
+class Decoding(Frozen):
     """One token of `batch` sequences, the state kept."""
 
     batch: int
@@ -102,14 +104,14 @@ class Decoding(_Frozen):
     errors: dict[str, Positive] = Field(description="relative RMS of o")
 
 
-class FirstCall(_Frozen):
+class FirstCall(Frozen):
     """A fresh process with empty kernel caches."""
 
     import_seconds: Positive = Field(description="importing the operator, after torch")
     call_seconds: Positive = Field(description="the first call, compiling and tuning included")
 
 
-class OperatorResults(_Frozen):
+class OperatorResults(Frozen):
     """A whole run on one GPU."""
 
     schema_version: Literal[1] = 1

@@ -1,0 +1,160 @@
+"""Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
+
+    python scripts/sanitized_calls.py [--planted memcheck|racecheck|initcheck]
+
+Add a case to OPERATOR or LAYER to have it watched. --planted runs a faulty kernel instead, by which
+sanitize_kernels.py sees that the tool works. Exit status 1 when a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from sanitize_kernels import TOOLS
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
+
+PORTABLE = ("-DQUASAR_NO_WGMMA",)
+"""NVRTC options that take wgmma from a Hopper GPU: what runs on the others."""
+
+LIMIT = 1e-2
+"""Relative RMS error above which a result is wrong; the kernels' tests are stricter."""
+
+
+class OperatorCase(NamedTuple):
+    """One call of the operator; `lengths` of several sequences are packed in one row."""
+
+    lengths: tuple[int, ...]
+    batch: int = 1
+    heads: int = 2
+    width: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    states: bool = False  # one enters, and the last is asked for
+    options: tuple[str, ...] = ()  # of NVRTC
+
+
+class LayerCase(NamedTuple):
+    """One forward pass of the layer, under autocast to bf16."""
+
+    tokens: int
+    batch: int = 1
+    hidden: int = 512
+    heads: int = 8
+    gradients: bool = False  # recorded, as a validator does
+
+
+OPERATOR = (
+    OperatorCase((1,)),
+    OperatorCase((65,), states=True),
+    OperatorCase((777,), batch=2, heads=3, states=True),
+    OperatorCase((1029,), dtype=torch.float16, states=True),
+    OperatorCase((0, 1, 200, 64, 0, 331), states=True),
+    OperatorCase((63, 130), dtype=torch.float16),
+    OperatorCase((650,), states=True, options=PORTABLE),
+    OperatorCase((650,), dtype=torch.float16, states=True, options=PORTABLE),
+)
+LAYER = (LayerCase(1), LayerCase(333), LayerCase(777, batch=2, gradients=True))
+
+# its faults are numbered in the order of TOOLS
+PLANTED = """
+extern "C" __device__ const int quasar_planted_launch[2] = {64, 0};
+extern "C" __global__ void quasar_planted(float* x, int fault) {
+  __shared__ float tile[64];
+  tile[threadIdx.x] = threadIdx.x;
+  if (fault != 1) __syncthreads();  // 1: neighbours are read while they are written
+  if (fault == 2) tile[threadIdx.x] = x[threadIdx.x];  // 2: nothing was written there
+  x[(fault == 0 ? 1 << 24 : 0) + threadIdx.x] = tile[(threadIdx.x + 32) % 64];  // 0: out of bounds
+}
+"""
+
+
+def run_planted(tool: str) -> None:
+    """Run the faulty kernel whose fault is `tool`'s to find."""
+    from fla.ops.quasar.cuda_driver import load_kernels
+    from fla.ops.quasar.nvrtc import compile_cached
+
+    code = compile_cached("planted", PLANTED, {}, torch.cuda.get_device_capability())
+    kernel = load_kernels(code, ["quasar_planted"], 0)["quasar_planted"]
+    x = torch.empty(64, device="cuda")
+    address, fault = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(TOOLS.index(tool))
+    parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(fault))
+    kernel.launch((1, 1), parameters, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+
+
+def operator_error(case: OperatorCase) -> float:
+    """Run a case of the operator and return the larger relative error of output and state."""
+    from fla.ops.quasar import cuda_scan
+
+    T, N = sum(case.lengths), len(case.lengths)
+    shape = (case.batch, T, case.heads, case.width)
+    q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))
+    beta = torch.rand(case.heads) + 0.5
+    bounds = torch.tensor([0, *case.lengths]).cumsum(0) if N > 1 else None
+    sequences = case.batch if bounds is None else N
+    initial = torch.randn(sequences, case.heads, case.width, case.width) if case.states else None
+    expected, state = quasar_chunked(q, k, v, beta, initial, bounds)
+    on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
+    cu = None if bounds is None else bounds.cuda()
+    found = cuda_scan.forward(*on_gpu, case.states, 1.0, cu, options=case.options)
+    error = relative_rms(found.o.cpu(), expected)
+    if case.states:
+        error = max(error, relative_rms(found.final_state.cpu(), state))
+    return error
+
+
+def layer_error(case: LayerCase) -> float:
+    """Run a case of the layer and return its output's relative error."""
+    from fla.layers.quasar import QuasarAttention
+
+    width = case.hidden // case.heads
+    layer = QuasarAttention(hidden_size=case.hidden, head_dim=width, num_heads=case.heads)
+    x = torch.randn(case.batch, case.tokens, case.hidden)
+    with torch.no_grad():
+        expected = quasar_layer(layer.state_dict(), x, num_heads=case.heads, head_dim=width)
+    recorded = nullcontext() if case.gradients else torch.no_grad()
+    with recorded, torch.autocast("cuda", torch.bfloat16):
+        y, _, _ = layer.cuda()(x.cuda())
+    return relative_rms(y.detach().cpu(), expected)
+
+
+def wrong_cases(groups: Sequence[tuple[Callable[..., float], Sequence[NamedTuple]]]) -> list[str]:
+    """Run all cases and describe those whose error is beyond LIMIT, or NaN."""
+    wrong = []
+    for measure, cases in groups:
+        for case in cases:
+            print(case, flush=True)  # so that what a tool says stands below its call
+            error = measure(case)
+            if not error <= LIMIT:
+                wrong.append(f"{case}: relative error {error:.1e}")
+    return wrong
+
+
+def main() -> int:
+    """Run the cases, or the planted fault, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--planted", choices=TOOLS)
+    args = parser.parse_args()
+    os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
+    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
+    mount()
+    torch.manual_seed(0)
+    if args.planted:
+        run_planted(args.planted)
+        return 0
+    wrong = wrong_cases([(operator_error, OPERATOR), (layer_error, LAYER)])
+    torch.cuda.synchronize()
+    print("\n".join(wrong) or f"{len(OPERATOR) + len(LAYER)} calls are right")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
