@@ -27,7 +27,8 @@ class Job(BaseModel):
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
     `probe` only describes the machine. `compile` builds the overlay's CUDA kernels for
     `capability`, `paths` runs its operator on `device`. `checked` compares the last timed output
-    too. `nonce` comes back in the reply, so that output forged by the code under test is not taken
+    too. Processes that share the file `turn` import side by side and are timed one after another.
+    `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
 
@@ -39,6 +40,7 @@ class Job(BaseModel):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     source_digest: str = ""
     checked: bool = True
+    turn: str | None = None
     capability: tuple[int, int] | None = None
     result_fd: int = Field(gt=2)
     nonce: str

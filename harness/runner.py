@@ -247,6 +247,7 @@ def measure(
     scratch: Path | None = None,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
+    turn: Path | None = None,
 ) -> Measurement:
     """Run the validator's loop on `tree` at `length` tokens in a fresh process.
 
@@ -262,6 +263,8 @@ def measure(
         scratch: folder for temporary files; None takes the system's.
         stop: when set, the child is ended promptly.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
+        turn: a file; calls at once that share it import side by side, and are timed one after
+            another, when all of them have imported. Waiting counts towards the timeout.
 
     Raises:
         MeasurementError: no measurement, and why.
@@ -281,6 +284,7 @@ def measure(
     if isinstance(gate, GateResult):
         _require_green(gate, str(job["source_digest"]), length)
     job["checked"] = gate is not False
+    job["turn"] = None if turn is None else str(turn.resolve())
     body = _work(
         job, device=device, timeout=timeout, scratch=scratch, stop=stop, cold_cache=cold_cache
     )

@@ -6,13 +6,14 @@ torch is imported, after the process has tied its life to its parent's.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -120,7 +121,20 @@ def _gate(job: Job) -> Mapping[str, Any]:
     return result.model_dump(mode="json")
 
 
+def beside_others(turn: str | None) -> Callable[[], None]:
+    """Share a lock on the file `turn`; return a call that waits until no other process has it.
+
+    It then stays with this process to its end. None is a process that has nobody to wait for.
+    """
+    if turn is None:
+        return lambda: None
+    lock = os.open(turn, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lambda: fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def _time(job: Job) -> Mapping[str, Any]:
+    wait_until_alone = beside_others(job.turn)
     from harness.environment import describe
     from harness.gate import inspect_timed
     from harness.telemetry import snapshot
@@ -131,6 +145,7 @@ def _time(job: Job) -> Mapping[str, Any]:
     started_at = datetime.now(timezone.utc)
     loaded = load_tree(Path(job.tree or ""))
     device = _device(job.device)
+    wait_until_alone()
     try:
         timing = time_layer(
             loaded.layer_class, job.length, device, inspect=inspect_timed if job.checked else None

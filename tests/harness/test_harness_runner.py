@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,31 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
     assert found.gate is None
     assert found.tokens_per_sec < 1e7, "what the code prints is no result"
     assert found.first_call_seconds > 0
+
+
+def test_processes_that_share_a_turn_are_timed_one_after_another(
+    make_tree: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "calls"
+    noted = (
+        "import os, time\n"
+        "_forward = QuasarAttention.forward\n"
+        "def forward(self, x, **options):\n"
+        f"    with open({str(log)!r}, 'a') as calls:\n"
+        "        calls.write(f'{os.getpid()}\\n')\n"
+        "    time.sleep(0.1)\n"
+        "    return _forward(self, x, **options)\n"
+        "QuasarAttention.forward = forward\n"
+    )
+    tree, turn = make_tree(noted), tmp_path / "turn"
+
+    def run(_number: int) -> Measurement:
+        return measure(tree, 16, **CPU, gate=False, turn=turn)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(list(pool.map(run, range(3)))) == 3
+    processes = [pid for pid, _ in groupby(log.read_text().split())]
+    assert len(processes) == len(set(processes)) == 3, "their calls lie between one another's"
 
 
 # ---- how it fails ----------------------------------------------------------------------------

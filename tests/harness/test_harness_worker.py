@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+from pathlib import Path
 from typing import Any
 
 import honest
@@ -59,3 +61,15 @@ def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPat
     assert found.telemetry is not None
     assert found.telemetry.before == found.telemetry.after == state
     assert (found.tokens_per_sec, found.vram_mb) == (10 * 100 / 0.5, 3)
+
+
+def test_who_waits_for_a_turn_is_alone_afterwards(tmp_path: Path) -> None:
+    turn = tmp_path / "turn"
+    wait_until_alone = worker.beside_others(str(turn))
+    with turn.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
+        fcntl.flock(other, fcntl.LOCK_UN)
+        wait_until_alone()
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    worker.beside_others(None)()  # nobody to wait for
