@@ -1,10 +1,11 @@
-"""Benchmark the public fork as it is and with the overlay laid over it, on one machine.
+"""Benchmark the public fork, as it is and with other kernels laid over it, on one machine.
 
-    python scripts/benchmark_fork.py --fork PATH --out benchmarks/h200
+    python scripts/benchmark_fork.py --fork PATH --out benchmarks/h200 [--tree NAME]
 
-PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention). The
-public fork is timed unchecked, since it computes something else than the recurrence; the overlay
-passes the gate first. Writes public-fork.json and overlay.json, reports of the harness.
+PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention). Each tree
+gives one report of the harness, NAME.json. Correctness comes first: the gates of all trees, but for
+the public fork, which computes something else than the recurrence, and check_layer.py, side by
+side. Then each tree is timed in fresh processes, one at a time, and ours are profiled.
 """
 
 from __future__ import annotations
@@ -14,16 +15,53 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from harness.report import build_report, write_report
-from harness.runner import probe
-from harness.sweep import sweep
+from harness.report import Failure, GateResult, Measurement, build_report, write_report
+from harness.runner import MeasurementError, check, measure, probe
 from harness.workload import LENGTHS, WORKLOAD
-from quasar_kernels.contract import OVERLAY, check_tree
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 
 ROOT = Path(__file__).resolve().parent.parent
-TREES = ("public-fork", "overlay")
+PEER = ROOT / "benchmarks" / "peer"
+SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
+AT_ONCE = 8
+"""Processes that start side by side: an import of the fork takes ten seconds of one core."""
+
+
+class Tree(NamedTuple):
+    """What is laid over the fork, `files` relative to `source`, and how it is measured."""
+
+    source: Path
+    files: tuple[PurePosixPath, ...] = ()
+    ours: bool = False  # held to the rules of the fork's kernels
+    lengths: tuple[int, ...] = SOME_LENGTHS
+    gates: tuple[int, ...] = ()  # a length is timed behind the gate of the next of these
+    cold: tuple[int, ...] = SOME_LENGTHS  # where the first process has empty kernel caches
+    runs: int = 1  # processes a length
+    profile: str | None = None
+
+
+TREES = {
+    "public-fork": Tree(ROOT),
+    # it tunes for half a minute in empty caches, at every length alike
+    "peer": Tree(PEER, (QUASAR_DIR / "chunk.py",), gates=(100_000,), cold=(512,)),
+    "overlay-ops": Tree(
+        OVERLAY, tuple(overlay_files("ops")), ours=True, gates=(512, 100_000),
+        profile="layer-profile-ops.json",
+    ),
+    "overlay": Tree(
+        OVERLAY, tuple(overlay_files("layer")), ours=True, lengths=LENGTHS, gates=SOME_LENGTHS,
+        cold=LENGTHS, runs=2, profile="layer-profile.json",
+    ),
+}  # fmt: skip
+"""The fork as it is; the fork's layer over flash-linear-attention's delta rule; and this project's
+kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them."""
+
+Gate = GateResult | Failure | None
 
 
 def project_commit() -> str | None:
@@ -33,51 +71,130 @@ def project_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def make_tree(fork: Path, folder: Path, *, overlaid: bool) -> Path:
-    """Copy the fork's package into `folder`, with the overlay over it when asked."""
+def make_tree(fork: Path, folder: Path, tree: Tree) -> Path:
+    """Copy the fork's package into `folder`, and the tree's files over it.
+
+    Raises:
+        SystemExit: one of this project's trees breaks a rule of the fork.
+    """
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(fork / "fla", folder / "fla", ignore=ignore)
-    if overlaid:
-        shutil.copytree(OVERLAY / "fla", folder / "fla", dirs_exist_ok=True, ignore=ignore)
-        broken = check_tree(folder)
-        if broken:
-            sys.exit("\n".join(f"{v.path}: {v.rule} {v.remedy}" for v in broken))
+    for file in tree.files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tree.source / file, folder / file)
+    broken = check_tree(folder) if tree.ours else []
+    if broken:
+        sys.exit("\n".join(f"{v.path}: {v.rule} {v.remedy}" for v in broken))
     return folder
 
 
-def benchmark(name: str, args: argparse.Namespace, device: str, folder: Path) -> None:
-    """Measure one tree and write its report."""
-    ours = name == "overlay"
-    tree = make_tree(args.fork, folder / name, overlaid=ours)
-    found = sweep(
-        tree,
-        [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS,
-        runs=args.runs if ours else 1,
-        device=device,
-        gated=ours,
-        cold_cache=True,
-        progress=lambda event, length, text: print(f"{name:>12} {length:>8} {event} {text}"),
-    )
-    commit = args.commit or project_commit()
-    protocol = WORKLOAD.describe(device)
-    report = build_report(protocol, commit, found.measurements, found.failures)
-    write_report(args.out / f"{name}.json", report)
+def say(name: str, length: int, text: str) -> None:
+    """Report progress."""
+    print(f"{name:>12} {length:>8} {text}", flush=True)
+
+
+def gate(name: str, tree: Path, length: int, device: str) -> GateResult | Failure:
+    """Check one tree at one length."""
+    try:
+        found = check(tree, length, device=device)
+    except MeasurementError as error:
+        say(name, length, f"gate: {error.kind}: {error.reason}")
+        return Failure(length=length, kind=error.kind, reason=error.reason)
+    failed = "; ".join(map(str, found.failed))
+    say(name, length, f"gate of {found.seconds:.1f} s: {failed or 'green'}")
+    return found
+
+
+def time_one(
+    name: str, tree: Path, length: int, gate: Gate, cold: bool, turn: Path, device: str
+) -> Measurement | Failure:
+    """Time one tree at one length in a fresh process, unless its gate has failed."""
+    if isinstance(gate, Failure):
+        return gate.model_copy(update={"length": length})
+    behind = False if gate is None else gate
+    try:
+        found = measure(tree, length, device=device, gate=behind, cold_cache=cold, turn=turn)
+    except MeasurementError as error:
+        say(name, length, f"{error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+        return Failure(length=length, kind=error.kind, reason=error.reason)
+    say(name, length, f"{found.tokens_per_sec / 1e6:.3f} M tokens/s")
+    return found
+
+
+def gate_of(length: int, gates: Mapping[int, Gate]) -> Gate:
+    """Return the gate of the next length, or of the longest; None where there are no gates."""
+    if not gates:
+        return None
+    return gates[min((n for n in gates if n >= length), default=max(gates))]
+
+
+def time_tree(
+    name: str, tree: Path, gates: Mapping[int, Gate], turn: Path, device: str
+) -> list[Measurement | Failure]:
+    """Time a tree at its lengths, in batches whose processes start together."""
+    plan = TREES[name]
+    jobs = []
+    for number in range(plan.runs):
+        for length in plan.lengths:
+            behind = gate_of(length, gates)
+            cold = number == 0 and length in plan.cold
+            jobs.append((name, tree, length, behind, cold, turn, device))
+    found: list[Measurement | Failure] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for start in range(0, len(jobs), AT_ONCE):
+            found += pool.map(lambda job: time_one(*job), jobs[start : start + AT_ONCE])
+    return found
+
+
+def report(found: Sequence[Measurement | Failure], path: Path, commit: str | None) -> None:
+    """Write a tree's report; a length that has failed once gives no measurement."""
+    failures = {f.length: f for f in found if isinstance(f, Failure)}
+    kept = [m for m in found if isinstance(m, Measurement) and m.length not in failures]
+    kept.sort(key=lambda m: m.length)
+    protocol = WORKLOAD.describe(probe().device)
+    write_report(path, build_report(protocol, commit, kept, list(failures.values())))
+
+
+def script(name: str, *arguments: object) -> None:
+    """Run another script of this folder; it says itself what went wrong."""
+    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
+    subprocess.run(command, check=False)
+
+
+def benchmark(names: Sequence[str], fork: Path, out: Path, commit: str | None) -> None:
+    """Check the trees side by side, then time and profile them one after the other."""
+    device = probe().device
+    settings = ("--fork", fork, *(("--commit", commit) if commit else ()))
+    on_gpu = device == "cuda"
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_ONCE) as pool:
+        folder = Path(name)
+        trees = {name: make_tree(fork, folder / name, TREES[name]) for name in names}
+        gates = {
+            name: {n: pool.submit(gate, name, trees[name], n, device) for n in TREES[name].gates}
+            for name in names
+        }
+        if on_gpu and "overlay" in names:
+            pool.submit(script, "check_layer.py", *settings, "--out", out / "layer-accuracy.json")
+        pool.shutdown()  # nothing else runs while something is timed
+        for name in names:
+            checked = {length: found.result() for length, found in gates[name].items()}
+            found = time_tree(name, trees[name], checked, folder / "turn", device)
+            report(found, out / f"{name}.json", commit)
+            profile = TREES[name].profile
+            if on_gpu and profile is not None:
+                script("profile_layer.py", *settings, "--tree", name, "--out", out / profile)
 
 
 def main() -> None:
-    """Benchmark the trees one after the other."""
+    """Benchmark all trees, or some."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fork", type=Path, required=True, help="checkout of the public fork")
     parser.add_argument("--out", type=Path, required=True, help="folder of the reports")
-    parser.add_argument("--tree", choices=TREES, help="only this one")
-    parser.add_argument("--lengths", help="sequence lengths, such as 512,1024 (default: all)")
-    parser.add_argument("--runs", type=int, default=3, help="processes per length of the overlay")
+    parser.add_argument("--tree", action="append", choices=TREES, help="only this one, or these")
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
     args = parser.parse_args()
-    device = probe().device
-    with tempfile.TemporaryDirectory() as folder:
-        for name in TREES if args.tree is None else (args.tree,):
-            benchmark(name, args, device, Path(folder))
+    commit = args.commit or project_commit()
+    benchmark(args.tree or list(TREES), args.fork, args.out, commit)
 
 
 if __name__ == "__main__":

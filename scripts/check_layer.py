@@ -1,0 +1,295 @@
+"""Check what the layer computes on this GPU, at lengths beyond a test's, and write the figures.
+
+    python scripts/check_layer.py --fork PATH --out benchmarks/h200/layer-accuracy.json
+
+PATH is a checkout of the public fork. Outputs and gradients against the float64 layer, decoding,
+weights exchanged with the public layer, and sequences of 5 and 10 million tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmark_fork import TREES, make_tree, project_commit
+from layer_results import (
+    Accuracy,
+    Decoding,
+    Exchange,
+    GradientErrors,
+    LongRun,
+    OutputError,
+    write,
+)
+from torch import Tensor
+
+from harness.compare import figures
+from harness.environment import describe
+from harness.timing import recording, time_layer
+from harness.worker import load_tree
+from harness.workload import WORKLOAD
+from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
+
+DEVICE = torch.device("cuda")
+LENGTHS = (1000, 65_536, 1_000_000)
+GRADIENT_LENGTHS = (1024, 4096, 65_536)
+EXCHANGE_TOKENS = 4096
+PREFILL, DECODED = 2048, 64
+TRAINING_TOKENS, LONGEST_TOKENS, SLICE = 5_000_000, 10_000_000, 1_000_000
+TIMED_CALLS = 3
+
+
+def say(text: object) -> None:
+    """Report progress, with the seconds since the start."""
+    print(f"{time.perf_counter() - START:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def free() -> None:
+    """Give the allocator's memory back and forget its peak."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def fresh(tokens: int) -> Tensor:
+    """Return an input as the validator draws it."""
+    return torch.randn(WORKLOAD.batch_size, tokens, WORKLOAD.hidden_size, device=DEVICE)
+
+
+def exact(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the float64 layer's output; long chunks, since each is a few launches."""
+    return quasar_layer(
+        weights,
+        x,
+        num_heads=WORKLOAD.num_heads,
+        head_dim=WORKLOAD.head_dim,
+        operator=partial(quasar_chunked, chunk=256),
+    )
+
+
+def output(layer: Any, x: Tensor) -> Tensor:
+    """Return the layer's output under autocast."""
+    with recording(DEVICE):
+        return layer(x)[0]  # type: ignore[no-any-return]
+
+
+def check_output(layer: Any, tokens: int) -> OutputError:
+    """Compare an output, and the bits of three calls: launched, captured and replayed."""
+    x = fresh(tokens)
+    y, *again = (output(layer, x).detach() for _ in range(3))
+    equal = all(torch.equal(y, other) for other in again)
+    del again
+    with torch.no_grad():
+        found = figures(y, exact(layer.state_dict(), x))
+    return OutputError(
+        tokens=tokens,
+        relative_rms=found.relative_rms,
+        worst_eighth=found.worst_part,
+        cosine=found.cosine,
+        max_difference=found.max_difference,
+        reruns_equal=equal,
+    )
+
+
+def check_gradients(layer: Any, tokens: int) -> GradientErrors:
+    """Compare every gradient with float64 autograd, for one random gradient of the output."""
+    x = fresh(tokens).requires_grad_()
+    layer.zero_grad()
+    y = output(layer, x)
+    toward = torch.randn_like(y)
+    torch.autograd.backward(y, toward)
+    wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
+    wide_x = x.detach().double().requires_grad_()
+    torch.autograd.backward(exact(wide, wide_x), toward.double())
+    pairs = {n: (p.grad, wide[n].grad) for n, p in layer.named_parameters()}
+    pairs["x"] = (x.grad, wide_x.grad)
+    errors = {n: relative_rms(found, wanted) for n, (found, wanted) in pairs.items()}
+    layer.zero_grad()
+    return GradientErrors(tokens=tokens, errors=errors)
+
+
+def slices(layer: Any, parts: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Yield the layer's outputs for consecutive parts of one sequence, the state carried."""
+    cache = None
+    for part in parts:
+        y, _, cache = layer(part, past_key_values=cache, use_cache=True)
+        yield y
+
+
+@torch.no_grad()
+def check_decoding(layer: Any) -> Decoding:
+    """Decode token by token after a prefill, and compare with one call and with float64."""
+    x = fresh(PREFILL + DECODED)
+    with recording(DEVICE):
+        whole = layer(x)[0][:, PREFILL:]
+        parts = iter(torch.split(x, [PREFILL, *[1] * DECODED], dim=1))
+        tail = torch.cat(list(slices(layer, parts))[1:], dim=1)
+    expected = exact(layer.state_dict(), x)[:, PREFILL:]
+    return Decoding(
+        prefill=PREFILL,
+        decoded=DECODED,
+        error=relative_rms(tail, expected),
+        error_of_one_call=relative_rms(whole, expected),
+        apart=relative_rms(tail, whole),
+    )
+
+
+def check_exchange(layer_class: type, fork: Path, folder: Path) -> Exchange:
+    """Exchange weights with the public layer, which runs over our operator in a process of its own.
+
+    Both load strictly, and must then compute the same.
+    """
+    tree = make_tree(fork, folder / "public", TREES["overlay-ops"])
+    layer, x = new(layer_class), fresh(EXCHANGE_TOKENS)
+    sent, received = folder / "sent.pt", folder / "received.pt"
+    torch.save({"weights": layer.state_dict(), "x": x}, sent)
+    command = [sys.executable, __file__, "--public", str(tree), str(sent), str(received)]
+    subprocess.run(command, check=True)
+    answer = torch.load(received, map_location=DEVICE)
+    theirs = exact(layer.state_dict(), x)
+    layer.load_state_dict(answer["weights"], strict=True)
+    with torch.no_grad():
+        ours = output(layer, x)
+    return Exchange(
+        tokens=EXCHANGE_TOKENS,
+        ours_in_public=relative_rms(answer["y"], theirs),
+        public_in_ours=relative_rms(ours, exact(layer.state_dict(), x)),
+    )
+
+
+def answer_as_public(tree: Path, sent: Path, received: Path) -> None:
+    """Run the public layer: its initial weights, and its output with the weights that were sent."""
+    layer = new(load_tree(tree).layer_class)
+    weights = {name: value.clone() for name, value in layer.state_dict().items()}
+    message = torch.load(sent, map_location=DEVICE)
+    layer.load_state_dict(message["weights"], strict=True)
+    with torch.no_grad():
+        y = output(layer, message["x"])
+    torch.save({"weights": weights, "y": y}, received)
+
+
+def long_training(layer_class: type) -> LongRun:
+    """Run the validator's loop on a sequence of millions, gradients recorded."""
+    timing = time_layer(layer_class, TRAINING_TOKENS, DEVICE)
+    return LongRun(
+        tokens=TRAINING_TOKENS,
+        how="training",
+        tokens_per_sec=WORKLOAD.timed_calls * TRAINING_TOKENS / timing.elapsed_seconds,
+        peak_bytes=timing.vram_bytes,
+    )
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the time of one call, after one that warms up."""
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(TIMED_CALLS):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / TIMED_CALLS
+
+
+def drawn_in_slices() -> Iterator[Tensor]:
+    """Yield the longest sequence slice by slice, so that it never lies in memory as a whole."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    shape = WORKLOAD.batch_size, SLICE, WORKLOAD.hidden_size
+    for _ in range(LONGEST_TOKENS // SLICE):
+        yield torch.randn(shape, device=DEVICE, generator=generator)
+
+
+@torch.no_grad()
+def long_inference(layer: Any) -> Iterator[LongRun]:
+    """Run ten million tokens without gradients, in one call and in slices, which must agree."""
+    x = torch.cat(list(drawn_in_slices()), dim=1)
+    free()
+
+    def sliced() -> None:
+        with recording(DEVICE):
+            for _ in slices(layer, drawn_in_slices()):
+                pass
+
+    yield long_run("no_grad", seconds(partial(output, layer, x)), None)
+    y, apart = output(layer, x), 0.0
+    del x
+    with recording(DEVICE):
+        parts = slices(layer, drawn_in_slices())
+        for part, one in zip(parts, torch.split(y, SLICE, dim=1), strict=True):
+            apart = max(apart, relative_rms(part, one))
+    del y, part, one
+    free()
+    yield long_run("slices", seconds(sliced), apart)
+
+
+def long_run(how: Any, elapsed: float, apart: float | None) -> LongRun:
+    """Return the figures of one way through the longest sequence."""
+    return LongRun(
+        tokens=LONGEST_TOKENS,
+        how=how,
+        tokens_per_sec=LONGEST_TOKENS / elapsed,
+        peak_bytes=torch.cuda.max_memory_allocated(),
+        slices_apart=apart,
+    )
+
+
+def new(layer_class: type) -> Any:
+    """Return a layer with default weights, as the validator builds it."""
+    return layer_class(**WORKLOAD.layer_arguments()).to(DEVICE)
+
+
+def check(layer_class: type, fork: Path, folder: Path, commit: str | None) -> Accuracy:
+    """Check everything, shortest first."""
+    torch.manual_seed(0)
+    layer = new(layer_class)
+
+    def told(run: Callable[..., Any], *args: Any) -> Any:
+        free()
+        found = run(*args)
+        say(found)
+        return found
+
+    return Accuracy(
+        created=datetime.now(timezone.utc).date(),
+        commit=commit or project_commit(),
+        environment=describe(DEVICE),
+        outputs=tuple(told(check_output, layer, n) for n in LENGTHS),
+        gradients=tuple(told(check_gradients, layer, n) for n in GRADIENT_LENGTHS),
+        decoding=told(check_decoding, layer),
+        exchange=told(check_exchange, layer_class, fork, folder),
+        long_runs=(told(long_training, layer_class), *told(tuple, long_inference(layer))),
+    )
+
+
+def main() -> None:
+    """Check the overlay and write the file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--fork", type=Path, help="checkout of the public fork")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", help="this project's commit, where git cannot tell")
+    parser.add_argument("--public", type=Path, nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.public:
+        answer_as_public(*args.public)
+        return
+    if args.fork is None or args.out is None:
+        parser.error("--fork and --out are needed")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        loaded = load_tree(make_tree(args.fork, folder / "overlay", TREES["overlay"]))
+        write(args.out, check(loaded.layer_class, args.fork, folder, args.commit))
+
+
+START = time.perf_counter()
+
+if __name__ == "__main__":
+    main()
