@@ -81,6 +81,6 @@ def sanitizer(results: SanitizerResults) -> str:
             "date, commit": f"{results.created}, {results.commit}",
         }
     )
-    rows = [(tool, str(one.findings), f"{one.seconds:.0f}") for tool, one in results.tools.items()]
-    found = table((f"tool, on {results.calls} calls", "findings", "seconds"), rows)
+    rows = [(tool, str(one.findings), str(one.planted)) for tool, one in results.tools.items()]
+    found = table((f"tool, on {results.calls} calls", "findings", "in a faulty kernel"), rows)
     return f"{where}\n\n{found}"
