@@ -3,7 +3,8 @@
 // A worker takes a run of tokens, 64 at a time: reads x in fp32, keeps it rounded in registers, and
 // multiplies it by the images of all weights. Each result of 128 channels passes through shared
 // memory, where the convolution finds a token's rows; the last three wait there for the next 64.
-// Runs overlap by three tokens, so that none needs another's rows.
+// There they are fp16, whatever the outputs are: bf16 would lose three digits more, and 65504, where
+// they saturate, is far. Runs overlap by three tokens, so that none needs another's rows.
 
 #include "warpgroup_product.cuh"
 
@@ -125,10 +126,9 @@ __device__ __forceinline__ void load_taps(float (&weight)[4], u32 address) {
                : "r"(address));
 }
 
-template <Scalar T>
 __device__ __forceinline__ void unpack_4(float (&out)[4], const uint2& v) {
-  unpack<T>(v.x, out[0], out[1]);
-  unpack<T>(v.y, out[2], out[3]);
+  unpack<Scalar::fp16>(v.x, out[0], out[1]);
+  unpack<Scalar::fp16>(v.y, out[2], out[3]);
 }
 
 // Convolve and store one result [64, 128], a product's accumulator. A thread owns 4 channels of its
@@ -141,7 +141,7 @@ __device__ __forceinline__ void convolve(const float (&d)[16][4], const Projecti
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const u32 own = result + ROWS * warp * RESULT_PITCH + 8 * lane, kept = before + 8 * lane;
   worker_sync(worker);  // everybody has read the result before
-  store_tiles<T>(result, RESULT_PITCH, d);
+  store_tiles<Scalar::fp16>(result, RESULT_PITCH, d);
   uint2 old[BEFORE], row[2][BLOCK];
   if (warp == 0)
 #pragma unroll
@@ -158,7 +158,7 @@ __device__ __forceinline__ void convolve(const float (&d)[16][4], const Projecti
 
   float x[BEFORE + BLOCK][4];  // a block of rows and those before it
 #pragma unroll
-  for (int i = 0; i < BEFORE; ++i) unpack_4<T>(x[i], old[i]);
+  for (int i = 0; i < BEFORE; ++i) unpack_4(x[i], old[i]);
   unsigned short* to = (unsigned short*)arg.qkv + (tile.first + ROWS * warp) * CHANNELS +
                        product * IMAGE_ROWS + 4 * lane;
   const int begin = tile.begin - ROWS * warp, end = tile.end - ROWS * warp;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void convolve(const float (&d)[16][4], const Projecti
   for (int b = 0; b < ROWS / BLOCK; ++b) {
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) {
-      unpack_4<T>(x[BEFORE + i], row[b & 1][i]);
+      unpack_4(x[BEFORE + i], row[b & 1][i]);
       if (b + 1 < ROWS / BLOCK)
         row[~b & 1][i] = load_shared(own + (BLOCK * (b + 1) + i) * RESULT_PITCH);
     }

@@ -161,11 +161,15 @@ struct Feeder {
 
   // the next image, of `bytes` (a multiple of 32); returns once its copy is on the way
   __device__ __forceinline__ void feed(const void* from, u32 bytes) {
-    const u32 half = bytes / PEERS, barrier = full + 8 * place.stage;
+    feed_half((const char*)from + rank * (bytes / PEERS), bytes / PEERS);
+  }
+
+  // the next stage, from this block's half of it
+  __device__ __forceinline__ void feed_half(const void* from, u32 half) {
+    const u32 barrier = full + 8 * place.stage;
     wait_barrier(empty + 8 * place.stage, place.parity ^ 1);  // a fresh barrier is past parity 1
-    arrive_expecting(barrier, bytes);
-    copy_to_both(image + place.stage * IMAGE_BYTES + rank * half, (const char*)from + rank * half,
-                 half, barrier);
+    arrive_expecting(barrier, PEERS * half);
+    copy_to_both(image + place.stage * IMAGE_BYTES + rank * half, from, half, barrier);
     place.advance();
   }
 };
@@ -299,7 +303,7 @@ __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPE
 
 // ---- results ----
 
-// Write an accumulator [64, 8 * TILES], rounded, to rows of `pitch` bytes in shared memory. The
+// Write an accumulator [64, 8 * TILES], rounded (fp16 saturates), to rows of `pitch` bytes in shared memory. The
 // pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
 template <Scalar T, int TILES>
 __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[TILES][4]) {
@@ -309,9 +313,10 @@ __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[
   for (int m = 0; m < TILES; m += 2)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                  :
-                 : "r"(at + 16 * m), "r"(pack<T>(d[m][0], d[m][1])),
-                   "r"(pack<T>(d[m][2], d[m][3])), "r"(pack<T>(d[m + 1][0], d[m + 1][1])),
-                   "r"(pack<T>(d[m + 1][2], d[m + 1][3]))
+                 : "r"(at + 16 * m), "r"(pack_saturated<T>(d[m][0], d[m][1])),
+                   "r"(pack_saturated<T>(d[m][2], d[m][3])),
+                   "r"(pack_saturated<T>(d[m + 1][0], d[m + 1][1])),
+                   "r"(pack_saturated<T>(d[m + 1][2], d[m + 1][3]))
                  : "memory");
 }
 
