@@ -1,0 +1,367 @@
+// The layer's output in one kernel: y = (rmsnorm(o per head) * weight * sigmoid(narrow W_g^T + b))
+// W_o^T, for 8 heads of 64 channels, on Hopper.
+//
+// The gated norm is the A operand of the last product: a worker, a warpgroup, takes 64 tokens, whose
+// 512 channels stay in its registers from the norm to the products, and writes only y. Both workers
+// of a block and both blocks of a cluster read one stream of W_o's images (pack_weights.cu). A worker
+// pauses for its norms while the other multiplies: they walk the stream half a round apart, and the
+// ring's depth is how far either may run ahead, so that the pauses alternate. W_g's images stay in
+// shared memory; narrow and o pass through it, a head of 64 tokens at a time.
+//
+// The factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight are in the images.
+
+#include "warpgroup_product.cuh"
+
+#if QUASAR_WGMMA
+namespace quasar {
+
+constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
+constexpr int GATE_IMAGES = HEADS / 2;       // an image holds two heads
+#ifndef QUASAR_RING
+#define QUASAR_RING 6
+#define QUASAR_CHUNKS 3
+#endif
+constexpr int RING = QUASAR_RING, CHUNKS = QUASAR_CHUNKS;
+constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
+
+// mirrored by gated_output.py
+struct OutputArguments {
+  const void *o, *narrow, *gate_images, *out_images;
+  const float* bias;     // [WIDTH]
+  void* y;               // [T, 128 * tiles]
+  i64 T, narrow_stride;  // elements
+  int tiles;             // of 128 outputs
+  int steps;             // tiles of 64 tokens that each worker takes
+  float eps;
+};
+
+struct OutputShared {
+  uint4 gates[GATE_IMAGES][IMAGE_BYTES / 16];  // these tiles are 1024-byte aligned
+  uint4 narrow[WORKERS][ROWS_BYTES / 16];
+  uint4 chunks[WORKERS][CHUNKS][ROWS_BYTES / 16];
+  RingShared<RING> ring;
+  float bias[WIDTH];  // halved
+  u64 gates_full, narrow_filled[WORKERS], narrow_taken[WORKERS];
+  u64 filled[WORKERS][CHUNKS], taken[WORKERS][CHUNKS];
+};
+
+// The feeder's thread. The stream goes round W_o's images once a step, and ends with half a round
+// more, in which the second worker finishes.
+__device__ __forceinline__ void feed_weights(const OutputArguments& arg, OutputShared& shared) {
+  Feeder<RING> feeder(shared.ring);
+  const u32 half = IMAGE_BYTES / PEERS * cluster_rank(), ready = shared_address(&shared.gates_full);
+  arrive_expecting(ready, sizeof(shared.gates));
+  for (int i = 0; i < GATE_IMAGES; ++i)
+    copy_to_both(shared_address(shared.gates[i]) + half,
+                 (const char*)arg.gate_images + i * IMAGE_BYTES + half, IMAGE_BYTES / PEERS, ready);
+  const int images = arg.tiles * HEADS, total = images * arg.steps + arg.tiles / 2 * HEADS;
+  for (int i = 0, image = 0; i < total; ++i) {
+    feeder.feed((const char*)arg.out_images + (i64)image * IMAGE_BYTES, IMAGE_BYTES);
+    if (++image == images) image = 0;
+  }
+}
+
+// ---- the gate's product, both operands in shared memory ----
+
+#define QUASAR_WGMMA_SHARED(TYPE, OUT, KEEP)                                                     \
+  asm volatile(                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, " KEEP ", 1, 1, 0, 0;"                        \
+      : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]), OUT(d[1][1]),      \
+        OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]), OUT(d[2][2]), OUT(d[2][3]),      \
+        OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]), OUT(d[3][3]), OUT(d[4][0]), OUT(d[4][1]),      \
+        OUT(d[4][2]), OUT(d[4][3]), OUT(d[5][0]), OUT(d[5][1]), OUT(d[5][2]), OUT(d[5][3]),      \
+        OUT(d[6][0]), OUT(d[6][1]), OUT(d[6][2]), OUT(d[6][3]), OUT(d[7][0]), OUT(d[7][1]),      \
+        OUT(d[7][2]), OUT(d[7][3])                                                               \
+      : "l"(a), "l"(b))
+
+// d [64, 64] = a [64, 16] b^T, added to d unless FIRST
+template <Scalar T, bool FIRST>
+__device__ __forceinline__ void multiply_shared(float (&d)[8][4], u64 a, u64 b) {
+  if constexpr (FIRST) {
+    if constexpr (T == Scalar::bf16)
+      QUASAR_WGMMA_SHARED("bf16", "=&f", "0");
+    else
+      QUASAR_WGMMA_SHARED("f16", "=&f", "0");
+  } else {
+    if constexpr (T == Scalar::bf16)
+      QUASAR_WGMMA_SHARED("bf16", "+f", "1");
+    else
+      QUASAR_WGMMA_SHARED("f16", "+f", "1");
+  }
+}
+
+#undef QUASAR_WGMMA_SHARED
+
+// ---- rows of narrow and o, from a warp of the feeding warpgroup to its worker ----
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+}
+
+// the barrier's phase also waits for this thread's copies so far, as one of its arrivals
+__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(barrier) : "memory");
+}
+
+// 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
+__device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
+  const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
+  from += 16 * piece;
+  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same place 8 rows further
+#pragma unroll 2
+  for (int row = first; row < TILE_TOKENS; row += 8) {
+    copy16(to, from + min(row, last) * pitch);
+    copy16((to ^ 64) + 4 * ROW_BYTES, from + min(row + 4, last) * pitch);
+    to += 8 * ROW_BYTES;
+  }
+}
+
+// One warp: the rows of its worker's tiles.
+__device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShared& shared,
+                                          int worker) {
+  const int pitch = 2 * (int)arg.narrow_stride;
+  Place<CHUNKS> place;
+  i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS;
+  for (int step = 0; step < arg.steps; ++step) {
+    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: rows that nothing is made of
+    const int last = (int)min(arg.T - 1 - from, (i64)TILE_TOKENS - 1);
+    const i64 next = row + (i64)gridDim.x * WORKERS * TILE_TOKENS;
+    wait_barrier(shared_address(&shared.narrow_taken[worker]), (step & 1) ^ 1);
+    copy_rows(shared_address(shared.narrow[worker]), (const char*)arg.narrow + from * pitch, pitch,
+              last);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    publish_shared();
+    arrive(shared_address(&shared.narrow_filled[worker]));
+    const char* o = (const char*)arg.o + from * (2 * WIDTH);
+    for (int h = 0; h < HEADS; ++h) {
+      wait_barrier(shared_address(&shared.taken[worker][place.stage]), place.parity ^ 1);
+      copy_rows(shared_address(shared.chunks[worker][place.stage]), o + h * ROW_BYTES, 2 * WIDTH,
+                last);
+      arrive_after_copies(shared_address(&shared.filled[worker][place.stage]));
+      place.advance();
+    }
+    row = next;
+  }
+}
+
+// ---- a worker ----
+
+__device__ __forceinline__ float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float rsqrt_fast(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// True, which the compiler cannot know. What stands behind such a branch is computed there and in
+// place; without it ptxas puts off parts of it until the product needs them, and spills.
+__device__ __forceinline__ bool always() {
+  u32 rows;
+  asm volatile("mov.u32 %0, %%nctaid.y;" : "=r"(rows));
+  return rows == 1;
+}
+
+template <Scalar T>
+struct Worker {
+  const OutputArguments& arg;
+  OutputShared& shared;
+  const int worker, lane;
+  Stream<RING> weights;
+  Place<CHUNKS> place;
+  u32 a[4 * HEADS][4];  // the token tile: a head is 4 operands [64, 16]; o, then the gated norm
+
+  __device__ __forceinline__ Worker(const OutputArguments& arg, OutputShared& shared, int worker)
+      : arg(arg), shared(shared), worker(worker), lane(threadIdx.x & 31), weights(shared.ring) {}
+
+  // the next chunk, as operands
+  __device__ __forceinline__ void take(u32 (*out)[4]) {
+    wait_barrier(shared_address(&shared.filled[worker][place.stage]), place.parity);
+    const u32 rows = shared_address(shared.chunks[worker][place.stage]) +
+                     (threadIdx.x >> 5 & 3) * (16 * ROW_BYTES);
+    const u32 from = row_address(rows, lane);
+#pragma unroll
+    for (int t = 0; t < 4; ++t) load_rows(out[t], from ^ 32 * t);
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&shared.taken[worker][place.stage]));
+    place.advance();
+  }
+
+  __device__ __forceinline__ void multiply_gate(float (&d)[8][4], int h) {
+    const u64 b = tile_descriptor(shared_address(shared.gates[h / 2]) + h % 2 * (IMAGE_BYTES / 2));
+    const u64 a = tile_descriptor(shared_address(shared.narrow[worker]));
+    warpgroup_arrive();
+    multiply_shared<T, true>(d, a, b);
+#pragma unroll
+    for (int t = 1; t < 4; ++t) multiply_shared<T, false>(d, at_columns(a, t), at_columns(b, t));
+    warpgroup_commit();
+  }
+
+  // 1 / rms of this lane's two rows of head h
+  __device__ __forceinline__ void find_scales(float (&scale)[2], int h) const {
+    float squares[2] = {}, others[2] = {};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float low, high;
+      unpack<T>(a[4 * h + i / 4][i % 4], low, high);
+      squares[i % 2] += low * low;
+      others[i % 2] += high * high;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      squares[r] += others[r];
+      squares[r] += __shfl_xor_sync(ALL, squares[r], 1);
+      squares[r] += __shfl_xor_sync(ALL, squares[r], 2);
+      scale[r] = rsqrt_fast(squares[r] * (1.f / S) + arg.eps);
+    }
+  }
+
+  // a[h] becomes 2 o / rms(o) * sigmoid(gate + b)
+  __device__ __forceinline__ void gate_head(int h, const float (&gate)[8][4],
+                                            const float (&scale)[2]) {
+    const float* bias = shared.bias + h * S + 2 * (lane & 3);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {  // tiles of 8 channels, of which this lane has 2 neighbours
+      const float2 b = *(const float2*)(bias + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        u32& x = a[4 * h + j / 2][j % 2 * 2 + r];
+        float low, high;
+        unpack<T>(x, low, high);
+        low *= scale[r];
+        high *= scale[r];
+        low += low * tanh_fast(gate[j][2 * r] + b.x);
+        high += high * tanh_fast(gate[j][2 * r + 1] + b.y);
+        x = pack<T>(low, high);
+      }
+    }
+  }
+
+  // the tile's A operand, in place
+  __device__ __forceinline__ void gate_and_norm(u32 parity) {
+    float gate[2][8][4], scale[2];
+    wait_barrier(shared_address(&shared.narrow_filled[worker]), parity);
+    take(a);
+    multiply_gate(gate[0], 0);
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      if (h + 1 < HEADS) {
+        take(a + 4 * (h + 1));
+        multiply_gate(gate[(h + 1) % 2], h + 1);
+      }
+      find_scales(scale, h);
+      if (h + 1 < HEADS)
+        warpgroup_wait<1>();
+      else
+        warpgroup_wait<0>();
+      settle(gate[h % 2]);
+      if (always()) gate_head(h, gate[h % 2], scale);
+    }
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&shared.narrow_taken[worker]));
+  }
+
+  // 16 bytes a lane, 64 consecutive ones a row
+  __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
+    const i64 stride = (i64)arg.tiles * (2 * IMAGE_ROWS);
+    char* to = (char*)arg.y + row * stride + tile * (2 * IMAGE_ROWS) + 16 * (lane & 3);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r < arg.T) {
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+          const u32 x = pack<T>(d[j][2 * r], d[j][2 * r + 1]);
+          const u32 y = pack<T>(d[j + 1][2 * r], d[j + 1][2 * r + 1]);
+          const u32 z = pack<T>(d[j + 2][2 * r], d[j + 2][2 * r + 1]);
+          const u32 w = pack<T>(d[j + 3][2 * r], d[j + 3][2 * r + 1]);
+          *(uint4*)(to + 8 * r * stride + 16 * j) = make_uint4(x, y, z, w);
+        }
+      }
+    }
+  }
+
+  // worker 1 begins half a round of the stream later than worker 0, with the second half
+  __device__ __forceinline__ void run() {
+    const int half = arg.tiles / 2;
+    i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 +
+              lane / 4;
+    wait_barrier(shared_address(&shared.gates_full), 0);
+    if (worker)
+      for (int i = 0; i < half * HEADS; ++i) weights.skip();
+    int n = worker ? half : 0;
+    for (int step = 0; step < arg.steps; ++step) {
+      gate_and_norm(step & 1);
+      for (int i = 0; i < arg.tiles; ++i) {
+        float d[16][4];
+        product<T>(d, a, weights);
+        store(d, row, n);
+        if (++n == arg.tiles) n = 0;
+      }
+      row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
+    }
+    if (!worker)
+      for (int i = 0; i < half * HEADS; ++i) weights.skip();
+  }
+};
+
+// Grid: an even number of blocks.
+template <Scalar T>
+__device__ __forceinline__ void gated_output(const OutputArguments& arg) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  OutputShared& shared = *(OutputShared*)raw;
+  const int tid = threadIdx.x;
+  if (tid == 0) {
+    init_barrier(shared_address(&shared.gates_full), 1);
+    for (int i = 0; i < WORKERS; ++i) {
+      init_barrier(shared_address(&shared.narrow_filled[i]), 32);  // the lanes that copy
+      init_barrier(shared_address(&shared.narrow_taken[i]), 4);    // the worker's warps
+    }
+    for (int i = 0; i < WORKERS * CHUNKS; ++i) {
+      init_barrier(shared_address(&shared.filled[0][i]), 32);
+      init_barrier(shared_address(&shared.taken[0][i]), 4);
+    }
+    init_ring(shared.ring);
+  }
+  for (int i = tid; i < WIDTH; i += BLOCK_THREADS) shared.bias[i] = 0.5f * arg.bias[i];
+  cluster_sync();
+  const int worker = __shfl_sync(ALL, tid >> 7, 0);  // uniform to the compiler
+  if (worker == WORKERS) {
+    shrink_registers<24>();
+    const int warp = tid / 32 % 4;
+    if (warp < WORKERS) feed_rows(arg, shared, warp);
+    if (tid == BLOCK_THREADS - 1) feed_weights(arg, shared);
+  } else {
+    grow_registers<240>();
+    Worker<T>(arg, shared, worker).run();
+  }
+  cluster_sync();  // a block must not leave while the other may still write or report to it
+}
+
+}  // namespace quasar
+
+extern "C" __constant__ int quasar_gated_output_launch[2] = {quasar::BLOCK_THREADS,
+                                                             sizeof(quasar::OutputShared)};
+
+#ifndef QUASAR_ONLY_FP16
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(quasar::BLOCK_THREADS, 1)
+    quasar_gated_output_bf16(const __grid_constant__ quasar::OutputArguments arg) {
+  quasar::gated_output<quasar::Scalar::bf16>(arg);
+}
+#endif
+#ifndef QUASAR_ONLY_BF16
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(quasar::BLOCK_THREADS, 1)
+    quasar_gated_output_fp16(const __grid_constant__ quasar::OutputArguments arg) {
+  quasar::gated_output<quasar::Scalar::fp16>(arg);
+}
+#endif
+#endif

@@ -1,0 +1,148 @@
+"""The gated norm inside the output's product, and the packing of weights, on a Hopper GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_inputs import fresh  # noqa: F401
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+mount()
+
+from fla.ops.quasar.gated_output import (  # noqa: E402
+    Packing,
+    gated_output,
+    output_packings,
+    pack_weights,
+)
+from fla.ops.quasar.hopper_products import load_program  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="the kernel is for compute capability 9.0",
+    ),
+]
+
+H, S = 8, 64
+EPS = 1e-5
+LIMIT = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
+"""Largest relative RMS error against float64; rounding the output alone costs 1.7e-3 and 2e-4."""
+
+
+def layer_like(R, dtype=torch.bfloat16, outputs=512):
+    """o with heads of different scales, narrow, and weights as a layer holds them."""
+    o = torch.randn(R, H, S, device="cuda") * (0.05 + torch.rand(R, H, 1, device="cuda"))
+    narrow = torch.randn(R, S, device="cuda")
+    gate = (torch.rand(H * S, S, device="cuda") - 0.5) / 2
+    bias = (torch.rand(H * S, device="cuda") - 0.5) * 2
+    norm = 1 + 0.3 * torch.randn(S, device="cuda")
+    out = (torch.rand(outputs, H * S, device="cuda") - 0.5) * 2 / (H * S) ** 0.5
+    return o.to(dtype), narrow.to(dtype), gate, bias, norm, out
+
+
+def run(o, narrow, gate, bias, norm, out, eps=EPS):
+    program = load_program(o.device.index, o.dtype)
+    gate_images, out_images = pack_weights(program, output_packings(gate, norm, out), o.dtype)
+    return gated_output(program, o, narrow, gate_images, bias, out_images, eps)
+
+
+def exact(o, narrow, gate, bias, norm, out, eps=EPS):
+    o, narrow, gate, bias, norm, out = (
+        x.double() for x in (o, narrow, gate, bias, norm, out)
+    )  # fmt: skip
+    scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
+    gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
+    return F.linear((o * scale * norm * gates).flatten(1), out)
+
+
+def image_of(matrix, row_group, input_group):
+    """What csrc/pack_weights.cu promises, by indexing alone."""
+
+    def order(n, group):
+        place = torch.arange(n)
+        p = place % group
+        return place - p + group // 4 * (p // 2 % 4) + 2 * (p // 8) + p % 2
+
+    rows, inputs = matrix.shape
+    matrix = matrix.cpu()[order(rows, row_group)][:, order(inputs, input_group)]
+    images = []
+    for tile in matrix.split(128):
+        for image in tile.split(64, dim=1):
+            pieces = image.reshape(-1, 8, 8)
+            row = torch.arange(len(pieces))[:, None]
+            images.append(pieces[row, torch.arange(8) ^ row % 8].flatten())
+    return torch.cat(images)
+
+
+@pytest.mark.parametrize("R", [1, 63, 64, 65, 1000, 16_387, 100_000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_output_matches_float64(R, dtype):
+    inputs = layer_like(R, dtype)
+    y, expected = run(*inputs), exact(*inputs)
+    assert torch.isfinite(y).all()
+    assert relative_rms(y, expected) <= LIMIT[dtype]
+    for part, wanted in zip(y.tensor_split(8), expected.tensor_split(8), strict=True):
+        assert not len(part) or relative_rms(part, wanted) <= LIMIT[dtype] * 1.5
+
+
+@pytest.mark.parametrize("outputs", [128, 256, 384, 1024])
+def test_every_width_of_the_output(outputs):
+    inputs = layer_like(777, outputs=outputs)
+    y = run(*inputs)
+    assert y.shape == (777, outputs)
+    assert relative_rms(y, exact(*inputs)) <= LIMIT[torch.bfloat16]
+
+
+def test_rows_of_narrow_may_be_apart():
+    o, narrow, *weights = layer_like(300)
+    wide = torch.full((300, 3 * S), float("nan"), device="cuda", dtype=o.dtype)
+    wide[:, S : 2 * S] = narrow
+    assert torch.equal(run(o, wide[:, S : 2 * S], *weights), run(o, narrow, *weights))
+
+
+def test_a_token_depends_on_itself_alone():
+    o, narrow, *weights = layer_like(5000)
+    before = run(o, narrow, *weights)
+    o[2500], narrow[2500] = float("nan"), float("nan")
+    after = run(o, narrow, *weights)
+    assert after[2500].isnan().all()
+    others = torch.arange(5000, device="cuda") != 2500
+    assert torch.equal(after[others], before[others])
+
+
+def test_zero_heads_and_wide_gates_stay_finite():
+    o, narrow, gate, bias, norm, out = layer_like(200)
+    o[:, 3] = 0
+    o[:, 5] *= 1e-3
+    inputs = (o, narrow, (gate * 8).bfloat16(), bias, norm, out)
+    assert relative_rms(run(*inputs), exact(*inputs)) <= LIMIT[torch.bfloat16]
+
+
+def test_repeated_runs_are_equal():
+    inputs = layer_like(70_000)
+    first = run(*inputs)
+    assert all(torch.equal(run(*inputs), first) for _ in range(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_images_are_where_the_layout_says(dtype):
+    g = torch.randn(192, 512, device="cuda")
+    scale = torch.rand(S, device="cuda")
+    packings = [
+        Packing(g),
+        Packing(g[:64], 32, 16),
+        Packing(g.half(), 16, 32, 0.5),
+        Packing(g.bfloat16(), 8, 16, 1.0, scale),
+    ]
+    images = pack_weights(load_program(g.device.index, dtype), packings, dtype)
+    for packing, image in zip(packings, images, strict=True):
+        matrix = packing.weight.float() * packing.factor
+        if packing.scale is not None:
+            matrix = matrix * scale.repeat(matrix.shape[1] // S)
+        wanted = image_of(matrix, packing.row_group, packing.input_group).to(dtype)
+        assert torch.equal(image.cpu(), wanted)
