@@ -133,8 +133,8 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int) -> tuple[int
         chains: sequences times heads, each a sequential walk of its own.
         map_wave, output_wave: blocks of pass 1 and of pass 2 that the device runs at once.
     """
-    # blocks that do not fill the last wave leave it idle; pass 1 skips each sequence's last segment
-    most = min(map_wave // chains + 1, output_wave // chains)
+    # both passes in one wave, with as many blocks on every multiprocessor: none waits for another's
+    most = min(map_wave, output_wave) // chains
     # a walk costs about tokens / n, the scan between the passes about 16 tokens' walk a segment
     tokens = max(tokens, 1)
     n = max(1, min(math.isqrt(tokens // 16), most))

@@ -69,20 +69,18 @@ __device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[
   }
 }
 
-// (I + M)^-1 or, TRANSPOSED, its transpose, of M = strict_tril(-minus), minus [16, 16] symmetric
-// with a diagonal above -1. |inverse| <= 1 then, so fp16 operands lose 2^-11 and never overflow.
-// Blocks of 2 need no product; blocks of 4, 8 and 16 join by A <- A - A M_off A, which fills places
-// that were zero, so packed values are joined by OR. The diagonal 8 x 8 blocks share every product:
-// as block diagonal A operand, and stacked as B operand.
-template <bool TRANSPOSED>
-__device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMasks& mask,
-                                       float (&out)[2][4]) {
+// The diagonal 8 x 8 blocks of (I + M)^-1, M = strict_tril(-minus), in quarters 0 and 3 of A, and
+// transposed in At; minus [16, 16] is symmetric with a diagonal above -1. |inverse| <= 1 then, so
+// fp16 operands lose 2^-11 and never overflow. Blocks of 2 need no product; blocks of 4 and 8 join
+// by A <- A - A M_off A, which fills places that were zero, so packed values are joined by OR. The
+// two diagonal blocks share every product: as block diagonal A operand, and stacked as B operand.
+__device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const BlockMasks& mask,
+                                              u32 (&A)[4], u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;
   const u32 low = pack<H>(minus[0][0], minus[0][1]), high = pack<H>(minus[1][2], minus[1][3]);
-  u32 A[4] = {mask.one | (low & mask.pair_below), 0, 0,
-              mask.one | (high & mask.pair_below)};
-  u32 At[4] = {mask.one | (low & mask.pair_above), 0, 0,
-               mask.one | (high & mask.pair_above)};
+  A[1] = A[2] = At[1] = At[2] = 0;
+  A[0] = mask.one | (low & mask.pair_below), A[3] = mask.one | (high & mask.pair_below);
+  At[0] = mask.one | (low & mask.pair_above), At[3] = mask.one | (high & mask.pair_above);
 #pragma unroll
   for (int level = 0; level < 2; ++level) {
     const u32 off = level == 0 ? mask.four : mask.eight;
@@ -96,20 +94,37 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
     At[0] |= pack<H>(at[0], at[1]);
     At[3] |= pack<H>(at[2], at[3]);
   }
-  float x[4] = {}, joined[4] = {};
-  mma_8x8(x, At[0], pack<H>(minus[0][2], minus[0][3]));  // -(M_21 A_11)^T
-  const u32 X = pack<H>(x[0], x[1]);
-  if (TRANSPOSED) {
-    mma_8x8(joined, X, A[3]);
-    unpack<H>(At[0], out[0][0], out[0][1]);
-    unpack<H>(At[3], out[1][2], out[1][3]);
-    out[1][0] = joined[0], out[1][1] = joined[1], out[0][2] = out[0][3] = 0.f;
-  } else {
-    mma_8x8(joined, A[3], X);
-    unpack<H>(A[0], out[0][0], out[0][1]);
-    unpack<H>(A[3], out[1][2], out[1][3]);
-    out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
-  }
+}
+
+// -(M_21 A_11)^T, packed, from the blocks: what joins them by one product more
+__device__ __forceinline__ u32 corner(const float (&minus)[2][4], const u32 (&At)[4]) {
+  constexpr Scalar H = Scalar::fp16;
+  float x[4] = {};
+  mma_8x8(x, At[0], pack<H>(minus[0][2], minus[0][3]));
+  return pack<H>(x[0], x[1]);
+}
+
+// the whole inverse, of `minus` as above
+__device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMasks& mask,
+                                       float (&out)[2][4]) {
+  constexpr Scalar H = Scalar::fp16;
+  u32 A[4], At[4];
+  invert_blocks(minus, mask, A, At);
+  float joined[4] = {};
+  mma_8x8(joined, A[3], corner(minus, At));
+  unpack<H>(A[0], out[0][0], out[0][1]);
+  unpack<H>(A[3], out[1][2], out[1][3]);
+  out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
+}
+
+// the blocks (0, 0), (0, 1) and (1, 1) of its transpose, packed; (1, 0) is zero
+__device__ __forceinline__ void invert_transposed(const float (&minus)[2][4],
+                                                  const BlockMasks& mask, u32 (&out)[3]) {
+  u32 A[4], At[4];
+  invert_blocks(minus, mask, A, At);
+  float joined[4] = {};
+  mma_8x8(joined, corner(minus, At), A[3]);
+  out[0] = At[0], out[1] = pack<Scalar::fp16>(joined[0], joined[1]), out[2] = At[3];
 }
 
 }  // namespace quasar

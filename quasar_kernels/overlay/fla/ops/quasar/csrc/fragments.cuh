@@ -96,6 +96,22 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
   }
 }
 
+// d [16, 8] += a [16, 8] b [8, 8], a in two registers
+template <Scalar T>
+__device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
+  if (T == Scalar::bf16) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5},{%6},"
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},"
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  }
+}
+
 // d[0..1] += the upper 8 rows of an fp16 product [8, 8] x [8, 8]
 __device__ __forceinline__ void mma_8x8(float (&d)[4], u32 a, u32 b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
@@ -137,6 +153,24 @@ __device__ __forceinline__ void load_rows(u32 (&out)[4], u32 address) {
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(address)
                : "memory");
+}
+
+// what load_rows loaded from `address`, row_address ^ 32 t of a chunk, back to its place
+__device__ __forceinline__ void store_rows(const u32 (&x)[4], u32 address, u32 chunk, int t,
+                                           int lane) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+               :
+               : "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+#else
+  const u32 own = chunk + (lane >> 2) * ROW_BYTES + ((lane >> 2) << 4) + 4 * (lane & 3);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 to = (own ^ (2 * t + (i >> 1)) << 4) + (i & 1) * 8 * ROW_BYTES;
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(x[i]) : "memory");
+  }
+#endif
 }
 
 // at row_address, each 8 x 8 transposed: B operands [16 tokens, 8 columns] in elements 0, 1 and in

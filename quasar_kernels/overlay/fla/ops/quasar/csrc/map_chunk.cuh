@@ -6,7 +6,8 @@
 //
 // Precision: errors of G in the directions that keys share little of last for a whole segment, so
 // everything that G passes through has 11 bits: keys become fp16 after division by a power of two
-// of their own size (exact), |G| <= 1 fits fp16, and Z A a is tf32. Only Y V has bf16 operands.
+// of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
+// has bf16 operands.
 
 #pragma once
 
@@ -15,62 +16,120 @@
 
 namespace quasar {
 
-// Phase A: this warp's chunk: its keys become fp16 in place, and `mix`, `unscale` are filled.
-template <Scalar T>
-__device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const BlockMasks& mask,
-                                              float4 (&mix)[2][32], float (&unscale)[CHUNK],
-                                              int lane) {
-  const int g = lane >> 2, c = lane & 3;
-  u32 keys[4][4], pairs[4][4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    load_rows(keys[t], row_address(chunk, lane) ^ 32 * t);
-    load_rows(pairs[t], pair_address(chunk, lane) ^ 32 * t);
-  }
-  ChunkKeys at = {};
-#pragma unroll
-  for (int t = 0; t < 4; ++t) add_products<T>(at.gram, keys[t], pairs[t]);
-  find_step_sizes(at, beta, lane);
-  __syncwarp();  // every lane has read the keys before one overwrites them
+// What every warp needs of a prepared chunk. With keys k~ = 2^-e k, the products are Z = G K~^T,
+// Y = Z mix / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
+// entry of `mix` near 1, so that fp16 holds those of small keys.
+struct Prepared {
+  uint4 mix[32];      // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+};
 
-  // 2^-e with 1 <= |k| 2^-e < 2, from the exponent of |k|^2; zero keys stay zero
-  float inverse[2], scaled_root[2], root_columns[2][2], scaled_columns[2][2];
-  const u32 own = chunk + g * ROW_BYTES + (g << 4) + 4 * c;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int exponent = ((int)(__float_as_uint(at.lambda[r]) >> 23) - 127) >> 1;
-    inverse[r] = __uint_as_float((u32)(127 - exponent) << 23);
-    scaled_root[r] = at.root[r] * __uint_as_float((u32)(127 + exponent) << 23);
-    if (c == 0) unscale[g + 8 * r] = -inverse[r];
+__device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+
+__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));  // + -0
+  return a;
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float((u32)(127 + exponent) << 23);
+}
+
+// two keys times 2^-e, in fp16
+template <Scalar T>
+__device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
+  float low, high;
+  if (T == Scalar::bf16) {  // exact as a pair too
+    const u32 powers = __byte_perm(__float_as_uint(power), 0, 0x3232);
+    unpack<T>(multiply_bf16(pair, powers), low, high);
+    return pack<Scalar::fp16>(low, high);
   }
+  unpack<T>(pair, low, high);
+  return pack<Scalar::fp16>(low * power, high * power);
+}
+
+// Powers of two of one chunk; [r] is of token g + 8 r.
+struct Scales {
+  float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2, and 2^e times -sqrt(step size)
+  float descale;            // 1 / scale
+
+  __device__ __forceinline__ Scales(const ChunkKeys& at, float beta) {
+    // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
+    const u32 largest = __reduce_max_sync(
+        ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
+    const float bound = fminf(beta * __uint_as_float(largest), 1.f);
+    descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float low, high;
-      unpack<T>(keys[t][i], low, high);
-      const u32 packed = pack<Scalar::fp16>(low * inverse[i & 1], high * inverse[i & 1]);
-      const u32 to = (own ^ (2 * t + (i >> 1)) << 4) + (i & 1) * 8 * ROW_BYTES;
-      asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(packed) : "memory");
+    for (int r = 0; r < 2; ++r) {  // from the exponent of |k|^2; zero keys stay zero
+      const int e = ((int)(__float_as_uint(at.lambda[r]) >> 23) - 127) >> 1;
+      power[r] = power_of_two(-e);
+      root[r] = at.root[r] * power_of_two(e);
     }
   }
-  spread(at.root, root_columns, lane);
-  spread(scaled_root, scaled_columns, lane);
-  float inverse_t[2][4];
+
+  __device__ __forceinline__ float scale() const {
+    return __uint_as_float(0x7f000000u - __float_as_uint(descale));
+  }
+};
+
+// `mix` and `unscale` from the chunk's products
+__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
+                                               const BlockMasks& mask, int lane) {
+  constexpr Scalar H = Scalar::fp16;
+  const int g = lane >> 2;
+  if ((lane & 3) == 0) {
+    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
+    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
+    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
+  }
+  float columns[2][2];
+  spread(at.root, columns, lane);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e)  // both roots are negative
-      at.gram[n][e] *= -at.root[e >> 1] * root_columns[n][e & 1];
+      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
   }
-  invert<true>(at.gram, mask, inverse_t);
+  u32 mix[3];
+  invert_transposed(at.gram, mask, mix);
+  spread(scales.root, columns, lane);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      inverse_t[n][e] = to_tf32(-scaled_root[e >> 1] * inverse_t[n][e] * scaled_columns[n][e & 1]);
-    mix[n][lane] = make_float4(inverse_t[n][0], inverse_t[n][1], inverse_t[n][2], inverse_t[n][3]);
+  for (int i = 0; i < 3; ++i) {  // blocks (0, 0), (0, 1) and (1, 1)
+    const float row = scales.root[i >> 1] * scales.scale(), *column = columns[(i + 1) >> 1];
+    mix[i] = multiply_fp16(mix[i], pack<H>(row * column[0], row * column[1]));
   }
+  out.mix[lane] =
+      make_uint4(mix[0], mix[1], mix[2], pack<H>(-scales.descale, -scales.descale));
+}
+
+// Phase A: this warp's chunk: its keys become fp16 in place, and `out` is filled.
+template <Scalar T>
+__device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const BlockMasks& mask,
+                                              Prepared& out, int lane) {
+  const u32 rows = row_address(chunk, lane);
+  u32 keys[4][4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) load_rows(keys[t], rows ^ 32 * t);
+  ChunkKeys at = {};
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {  // an A operand's quarters are B operands of its transpose
+    mma_half<T>(at.gram[0], keys[t][0], keys[t][1], keys[t][0]);
+    mma_half<T>(at.gram[1], keys[t][0], keys[t][1], keys[t][1]);
+    mma_half<T>(at.gram[0], keys[t][2], keys[t][3], keys[t][2]);
+    mma_half<T>(at.gram[1], keys[t][2], keys[t][3], keys[t][3]);
+  }
+  find_step_sizes(at, beta, lane);
+  const Scales scales(at, beta);
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keys[t][i] = scale_keys<T>(keys[t][i], scales.power[i & 1]);
+    store_rows(keys[t], rows ^ 32 * t, chunk, t, lane);
+  }
+  store_prepared(out, at, scales, mask, lane);
 }
 
 // 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
@@ -78,22 +137,33 @@ struct Shares {
   u32 keys[4], values[4];
 };
 
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, u32 factors) {
+  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
+  float x, y;
+  unpack<Scalar::bf16>(factors, x, y);
+  return pack_saturated<T>(low * x, high * y);
+}
+
 // Y from 16 rows of Z [., 16]; m and u are this lane's `mix` and `unscale`
 template <Scalar T>
-__device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], float4 m0, float4 m1,
-                                            float2 u0, float2 u1) {
+__device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4& m,
+                                            const uint2& u) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
+  const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]),
+                    pack<H>(Z[1][0], Z[1][1]), pack<H>(Z[1][2], Z[1][3])};
   // the inverse is triangular: tokens 8..15 get nothing from tokens 0..7
-  mma_tf32(Y[0], Z[0], m0.x, m0.y);
-  mma_tf32(Y[1], Z[1], m1.z, m1.w);
-  mma_tf32(Y[0], Z[1], m1.x, m1.y);
-  return {{pack<H>(Y[0][0], Y[0][1]), pack<H>(Y[0][2], Y[0][3]), pack<H>(Y[1][0], Y[1][1]),
-           pack<H>(Y[1][2], Y[1][3])},
-          {pack_saturated<T>(Y[0][0] * u0.x, Y[0][1] * u0.y),
-           pack_saturated<T>(Y[0][2] * u0.x, Y[0][3] * u0.y),
-           pack_saturated<T>(Y[1][0] * u1.x, Y[1][1] * u1.y),
-           pack_saturated<T>(Y[1][2] * u1.x, Y[1][3] * u1.y)}};
+  mma<H>(Y[0], z, m.x, m.y);
+  mma_half<H>(Y[1], z[2], z[3], m.z);
+  Shares out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
+    out.keys[i] = multiply_fp16(pack<H>(low, high), m.w);
+    out.values[i] = unscaled<T>(low, high, i >> 1 ? u.y : u.x);
+  }
+  return out;
 }
 
 // columns 16 t .. 16 t + 15 of 16 rows as an A operand
@@ -108,12 +178,11 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
 // Phase B: 16 * BLOCKS rows of G and R absorb one prepared chunk.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R)[BLOCKS][8][4],
-                                             u32 keys, u32 values, const float4 (&mix)[2][32],
-                                             const float (&unscale)[CHUNK], int lane) {
+                                             u32 keys, u32 values, const Prepared& chunk,
+                                             int lane) {
   constexpr Scalar H = Scalar::fp16;
-  const float4 m0 = mix[0][lane], m1 = mix[1][lane];
-  const float2 u0 = *(const float2*)&unscale[2 * (lane & 3)];
-  const float2 u1 = *(const float2*)&unscale[8 + 2 * (lane & 3)];
+  const uint4 m = chunk.mix[lane];
+  const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
   Shares Y[BLOCKS];
 #if QUASAR_WGMMA
   if constexpr (BLOCKS == 1) {
@@ -129,7 +198,7 @@ __device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R
     warpgroup_wait<0>();
     settle(Z[0]);
     settle(R[0]);
-    Y[0] = mix_chunk<T>(Z[0], m0, m1, u0, u1);
+    Y[0] = mix_chunk<T>(Z[0], m, u);
     warpgroup_arrive();
     wgmma_columns<H>(G[0], Y[0].keys, tile_descriptor(keys));
     warpgroup_commit();
@@ -154,7 +223,7 @@ __device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R
     }
   }
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b) Y[b] = mix_chunk<T>(Z[b], m0, m1, u0, u1);
+  for (int b = 0; b < BLOCKS; ++b) Y[b] = mix_chunk<T>(Z[b], m, u);
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     u32 k[4], v[4];

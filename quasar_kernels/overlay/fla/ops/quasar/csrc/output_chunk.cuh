@@ -67,7 +67,7 @@ __device__ __forceinline__ void prepare_chunk(u32 key_chunk, u32 query_chunk, fl
   // as B operands that multiply by P^T: queries 0..7, then 8..15
   scores[0][lane] = make_uint4(high[0], high[2], high[1], high[3]);
   scores[1][lane] = make_uint4(low[0], low[2], low[1], low[3]);
-  invert<false>(at.gram, mask, inverse);
+  invert(at.gram, mask, inverse);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll

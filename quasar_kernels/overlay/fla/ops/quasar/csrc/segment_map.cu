@@ -6,7 +6,7 @@
 
 #ifndef QUASAR_MAP_WARPS
 #define QUASAR_MAP_WARPS 4
-#define QUASAR_MAP_BLOCKS 4  // blocks that share a multiprocessor: 128 registers a thread
+#define QUASAR_MAP_BLOCKS 3  // blocks that share a multiprocessor; at 4, 128 registers cost time
 #endif
 
 namespace quasar {
@@ -15,8 +15,35 @@ template <int WARPS>
 struct MapShared {
   static constexpr int TILE = WARPS * CHUNK_BYTES;
   uint4 keys[3][TILE / 16], values[2][TILE / 16];
-  float4 mix[2][WARPS][2][32];    // fragments of -(A diag(a))^T between scaled keys
-  float unscale[2][WARPS][CHUNK]; // -2^-e of keys that are scaled by 2^-e
+  Prepared chunks[2][WARPS];
+};
+
+// One thread's share of a segment's rows, a tile at a time from the last one on: every 4 * WARPS-th
+// row, 16 bytes of it. Segments that are not a sequence's last are whole tiles.
+template <int WARPS>
+struct Tiles {
+  static constexpr int STEP = 4 * WARPS;
+  const unsigned short* from;  // this thread's first row of the next tile
+  i64 stride;                  // of STEP rows
+
+  __device__ __forceinline__ Tiles(const void* x, const i64 (&strides)[3], const Segment& segment,
+                                   int head)
+      : from((const unsigned short*)x + segment.row * strides[0] + head * strides[2] +
+             (segment.begin + segment.tokens - CHUNK * WARPS + (threadIdx.x >> 3)) * strides[1] +
+             (threadIdx.x & 7) * 8),
+        stride(STEP * strides[1]) {}
+
+  // copy the next tile
+  __device__ __forceinline__ void load(u32 to) {
+    const unsigned short* at = from;
+#pragma unroll
+    for (int i = 0; i < 4; ++i, at += stride)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                   :
+                   : "r"(to + i * STEP * ROW_BYTES), "l"(at)
+                   : "memory");
+    from -= 4 * stride;
+  }
 };
 
 // One block a segment and head. Tiles of 16 * WARPS tokens go through three steps, each one barrier
@@ -31,9 +58,10 @@ __device__ __forceinline__ void segment_map(const Arguments& arg) {
   if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
   const float beta = arg.beta[head];
   const BlockMasks mask(lane);
-  const Rows<WARPS> keys(arg.k, arg.k_stride, segment, head);
-  const Rows<WARPS> values(arg.v, arg.v_stride, segment, head);
-  const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
+  Tiles<WARPS> keys(arg.k, arg.k_stride, segment, head);
+  Tiles<WARPS> values(arg.v, arg.v_stride, segment, head);
+  const u32 place = Rows<WARPS>::place();
+  const int tiles = segment.tokens / TOKENS;
 
   float G[BLOCKS][8][4], R[BLOCKS][8][4] = {};
 #pragma unroll
@@ -47,12 +75,12 @@ __device__ __forceinline__ void segment_map(const Arguments& arg) {
       }
 
   // step s handles the tile that is s-th from the end
-  auto load = [&](const uint4* tile, const Rows<WARPS>& x, int s) {
-    if (s < tiles) x.load(tile, (tiles - 1 - s) * TOKENS, segment.tokens);
+  auto load = [&](const uint4* tile, Tiles<WARPS>& x, int s) {
+    if (s < tiles) x.load(shared_address(tile) + place);
   };
   auto prepare = [&](int s) {
     prepare_chunk<T>(shared_address(shared.keys[s % 3]) + warp * CHUNK_BYTES, beta, mask,
-                     shared.mix[s & 1][warp], shared.unscale[s & 1][warp], lane);
+                     shared.chunks[s & 1][warp], lane);
   };
   load(shared.keys[0], keys, 0);
   commit_loads();
@@ -75,8 +103,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg) {
     const u32 k = shared_address(shared.keys[s % 3]), v = shared_address(shared.values[s & 1]);
 #pragma unroll
     for (int i = WARPS - 1; i >= 0; --i)
-      absorb_chunk<T, BLOCKS>(G, R, k + i * CHUNK_BYTES, v + i * CHUNK_BYTES, shared.mix[s & 1][i],
-                              shared.unscale[s & 1][i], lane);
+      absorb_chunk<T, BLOCKS>(G, R, k + i * CHUNK_BYTES, v + i * CHUNK_BYTES,
+                              shared.chunks[s & 1][i], lane);
 #if QUASAR_WGMMA
     if constexpr (BLOCKS == 1) {
       warpgroup_wait<0>();
