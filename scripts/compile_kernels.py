@@ -6,8 +6,9 @@ Triton kernels are compiled as quasar_kernels/compile_specs.py describes them, e
 (the wheels of the `dev` extra, else the one on PATH), for the target that NVRTC is given at run
 time. A .cu file may hold kernels for some GPUs only. Registers, stack, spills and shared memory
 are compared with the committed table by --check; --write writes the table and its page in docs.
-Exit status 1 when something does not compile, asks for more shared memory than the smallest GPU
-has, or differs from the table. TRITON_CACHE_DIR keeps the results of Triton between runs.
+Exit status 1 when something does not compile, asks for more shared memory than a GPU has (Triton's
+kernels: than the smallest GPU has), or differs from the table. TRITON_CACHE_DIR keeps what Triton
+compiled between runs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 import kernel_resources
 import triton
+from cubin import resource_usage
 from kernel_resources import NO_KERNEL, Compiled, Resources, Table
 
 from quasar_kernels.compile_failures import explain
@@ -44,8 +46,14 @@ from quasar_kernels.mount import mount
 SHARED_LIMIT = 99 * 1024
 """Shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
 
-No kernel asks for more on any GPU, so that the same tiles run on all of them.
+No Triton kernel asks for more on any GPU, so that the same tiles run on all of them.
 """
+
+SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""The same for the others, which .cu files may use: what they ask for may depend on the GPU."""
+
+RESERVED = 1024
+"""Bytes of each block from Hopper on that the system keeps; cuobjdump counts them."""
 
 NVCC_OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "--cubin")
 
@@ -59,14 +67,6 @@ def find_nvcc() -> Path | None:
             return found[-1]
     on_path = shutil.which("nvcc")
     return Path(on_path) if on_path else None
-
-
-def resource_usage(cubin: Path) -> dict[str, tuple[int, int, int]]:
-    """Return registers, stack and static shared memory of each kernel in a cubin, by its name."""
-    tool = triton.knobs.nvidia.cuobjdump.path
-    text = _output([tool, "--dump-resource-usage", str(cubin)])
-    rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
-    return {name: (int(reg), int(stack), int(shared)) for name, reg, stack, shared in rows}
 
 
 def spilled_bytes(log: str) -> dict[str, int]:
@@ -86,12 +86,12 @@ def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(binary.asm["cubin"])
-        registers, stack, _ = resource_usage(cubin)[name]
+        registers, stack, *_ = resource_usage(cubin)[name]
     spills = spilled_bytes(log)
     if stack and name not in spills:  # it came from the cache; without a stack nothing is spilled
         spills = spilled_bytes(_compile_logged(spec, arch, anew=True)[1])
     needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
-    return [_fitted(spec.name, arch, needs)]
+    return [_fitted(spec.name, arch, needs, SHARED_LIMIT)]
 
 
 def _compile_logged(spec: CompileSpec, arch: int, *, anew: bool = False) -> tuple[Any, str]:
@@ -115,10 +115,10 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
         log = _output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
         usage, spills = resource_usage(cubin), spilled_bytes(log)
     rows = []
-    for name in sorted(usage):
-        registers, stack, shared = usage[name]
-        needs = Resources(registers, stack, spills[name], shared)
-        rows.append(_fitted(f"{source.name}: {name}", arch, needs))
+    limit = SHARED_LIMITS.get(arch, SHARED_LIMIT) + (RESERVED if arch >= 90 else 0)
+    for name, of in sorted(usage.items()):
+        needs = Resources(of.registers, of.stack, spills[name], of.static + of.dynamic)
+        rows.append(_fitted(f"{source.name}: {name}", arch, needs, limit))
     return rows or [Compiled(source.name, arch, skipped=NO_KERNEL)]
 
 
@@ -165,9 +165,9 @@ def _run(index: int) -> list[Compiled]:
         return [Compiled(name, arch, error=f"{type(error).__name__}: {error}")]
 
 
-def _fitted(kernel: str, arch: int, needs: Resources) -> Compiled:
-    error = f"{needs.shared} bytes of shared memory; a block may have {SHARED_LIMIT}"
-    return Compiled(kernel, arch, needs, error if needs.shared > SHARED_LIMIT else "")
+def _fitted(kernel: str, arch: int, needs: Resources, limit: int) -> Compiled:
+    error = f"{needs.shared} bytes of shared memory; a block may have {limit}"
+    return Compiled(kernel, arch, needs, error if needs.shared > limit else "")
 
 
 def _output(command: list[str]) -> str:

@@ -92,6 +92,22 @@ def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> 
     assert row.needs.spills == 0
 
 
+LAUNCH = 'extern "C" __constant__ int tile_product_launch[2] = {64, BYTES};\n'
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("arch", "fits"), [(86, False), (90, True)])
+def test_shared_memory_that_a_launch_asks_for_counts(tmp_path: Path, arch: int, fits: bool) -> None:
+    source = tmp_path / "tile.cu"
+    source.write_text(CUDA + LAUNCH.replace("BYTES", "120000"))
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    (row,) = compile_cuda(source, nvcc, arch)
+    assert row.needs.shared == 4096 + 120_000 + (1024 if arch >= 90 else 0)
+    assert (row.error == "") == fits
+    assert fits or "a block may have 101376" in row.error
+
+
 @needs_nvcc
 def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
     (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')

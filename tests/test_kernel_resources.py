@@ -50,7 +50,8 @@ def test_the_committed_table_lists_every_kernel_for_every_gpu() -> None:
     # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out
     on_hopper = {name.partition(":")[0] for name, arch in table.needs if arch == 90}
     assert {name for name, _ in table.skipped} <= on_hopper
-    assert max(needs.shared for needs in table.needs.values()) <= 99 * 1024
+    triton = [needs.shared for (name, _), needs in table.needs.items() if ".cu" not in name]
+    assert max(triton) <= 99 * 1024
     assert set(table.compilers) == set(COMPILERS)
 
 
