@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.fused_layer import attend_fused
 from fla.ops.quasar.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
 from fla.ops.quasar.replay import replayed
@@ -252,6 +253,10 @@ class QuasarAttention(nn.Module):
         taps, biases = weights[6:9], weights[9:12]
         beta_log, norm_weight, out_weight = weights[12:]
         B, T, _ = x.shape
+        if self.mode == "chunk" and cu_seqlens is None and not keep and conv_state is None:
+            y = attend_fused(x, weights, dtype, self.norm_eps)
+            if y is not None:
+                return y, None, None
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product

@@ -3,7 +3,7 @@
 // A worker takes a run of tokens, 64 at a time: reads x in fp32, keeps it rounded in registers, and
 // multiplies it by the images of all weights. Each result of 128 channels passes through shared
 // memory, where the convolution finds a token's rows; the last three wait there for the next 64.
-// There they are fp16, whatever the outputs are: bf16 would lose three digits more, and 65504, where
+// There they are fp16, whatever the outputs are: bf16 would lose three bits more, and 65504, where
 // they saturate, is far. Runs overlap by three tokens, so that none needs another's rows.
 
 #include "warpgroup_product.cuh"

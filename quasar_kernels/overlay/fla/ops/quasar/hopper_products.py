@@ -1,0 +1,108 @@
+"""The layer's fused products on Hopper GPUs: whether they are used, and their compiled program.
+
+projection.py and gated_output.py launch them. They need wgmma, clusters and bulk copies, which
+compute capability 9.0 alone has together; elsewhere, and where they cannot be built, the layer goes
+the way that every GPU can.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fla.ops.quasar.backend import requested_backend
+from fla.ops.quasar.cuda_driver import Kernel, load_kernels
+from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
+
+_CSRC = Path(__file__).with_name("csrc")
+_SOURCES = ("pack_weights.cu", "projection.cu", "gated_output.cu")
+_HEADERS = ("fragments.cuh", "wgmma.cuh", "warpgroup_product.cuh")
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+_log = logging.getLogger("fla.ops.quasar")
+_lock = threading.Lock()
+_known: dict[tuple[int, torch.dtype], Program | None] = {}
+
+
+class Program(NamedTuple):
+    """The loaded kernels of a device and dtype."""
+
+    pack: Kernel
+    project: Kernel
+    output: Kernel
+    multiprocessors: int
+
+
+def compile_program(dtype: str, options: tuple[str, ...] = ()) -> bytes:
+    """Return the kernels' machine code for capability 9.0 and `bf16` or `fp16`.
+
+    Raises:
+        CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
+    """
+    try:
+        headers = {name: (_CSRC / name).read_text() for name in (*_SOURCES, *_HEADERS)}
+    except OSError as error:
+        raise CudaUnavailableError(
+            f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
+        ) from error
+    program = "".join(f'#include "{name}"\n' for name in _SOURCES)
+    options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
+    return compile_cached(f"hopper_products-{dtype}", program, headers, (9, 0), options)
+
+
+@functools.cache
+def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ()) -> Program:
+    """Compile (or read from the cache) and load the kernels for a device of capability 9.0.
+
+    Raises:
+        CudaUnavailableError: they cannot be built or loaded there.
+    """
+    suffix = _DTYPES[dtype]
+    names = [f"quasar_{name}_{suffix}" for name in ("pack_weights", "projection", "gated_output")]
+    kernels = load_kernels(compile_program(suffix, options), names, device)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return Program(*(kernels[name] for name in names), multiprocessors)
+
+
+@functools.cache
+def _is_hopper(device: int) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> Program | None:
+    """Return the kernels for products in `dtype` on x's device, or None where they are not used.
+
+    That is so on other GPUs, with QUASAR_BACKEND=triton or torch, and where the kernels cannot be
+    built; the first time, one line is logged that names the cause and the remedy.
+    """
+    if not x.is_cuda or dtype not in _DTYPES or not _is_hopper(x.device.index):
+        return None
+    if requested_backend() not in ("auto", "cuda"):
+        return None
+    key = (x.device.index, dtype)
+    if key not in _known:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # loading would break the capture
+        with _lock:
+            if key not in _known:
+                _known[key] = _load_or_explain(key)
+    return _known[key]
+
+
+def _load_or_explain(key: tuple[int, torch.dtype]) -> Program | None:
+    try:
+        return load_program(*key)
+    except CudaUnavailableError as error:
+        _log.warning("the layer's fused products are not used: %s", error)
+        return None
+
+
+def abandon(x: torch.Tensor, dtype: torch.dtype, error: Exception) -> None:
+    """Use the kernels no more on x's device for `dtype`, and log why: a launch has failed."""
+    _known[(x.device.index, dtype)] = None
+    _log.warning("the layer's fused products are not used any more: %s", error)

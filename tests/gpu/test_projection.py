@@ -1,0 +1,155 @@
+"""The fused projection on a Hopper GPU against float64, and when the layer takes it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_inputs import fresh  # noqa: F401
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar import hopper_products  # noqa: E402
+from fla.ops.quasar.fused_layer import MANY_TOKENS  # noqa: E402
+from fla.ops.quasar.gated_output import pack_weights  # noqa: E402
+from fla.ops.quasar.nvrtc import CudaUnavailableError  # noqa: E402
+from fla.ops.quasar.projection import (  # noqa: E402
+    halved_taps,
+    project,
+    projection_packings,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+        reason="needs compute capability 9.0",
+    ),
+]
+
+LIMIT = {torch.bfloat16: 2.5e-3, torch.float16: 6e-4}
+"""Rounding the exact result costs 1.7e-3 and 2.1e-4; the stage before the convolution is fp16."""
+
+
+def weights():
+    """The layer's: those of q, k, v and the narrow gate, and three convolutions'."""
+    wide = [torch.randn(512, 512, device="cuda") / 512**0.5 for _ in range(3)]
+    narrow = torch.randn(64, 512, device="cuda") / 512**0.5
+    taps = [torch.rand(512, 1, 4, device="cuda") - 0.5 for _ in range(3)]
+    return wide, narrow, taps
+
+
+def run(x, wide, narrow, taps, dtype):
+    program = hopper_products.load_program(x.device.index, dtype)
+    images = pack_weights(program, projection_packings(*wide, narrow), dtype)
+    return project(program, x, images[0], halved_taps(tuple(taps)), dtype)
+
+
+def exact(x, wide, narrow, taps, dtype):
+    """The same in float64, of x and weights rounded as the kernel takes them."""
+    x = x.to(dtype).double()
+    mixed = x @ torch.cat(wide).to(dtype).double().T
+    mixed = F.pad(mixed.T.unsqueeze(0), (3, 0))
+    mixed = F.conv1d(mixed, torch.cat(taps).double(), groups=1536)
+    return F.silu(mixed)[0].T, x @ narrow.to(dtype).double().T
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("T", [1, 3, 4, 63, 64, 65, 1000, 16_387, 33_793, 100_000])
+def test_it_matches_float64(T, dtype):
+    x = torch.randn(T, 512, device="cuda")
+    parts = weights()
+    for found, expected in zip(run(x, *parts, dtype), exact(x, *parts, dtype), strict=True):
+        assert found.dtype == dtype
+        assert torch.isfinite(found).all()
+        assert relative_rms(found, expected) <= LIMIT[dtype]
+        # every row, those at the joints of runs and tiles among them
+        wrong = (found.double() - expected).norm(dim=1) / expected.norm(dim=1)
+        assert wrong.max() <= 3 * LIMIT[dtype]
+
+
+def test_a_token_reaches_itself_and_three_more():
+    T, changed = 40_000, 20_001
+    x = torch.randn(T, 512, device="cuda")
+    parts = weights()
+    before = run(x, *parts, torch.bfloat16)
+    x[changed] += 1
+    after = run(x, *parts, torch.bfloat16)
+    rows = (before[0] != after[0]).any(1).nonzero().flatten()
+    assert rows.tolist() == list(range(changed, changed + 4))
+    assert (before[1] != after[1]).any(1).nonzero().flatten().tolist() == [changed]
+
+
+def test_reruns_are_bitwise_equal():
+    x = torch.randn(70_000, 512, device="cuda")
+    parts = weights()
+    first, second = (run(x, *parts, torch.bfloat16) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_it_counts_past_two_to_the_31st_element():
+    T = 1_500_000
+    x = torch.randn(T, 512, device="cuda")
+    parts = weights()
+    found = run(x, *parts, torch.bfloat16)
+    expected = exact(x[-2003:], *parts, torch.bfloat16)
+    for result, wanted in zip(found, expected, strict=True):
+        assert relative_rms(result[-2000:], wanted[-2000:]) <= LIMIT[torch.bfloat16]
+
+
+def test_products_out_of_range_stay_finite():
+    wide, narrow, taps = weights()
+    x = torch.randn(500, 512, device="cuda")
+    found, _ = run(x, [1e6 * w for w in wide], narrow, taps, torch.bfloat16)
+    assert torch.isfinite(found).all()
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
+
+
+def forward(layer, x):
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        return layer(x)[0]
+
+
+def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer, monkeypatch):
+    taken = []
+
+    def recorded(program, x, *rest):
+        taken.append(x.shape[0])
+        return project(program, x, *rest)
+
+    monkeypatch.setattr("fla.ops.quasar.fused_layer.project", recorded)
+    x = torch.randn(1, MANY_TOKENS + 77, 512, device="cuda")
+    fused = forward(layer, x)
+    forward(layer, x[:, : MANY_TOKENS - 1])
+    forward(layer, x.expand(2, -1, -1))
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
+    plain = forward(layer, x)
+    assert taken == [x.shape[1]]
+    assert relative_rms(fused, plain) <= 1.2e-2
+
+
+def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch, caplog):
+    def fail(*_):
+        raise CudaUnavailableError("no such luck", "try again")
+
+    monkeypatch.setattr(hopper_products, "load_program", fail)
+    monkeypatch.setattr(hopper_products, "_known", {})
+    x = torch.randn(1, MANY_TOKENS, 512, device="cuda")
+    with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
+        first, second = forward(layer, x), forward(layer, x)
+    assert torch.isfinite(first).all()
+    assert torch.equal(first, second)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the layer's fused products are not used: no such luck; to mend it, try again"
+    ]
