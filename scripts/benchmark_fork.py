@@ -28,7 +28,7 @@ from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_fil
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / "benchmarks" / "peer"
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
-AT_ONCE = 8
+AT_ONCE = 10
 """Processes that start side by side: an import of the fork takes ten seconds of one core."""
 
 

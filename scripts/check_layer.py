@@ -3,7 +3,8 @@
     python scripts/check_layer.py --fork PATH --out benchmarks/h200/layer-accuracy.json
 
 PATH is a checkout of the public fork. Outputs and gradients against the float64 layer, decoding,
-weights exchanged with the public layer, and sequences of 5 and 10 million tokens.
+weights exchanged with the public layer, and sequences of 5 and 10 million tokens. It holds 50 GB, so
+that gates can run beside it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LENGTHS = (1000, 65_536, 1_000_000)
 GRADIENT_LENGTHS = (1024, 4096, 65_536)
 EXCHANGE_TOKENS = 4096
 PREFILL, DECODED = 2048, 64
-TRAINING_TOKENS, LONGEST_TOKENS, SLICE = 5_000_000, 10_000_000, 1_000_000
+LONG_TOKENS, LONGEST_TOKENS, SLICE = 5_000_000, 10_000_000, 1_000_000
 TIMED_CALLS = 3
 
 
@@ -180,11 +181,11 @@ def answer_as_public(tree: Path, sent: Path, received: Path) -> None:
 
 def long_training(layer_class: type) -> LongRun:
     """Run the validator's loop on a sequence of millions, gradients recorded."""
-    timing = time_layer(layer_class, TRAINING_TOKENS, DEVICE)
+    timing = time_layer(layer_class, LONG_TOKENS, DEVICE)
     return LongRun(
-        tokens=TRAINING_TOKENS,
+        tokens=LONG_TOKENS,
         how="training",
-        tokens_per_sec=WORKLOAD.timed_calls * TRAINING_TOKENS / timing.elapsed_seconds,
+        tokens_per_sec=WORKLOAD.timed_calls * LONG_TOKENS / timing.elapsed_seconds,
         peak_bytes=timing.vram_bytes,
     )
 
@@ -200,45 +201,50 @@ def seconds(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / TIMED_CALLS
 
 
-def drawn_in_slices() -> Iterator[Tensor]:
-    """Yield the longest sequence slice by slice, so that it never lies in memory as a whole."""
+def drawn_in_slices(tokens: int) -> Iterator[Tensor]:
+    """Yield a sequence slice by slice, so that it need not lie in memory as a whole."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     shape = WORKLOAD.batch_size, SLICE, WORKLOAD.hidden_size
-    for _ in range(LONGEST_TOKENS // SLICE):
+    for _ in range(tokens // SLICE):
         yield torch.randn(shape, device=DEVICE, generator=generator)
 
 
 @torch.no_grad()
-def long_inference(layer: Any) -> Iterator[LongRun]:
-    """Run ten million tokens without gradients, in one call and in slices, which must agree."""
-    x = torch.cat(list(drawn_in_slices()), dim=1)
+def long_inference(layer: Any) -> LongRun:
+    """Run millions of tokens without gradients, in one call, and in slices, which must agree."""
+    x = torch.cat(list(drawn_in_slices(LONG_TOKENS)), dim=1)
     free()
+    elapsed = seconds(partial(output, layer, x))
+    peak, y, apart = torch.cuda.max_memory_allocated(), output(layer, x), 0.0
+    del x
+    with recording(DEVICE):
+        parts = slices(layer, drawn_in_slices(LONG_TOKENS))
+        for part, one in zip(parts, torch.split(y, SLICE, dim=1), strict=True):
+            apart = max(apart, relative_rms(part, one))
+    return LongRun(
+        tokens=LONG_TOKENS,
+        how="no_grad",
+        tokens_per_sec=LONG_TOKENS / elapsed,
+        peak_bytes=peak,
+        slices_apart=apart,
+    )
+
+
+@torch.no_grad()
+def longest_inference(layer: Any) -> LongRun:
+    """Run a sequence in slices alone."""
 
     def sliced() -> None:
         with recording(DEVICE):
-            for _ in slices(layer, drawn_in_slices()):
+            for _ in slices(layer, drawn_in_slices(LONGEST_TOKENS)):
                 pass
 
-    yield long_run("no_grad", seconds(partial(output, layer, x)), None)
-    y, apart = output(layer, x), 0.0
-    del x
-    with recording(DEVICE):
-        parts = slices(layer, drawn_in_slices())
-        for part, one in zip(parts, torch.split(y, SLICE, dim=1), strict=True):
-            apart = max(apart, relative_rms(part, one))
-    del y, part, one
-    free()
-    yield long_run("slices", seconds(sliced), apart)
-
-
-def long_run(how: Any, elapsed: float, apart: float | None) -> LongRun:
-    """Return the figures of one way through the longest sequence."""
+    elapsed = seconds(sliced)
     return LongRun(
         tokens=LONGEST_TOKENS,
-        how=how,
+        how="slices",
         tokens_per_sec=LONGEST_TOKENS / elapsed,
         peak_bytes=torch.cuda.max_memory_allocated(),
-        slices_apart=apart,
     )
 
 
@@ -266,7 +272,11 @@ def check(layer_class: type, fork: Path, folder: Path, commit: str | None) -> Ac
         gradients=tuple(told(check_gradients, layer, n) for n in GRADIENT_LENGTHS),
         decoding=told(check_decoding, layer),
         exchange=told(check_exchange, layer_class, fork, folder),
-        long_runs=(told(long_training, layer_class), *told(tuple, long_inference(layer))),
+        long_runs=(
+            told(long_training, layer_class),
+            told(long_inference, layer),
+            told(longest_inference, layer),
+        ),
     )
 
 

@@ -167,5 +167,5 @@ def find_steps(launches: Sequence[Launch], steps: Sequence[Step]) -> list[Found]
 
 def short_name(kernel: str) -> str:
     """Cut return type, template and call arguments off a kernel's name, and its namespaces."""
-    name = re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip()
-    return name.split("::")[-1] or kernel
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", name, maxsplit=1)[0].strip().split("::")[-1] or kernel

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from harness.compare import figures
 from quasar_kernels.mount import mount
-from quasar_kernels.reference import quasar_layer, relative_rms
+from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 
 mount()
 
@@ -25,20 +28,53 @@ def reference(layer, x, **kwargs):
     return quasar_layer(layer.state_dict(keep_vars=True), x, num_heads=8, head_dim=64, **kwargs)
 
 
-@pytest.mark.parametrize("T", [1, 5, 1000, 65_536])
+def exact(layer, x):
+    """Return the float64 output; in long chunks, each of which is a few launches."""
+    with torch.no_grad():
+        return reference(layer, x, operator=partial(quasar_chunked, chunk=256))
+
+
+@pytest.mark.parametrize("T", [1, 5, 1000, 65_536, 1_000_000])
 def test_output_under_autocast(layer, T):
     x = torch.randn(1, T, 512, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         y, _, _ = layer(x)
     assert y.requires_grad
+    found = figures(y, exact(layer, x))
+    # Hopper's kernels keep q, k and v in fp32 until after the convolution
+    limit = 8e-3 if torch.cuda.get_device_capability() == (9, 0) and T >= 1000 else 1e-2
+    assert found.relative_rms <= limit
+    assert found.max_difference <= 0.1
+    assert found.cosine >= 0.9999
+
+
+SIZES = {
+    "wider": {"hidden_size": 1024, "num_heads": 16, "head_dim": 64},
+    "heads of 128": {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
+    "no convolution": {"use_short_conv": False},
+    "convolution with bias": {"conv_bias": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", SIZES)
+def test_other_sizes_and_settings(size, dtype):
+    torch.manual_seed(0)
+    settings = {"hidden_size": 512, "num_heads": 8, "head_dim": 64} | SIZES[size]
+    layer = QuasarAttention(**settings).to("cuda")
+    x = torch.randn(2, 700, settings["hidden_size"], device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", dtype):
+        y = layer(x)[0]
+    heads = {name: settings[name] for name in ("num_heads", "head_dim")}
     with torch.no_grad():
-        expected = reference(layer, x)
-    assert relative_rms(y, expected) <= 1e-2
-    assert (y - expected).abs().max() <= 0.1
+        expected = quasar_layer(layer.state_dict(), x, **heads)
+    assert y.dtype == dtype
+    assert relative_rms(y, expected) <= (1e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
-def test_every_gradient_is_real(layer):
-    x = torch.randn(2, 300, 512, device="cuda", requires_grad=True)
+@pytest.mark.parametrize("shape", [(2, 300), (1, 4096)])
+def test_every_gradient_is_real(layer, shape):
+    x = torch.randn(*shape, 512, device="cuda", requires_grad=True)
     wide = x.detach().double().requires_grad_()
     with torch.autocast("cuda", torch.bfloat16):
         y, _, _ = layer(x)
@@ -49,9 +85,7 @@ def test_every_gradient_is_real(layer):
     reference(layer, wide).backward(dy.double())
     expected = {name: p.grad for name, p in layer.named_parameters()} | {"x": wide.grad}
     for name, gradient in found.items():
-        # the gradient of beta_log sums terms of both signs over all tokens
-        limit = 1e-1 if name == "beta_log" else 2e-2
-        assert relative_rms(gradient, expected[name]) <= limit, name
+        assert relative_rms(gradient, expected[name]) <= 2e-2, name
 
 
 def test_reruns_are_bitwise_equal(layer):
