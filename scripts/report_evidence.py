@@ -81,6 +81,13 @@ def sanitizer(results: SanitizerResults) -> str:
             "date, commit": f"{results.created}, {results.commit}",
         }
     )
-    rows = [(tool, str(one.findings), str(one.planted)) for tool, one in results.tools.items()]
-    found = table((f"tool, on {results.calls} calls", "findings", "in a faulty kernel"), rows)
-    return f"{where}\n\n{found}"
+    header = [
+        "tool",
+        "a faulty kernel",
+        *(f"{n} calls of the {x}" for x, n in results.calls.items()),
+    ]
+    rows = []
+    for tool, one in results.tools.items():
+        layer = "not judged" if one.layer is None else str(one.layer)
+        rows.append((tool, str(one.faulty), str(one.operator), layer))
+    return f"{where}\n\n{table(header, rows)}"

@@ -1,9 +1,10 @@
 """Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
 
-    python scripts/sanitized_calls.py [--planted memcheck|racecheck|initcheck]
+    python scripts/sanitized_calls.py operator|layer|handshake|memcheck|racecheck|initcheck
 
-Add a case to OPERATOR or LAYER to have it watched. --planted runs a faulty kernel instead, by which
-sanitize_kernels.py sees that the tool works. Exit status 1 when a result is wrong.
+Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
+sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
+result is wrong.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import argparse
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -67,31 +69,27 @@ LAYER = (
     LayerCase(777, gradients=True),
 )
 
-# its faults are numbered in the order of TOOLS
-PLANTED = """
-extern "C" __device__ const int quasar_planted_launch[2] = {64, 0};
-extern "C" __global__ void quasar_planted(float* x, int fault) {
-  __shared__ float tile[64];
-  tile[threadIdx.x] = threadIdx.x;
-  if (fault != 1) __syncthreads();  // 1: neighbours are read while they are written
-  if (fault == 2) tile[threadIdx.x] = x[threadIdx.x];  // 2: nothing was written there
-  x[(fault == 0 ? 1 << 24 : 0) + threadIdx.x] = tile[(threadIdx.x + 32) % 64];  // 0: out of bounds
-}
-"""
+CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
+PLANTED, HANDSHAKE = "quasar_planted", "quasar_handshake"
 
 
-def run_planted(tool: str) -> None:
-    """Run the faulty kernel whose fault is `tool`'s to find."""
+def run_control(kernel: str, fault: int) -> None:
+    """Run a kernel of CONTROLS, and compare what the one without faults computes."""
     from fla.ops.quasar.cuda_driver import load_kernels
     from fla.ops.quasar.nvrtc import compile_cached
 
-    code = compile_cached("planted", PLANTED, {}, torch.cuda.get_device_capability())
-    kernel = load_kernels(code, ["quasar_planted"], 0)["quasar_planted"]
-    x = torch.empty(64, device="cuda")
-    address, fault = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(TOOLS.index(tool))
-    parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(fault))
-    kernel.launch((1, 1), parameters, torch.cuda.current_stream().cuda_stream)
+    capability = torch.cuda.get_device_capability()
+    code = compile_cached("sanitizer_controls", CONTROLS.read_text(), {}, capability)
+    loaded = load_kernels(code, [kernel], 0)[kernel]
+    x = torch.empty(64, device="cuda") if kernel == PLANTED else torch.randn(1056).cuda()
+    before = x.clone() if kernel == HANDSHAKE else None
+    address, number = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(fault)
+    parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(number))
+    loaded.launch((1, 1), parameters, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
+    if before is not None:
+        sums = before[:1024].view(8, 32, 4)[..., 0].sum(0).roll(-5)
+        torch.testing.assert_close(x[1024:], sums)
 
 
 def operator_error(case: OperatorCase) -> float:
@@ -132,43 +130,43 @@ def layer_error(case: LayerCase) -> float:
     return relative_rms(y.detach().cpu(), expected)
 
 
-CASES: Sequence[tuple[Callable[..., float], Sequence[NamedTuple]]] = (
-    (operator_error, OPERATOR),
-    (layer_error, LAYER),
-)
+CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
+    "operator": (operator_error, OPERATOR),
+    "layer": (layer_error, LAYER),
+}
 """Everything that is watched, and what measures it."""
 
 
-def wrong_cases(
-    groups: Sequence[tuple[Callable[..., float], Sequence[NamedTuple]]] = CASES,
-) -> list[str]:
-    """Run all cases and describe those whose error is beyond LIMIT, or NaN."""
+def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> list[str]:
+    """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
     wrong = []
-    for measure, cases in groups:
-        for case in cases:
-            print(case, flush=True)  # so that what a tool says stands below its call
-            error = measure(case)
-            if not error <= LIMIT:
-                wrong.append(f"{case}: relative error {error:.1e}")
+    for case in cases:
+        print(case, flush=True)  # so that what a tool says stands below its call
+        error = measure(case)
+        if not error <= LIMIT:
+            wrong.append(f"{case}: relative error {error:.1e}")
     return wrong
 
 
 def main() -> int:
-    """Run the cases, or the planted fault, and return the exit status."""
+    """Run what was asked for, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--planted", choices=TOOLS)
-    args = parser.parse_args()
+    parser.add_argument("what", choices=(*CASES, "handshake", *TOOLS))
+    what = parser.parse_args().what
     os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
     mount()
     torch.manual_seed(0)
-    if args.planted:
-        run_planted(args.planted)
-        return 0
-    wrong = wrong_cases()
-    torch.cuda.synchronize()
-    print("\n".join(wrong))
-    return bool(wrong)
+    if what in CASES:
+        wrong = wrong_cases(*CASES[what])
+        torch.cuda.synchronize()
+        print("\n".join(wrong))
+        return bool(wrong)
+    if what == "handshake":
+        run_control(HANDSHAKE, 0)
+    else:
+        run_control(PLANTED, TOOLS.index(what))  # the faults are numbered as the tools are
+    return 0
 
 
 if __name__ == "__main__":
