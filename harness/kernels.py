@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -16,15 +17,19 @@ from pydantic import BaseModel, ConfigDict
 TOLERANCE = 1e-2
 """Relative RMS error above which a result is wrong: twice what bf16 tensor cores are left with."""
 
+HOPPER = (9, 0)
+"""The capability that the layer's fused products are written for."""
+
 _TOKENS = 128
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Build(BaseModel):
-    """One attempt to compile the kernels for a capability and dtype."""
+    """One attempt to compile a program, `operator` or `layer`, for a capability and dtype."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    program: str
     dtype: str
     seconds: float
     machine_code: bool = False  # else PTX for an older GPU, which the driver translates
@@ -40,14 +45,16 @@ class Builds(BaseModel):
 
 
 class PathTaken(BaseModel):
-    """Which implementation takes a call of `chunk_quasar` on a device, and why.
+    """Which implementation takes a call of the operator or the layer on a device, and why.
 
+    `call` is `operator` (`chunk_quasar`) or `layer`, which is run where it has kernels of its own.
     `capability` is (major, minor), None for the CPU. `rms` is the relative error of its result;
     `error` is not empty where the call raised.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    call: str = "operator"
     device: str
     name: str
     capability: tuple[int, int] | None
@@ -74,24 +81,32 @@ def compile_for(capability: tuple[int, int]) -> Builds:
 
     mount()
     from fla.ops.quasar.cuda_scan import compile_program
+    from fla.ops.quasar.hopper_products import compile_program as compile_products
+
+    programs: dict[str, Callable[[str], bytes]] = {
+        "operator": partial(compile_program, capability, options=())
+    }
+    if capability == HOPPER:
+        programs["layer"] = compile_products
+    builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
+    return Builds(builds=tuple(builds))
+
+
+def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
     from fla.ops.quasar.nvrtc import CudaUnavailableError
 
-    builds = []
-    for dtype in _DTYPES:
-        started = time.monotonic()
-        try:
-            code, error = compile_program(capability, dtype, ()), ""
-        except CudaUnavailableError as problem:
-            code, error = b"", str(problem)
-        builds.append(
-            Build(
-                dtype=dtype,
-                seconds=time.monotonic() - started,
-                machine_code=code.startswith(b"\x7fELF"),
-                error=error,
-            )
-        )
-    return Builds(builds=tuple(builds))
+    started = time.monotonic()
+    try:
+        code, error = run(dtype), ""
+    except CudaUnavailableError as problem:
+        code, error = b"", str(problem)
+    return Build(
+        program=program,
+        dtype=dtype,
+        seconds=time.monotonic() - started,
+        machine_code=code.startswith(b"\x7fELF"),
+        error=error,
+    )
 
 
 def find_paths(device: str) -> PathsTaken:
@@ -131,7 +146,10 @@ def _paths(device: str) -> Iterator[PathTaken]:
             continue
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
-            yield _path(torch.device("cuda", index), gpu.name, (gpu.major, gpu.minor), dtype)
+            here = (torch.device("cuda", index), gpu.name, (gpu.major, gpu.minor), dtype)
+            yield _path(*here)
+            if here[2] == HOPPER:
+                yield _layer_path(*here)
 
 
 def _path(device: Any, name: str, capability: tuple[int, int] | None, dtype: str) -> PathTaken:
@@ -160,3 +178,30 @@ def _path(device: Any, name: str, capability: tuple[int, int] | None, dtype: str
     except Exception as problem:  # compilers and drivers raise what they like; it is the finding
         found["error"] = f"{type(problem).__name__}: {problem}"
     return PathTaken(device=str(device), name=name, capability=capability, dtype=dtype, **found)
+
+
+def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
+    import torch
+    from fla.layers.quasar import QuasarAttention
+    from fla.ops.quasar import hopper_products, projection
+
+    from quasar_kernels.reference import quasar_layer, relative_rms
+
+    torch.manual_seed(0)
+    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+    x = torch.randn(1, _TOKENS, 512)
+    projection.MANY_TOKENS = 1  # so that the layer's own kernels take the few that are compared
+    found: dict[str, Any] = {}
+    try:
+        kind = getattr(torch, _DTYPES[dtype])
+        with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
+            expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
+            hopper_products.load_program(device.index, kind)  # where it fails it says why
+            y, _, _ = layer.to(device)(x.to(device))
+        found |= {"backend": "cuda", "reason": "the layer's kernels take long sequences"}
+        found["rms"] = relative_rms(y.cpu(), expected)
+    except Exception as problem:  # as above
+        found["error"] = f"{type(problem).__name__}: {problem}"
+    return PathTaken(
+        call="layer", device=str(device), name=name, capability=capability, dtype=dtype, **found
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from harness.kernels import TOLERANCE, Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
@@ -15,6 +16,9 @@ CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
 
 OLDEST = (8, 0)
 """The CUDA kernels are written for this capability and later ones."""
+
+AT_ONCE = 3
+"""Capabilities that are built side by side: each process holds torch, half a gigabyte."""
 
 _UNKNOWN = "Report this line: its cause is not a known one."
 
@@ -51,13 +55,17 @@ def examine(
         names = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
         yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
         return
-    for capability in sorted({*CAPABILITIES, *(one for one in here if one >= OLDEST)}):
-        yield compiles(capability, build, needed=not here or capability in here)
+    wanted = sorted({*CAPABILITIES, *(one for one in here if one >= OLDEST)})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(
+            lambda one: compiles(one, build, needed=not here or one in here), wanted
+        )
 
 
 def serves(path: PathTaken) -> Check:
     """Which implementation serves on a device, and whether its result is right."""
-    name = f"{path.device} {path.dtype}"
+    layer = " layer" if path.call == "layer" else ""
+    name = f"{path.device} {path.dtype}{layer}"
     if path.error:
         return failure(name, *told(f"{path.name}: {path.error}"))
     taken = f"{path.name}: {path.backend} serves"
@@ -72,7 +80,7 @@ def serves(path: PathTaken) -> Check:
 def compiles(
     capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
 ) -> Check:
-    """Whether the kernels compile for a capability in both dtypes."""
+    """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
     name = "sm_{}{}".format(*capability)
     level = failure if needed else warning
     try:
@@ -81,15 +89,15 @@ def compiles(
         return level(name, *told(_with_last_line(error)))
     broken = [one for one in builds if one.error]
     if broken:
-        dtypes = " and ".join(one.dtype for one in broken)
+        which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
         detail, remedy = told(broken[0].error)
-        return level(name, f"{dtypes}: {detail}", remedy)
+        return level(name, f"{which}: {detail}", remedy)
     return ok(name, ", ".join(map(_built, builds)))
 
 
 def _built(one: Build) -> str:
     kind = "machine code" if one.machine_code else "PTX, for a GPU that this NVRTC does not know"
-    return f"{one.dtype}: {kind} in {one.seconds:.1f} s"
+    return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
 
 
 def told(text: str) -> tuple[str, str]:

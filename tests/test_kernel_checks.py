@@ -73,8 +73,10 @@ def nvrtc() -> str:
 def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
     check = kernel_checks.compiles((9, 0), compile_kernels, needed=True)
     assert check.level == "ok", check
-    assert check.detail.count("machine code") == 2
-    again = compile_kernels((9, 0)).builds
+    for program in ("operator bf16", "operator fp16", "layer bf16", "layer fp16"):
+        assert f"{program}: machine code" in check.detail
+    again = compile_kernels((8, 0)).builds
+    assert {one.program for one in again} == {"operator"}  # the layer's kernels are Hopper's alone
     assert all(one.seconds > 0.05 for one in again)  # reading a cache takes a millisecond
 
 
@@ -102,7 +104,8 @@ def _examine(
     def build(capability: tuple[int, int]) -> Builds:
         error = "nvrtc: error: invalid value for --gpu-architecture (-arch)"
         bad = capability in broken
-        return Builds(builds=(Build(dtype="bf16", seconds=1, error=error if bad else ""),))
+        one = Build(program="operator", dtype="bf16", seconds=1, error=error if bad else "")
+        return Builds(builds=(one,))
 
     found = PathsTaken(nvrtc="13.0", nvrtc_error=nvrtc_error, paths=paths)
     device = "cuda" if any(path.capability for path in paths) else "cpu"
@@ -149,6 +152,13 @@ def test_an_older_gpu_is_served_by_triton_as_it_should_be() -> None:
 )
 def test_wrong_results_and_faults_are_failures(changes: dict[str, Any]) -> None:
     assert _failed(_examine(_path((9, 0), "cuda", **changes))) == {"cuda:0 bf16"}
+
+
+def test_the_layers_kernels_are_a_path_of_their_own() -> None:
+    broken = _path((9, 0), "", call="layer", error="CudaUnavailableError: no bulk copies")
+    checks = _examine(_path((9, 0), "cuda"), broken)
+    assert _failed(checks) == {"cuda:0 bf16 layer"}
+    assert "no bulk copies" in checks["cuda:0 bf16 layer"].detail
 
 
 def _raises(error: MeasurementError) -> Callable[..., Any]:
