@@ -3,8 +3,8 @@
     python scripts/check_layer.py --fork PATH --out benchmarks/h200/layer-accuracy.json
 
 PATH is a checkout of the public fork. Outputs and gradients against the float64 layer, decoding,
-weights exchanged with the public layer, and sequences of 5 and 10 million tokens. It holds 50 GB, so
-that gates can run beside it.
+weights exchanged with the public layer, and sequences of 5 and 10 million tokens. It holds 50 GB,
+so that gates can run beside it.
 """
 
 from __future__ import annotations
