@@ -208,7 +208,12 @@ def gpu_call(monkeypatch):
     monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv(backend.SWITCH, raising=False)
-    x = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=torch.bfloat16)
+    x = SimpleNamespace(
+        is_cuda=True,
+        device=SimpleNamespace(index=0),
+        dtype=torch.bfloat16,
+        shape=torch.Size((1, 2, 1, 64)),
+    )
     return x, x, x
 
 

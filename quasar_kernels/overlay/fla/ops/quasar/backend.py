@@ -22,9 +22,11 @@ BACKENDS = ("auto", "cuda", "triton", "torch")
 
 _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
-_failures: dict[tuple[int, torch.dtype], str] = {}
-"""Why the CUDA kernels of a device and dtype cannot be used, once that is known."""
-_loaded: set[tuple[int, torch.dtype]] = set()
+_Key = tuple[int, torch.dtype, int]
+"""What the kernels are compiled for: a device, a dtype, and the heads' width."""
+_failures: dict[_Key, str] = {}
+"""Why the CUDA kernels of a key cannot be used, once that is known."""
+_loaded: set[_Key] = set()
 
 
 class Choice(NamedTuple):
@@ -49,8 +51,8 @@ def requested_backend() -> str:
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     """Return which implementation `chunk_quasar` takes for q, k, v `[B, T, H, S]`, and why.
 
-    The first call for a device and dtype compiles the CUDA kernels where they apply, or reads them
-    from the cache.
+    The first call for a device, dtype and head width compiles the CUDA kernels where they apply, or
+    reads them from the cache.
 
     Raises:
         ValueError: QUASAR_BACKEND has no known value.
@@ -80,7 +82,7 @@ def _reason_against_cuda(q, k, v) -> str | None:
     reason = reason_against(q, k, v)
     if reason is not None:
         return reason
-    key = (q.device.index, q.dtype)
+    key = _key(q)
     if key not in _loaded and key not in _failures:
         if torch.cuda.is_current_stream_capturing():
             return "a CUDA graph is captured before the kernels were loaded; call once before"
@@ -88,7 +90,11 @@ def _reason_against_cuda(q, k, v) -> str | None:
     return _failures.get(key)
 
 
-def _load(key: tuple[int, torch.dtype]) -> None:
+def _key(q: torch.Tensor) -> _Key:
+    return q.device.index, q.dtype, q.shape[-1]
+
+
+def _load(key: _Key) -> None:
     from fla.ops.quasar.cuda_scan import load_program
     from fla.ops.quasar.nvrtc import CudaUnavailableError
 
@@ -103,8 +109,8 @@ def _load(key: tuple[int, torch.dtype]) -> None:
             _loaded.add(key)
 
 
-def record_failure(key: tuple[int, torch.dtype], error: Exception) -> None:
-    """Remember that the CUDA kernels of a (device index, dtype) failed; the first time, log it."""
+def record_failure(key: _Key, error: Exception) -> None:
+    """Remember that the CUDA kernels of a key failed; the first time, log it."""
     first = not _failures
     _failures[key] = str(error)
     if first:
@@ -139,5 +145,5 @@ def cuda_forward(
     except CudaUnavailableError as error:
         if requested_backend() == "cuda":
             raise
-        record_failure((q.device.index, q.dtype), error)
+        record_failure(_key(q), error)
         return None

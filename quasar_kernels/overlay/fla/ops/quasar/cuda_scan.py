@@ -19,8 +19,12 @@ from fla.ops.quasar.cuda_driver import Kernel, load_kernels
 from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
 from fla.ops.quasar.segments import Segments, packed_table
 
-HEAD_DIM = 64
-"""The head width that the CUDA kernels are written for."""
+HEAD_DIMS = (64, 128)
+"""The head widths that the CUDA kernels are written for."""
+PANEL = 64
+"""Rows (pass 1) or columns (pass 2) of a state that a block takes; PANEL in csrc/fragments.cuh."""
+CAPABILITY = (8, 0)
+"""The oldest compute capability that they compile for."""
 TILE = 64
 """Segments are multiples of this many tokens, which the kernels take at once."""
 
@@ -47,9 +51,9 @@ the scale."""
 class Forward(NamedTuple):
     """Results of `forward`."""
 
-    o: torch.Tensor  # [B, T, H, 64] contiguous, q's dtype
-    final_state: torch.Tensor | None  # [sequences, H, 64, 64] fp32, when asked for
-    G: torch.Tensor | None  # [total, H, 64, 64] fp32, and None where no sequence has two segments
+    o: torch.Tensor  # [B, T, H, S] contiguous, q's dtype
+    final_state: torch.Tensor | None  # [sequences, H, S, S] fp32, when asked for
+    G: torch.Tensor | None  # [total, H, S, S] fp32, and None where no sequence has two segments
     states: torch.Tensor | None  # the same shape: the state after each segment but the last
     segments: Segments  # how G and states are cut
 
@@ -61,12 +65,22 @@ class _Program(NamedTuple):
     multiprocessors: int
 
 
-def compile_program(capability: tuple[int, int], dtype: str, options: tuple[str, ...]) -> bytes:
-    """Return the kernels' machine code for a GPU's capability and `bf16` or `fp16`.
+def compile_program(
+    capability: tuple[int, int], dtype: str, options: tuple[str, ...], width: int = 64
+) -> bytes:
+    """Return the kernels' machine code for a GPU's capability, `bf16` or `fp16`, and head width.
 
     Raises:
-        CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
+        CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
+            compile.
     """
+    if capability < CAPABILITY:
+        raise CudaUnavailableError(
+            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
+                *capability, *CAPABILITY
+            ),
+            "set QUASAR_BACKEND=triton to stop trying",
+        )
     try:
         headers = {name: (_CSRC / name).read_text() for name in (*_SOURCES, *_HEADERS)}
     except OSError as error:
@@ -74,20 +88,24 @@ def compile_program(capability: tuple[int, int], dtype: str, options: tuple[str,
             f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
         ) from error
     program = "".join(f'#include "{name}"\n' for name in _SOURCES)
-    options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
-    return compile_cached(f"segmented_scan-{dtype}", program, headers, capability, options)
+    options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
+    return compile_cached(f"segmented_scan-{width}-{dtype}", program, headers, capability, options)
 
 
 @functools.cache
-def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ()) -> _Program:
+def load_program(
+    device: int, dtype: torch.dtype, width: int, options: tuple[str, ...] = ()
+) -> _Program:
     """Compile (or read from the cache) and load the kernels for a device; about a second once.
+
+    `width` is that of the heads, one of `HEAD_DIMS`.
 
     Raises:
         CudaUnavailableError: they cannot be built or loaded there.
     """
     properties = torch.cuda.get_device_properties(device)
     suffix = _DTYPES[dtype]
-    code = compile_program((properties.major, properties.minor), suffix, options)
+    code = compile_program((properties.major, properties.minor), suffix, options, width)
     names = [
         f"quasar_segment_map_{suffix}",
         "quasar_segment_scan",
@@ -106,10 +124,9 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
         return "the tensors are not on an NVIDIA GPU"
     if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         return f"q, k and v must all be bf16 or fp16; they are {q.dtype}, {k.dtype}, {v.dtype}"
-    if q.shape[-1] != HEAD_DIM:
-        return f"heads must have {HEAD_DIM} channels; they have {q.shape[-1]}"
-    if _capability(q.device.index) < (8, 0):
-        return "the GPU is older than compute capability 8.0"
+    if q.shape[-1] not in HEAD_DIMS:
+        widths = " or ".join(map(str, HEAD_DIMS))
+        return f"heads must have {widths} channels; they have {q.shape[-1]}"
     if q.numel() == 0:
         return "there are no tokens"
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -119,18 +136,13 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
     return None
 
 
-@functools.cache
-def _capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
 @functools.lru_cache(1024)
 def _cut(tokens: int, chains: int, map_wave: int, output_wave: int) -> tuple[int, int]:
     """Return the segments of each sequence and their length in tokens.
 
     Args:
         tokens: of the (longest) sequence.
-        chains: sequences times heads, each a sequential walk of its own.
+        chains: sequences times heads times a head's panels, each a sequential walk of its own.
         map_wave, output_wave: blocks of pass 1 and of pass 2 that the device runs at once.
     """
     # both passes in one wave, with as many blocks on every multiprocessor: none waits for another's
@@ -149,17 +161,18 @@ def cut_segments(
 
     `count` asks for that many segments of each sequence, where they are not packed.
     """
-    B, T, H, _ = q.shape
+    B, T, H, S = q.shape
+    chains = H * (S // PANEL)  # of one sequence: blocks that walk one segment
     waves = [x.blocks * program.multiprocessors for x in (program.map, program.output)]
     if cu_seqlens is None:
         if count is None:
-            count, length = _cut(T, B * H, *waves)
+            count, length = _cut(T, B * chains, *waves)
         else:
             length = TILE * math.ceil(math.ceil(T / count) / TILE)
             count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None)
     bounds = cu_seqlens.tolist()
-    _, length = _cut(bounds[-1], H, *waves)
+    _, length = _cut(bounds[-1], chains, *waves)
     packed = packed_table(bounds, length, q.device)
     total = packed.table.shape[0]
     return Segments(total, len(bounds) - 1, 0, 0, packed.table, packed.first)
@@ -181,9 +194,9 @@ def forward(
     """Run the forward pass on the current stream; q's device must be the current one.
 
     Args:
-        q, k, v: `[B, T, H, 64]` for which `reason_against` is None.
+        q, k, v: `[B, T, H, S]` for which `reason_against` is None.
         beta: `[H]` fp32 contiguous.
-        initial_state: `[sequences, H, 64, 64]` fp32 contiguous, or None for zero.
+        initial_state: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         output_final_state: whether to return the state after each sequence.
         scale: factor of the output.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row; reading them synchronises.
@@ -193,9 +206,10 @@ def forward(
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
-    program = load_program(q.device.index, q.dtype, options)
-    cut = cut_segments(program, q, cu_seqlens, segments)
     T, H, S = q.shape[1:]
+    program = load_program(q.device.index, q.dtype, S, options)
+    cut = cut_segments(program, q, cu_seqlens, segments)
+    grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
@@ -212,7 +226,7 @@ def forward(
     parameters = (ctypes.c_char_p * 1)(packed)
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     if G is not None:
-        program.map.launch((cut.total * H, 1), parameters, stream)
+        program.map.launch(grid, parameters, stream)
         program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
-    program.output.launch((cut.total * H, 1), parameters, stream)
+    program.output.launch(grid, parameters, stream)
     return Forward(o, final, G, states, cut)

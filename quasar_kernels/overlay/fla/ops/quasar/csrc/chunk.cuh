@@ -36,12 +36,16 @@ struct ChunkKeys {
   float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
 };
 
-// gram += columns 16 t .. 16 t + 15 of the keys by themselves, loaded at row_ and at pair_address
+// d [16, 16] += a b^T, both 16 columns of 16 tokens, loaded at row_address: a quarter of an A
+// operand is a B operand of its transpose
 template <Scalar T>
-__device__ __forceinline__ void add_products(float (&gram)[2][4], const u32 (&rows)[4],
-                                             const u32 (&pairs)[4]) {
-  mma<T>(gram[0], rows, pairs[0], pairs[1]);
-  mma<T>(gram[1], rows, pairs[2], pairs[3]);
+__device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4],
+                                             const u32 (&b)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    mma_half<T>(d[0], a[i], a[i + 1], b[i]);
+    mma_half<T>(d[1], a[i], a[i + 1], b[i + 1]);
+  }
 }
 
 // fill the rest from gram

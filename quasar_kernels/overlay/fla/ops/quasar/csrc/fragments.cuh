@@ -18,9 +18,15 @@ typedef unsigned long long u64;
 
 enum class Scalar { bf16, fp16 };
 
-constexpr int S = 64;                // channels of a head, for keys and values
-constexpr int CHUNK = 16;            // tokens of a chunk
-constexpr int ROW_BYTES = 2 * S;     // one token's row of a tile
+#ifndef QUASAR_HEAD
+#define QUASAR_HEAD 64
+#endif
+
+constexpr int S = QUASAR_HEAD;     // channels of a head, for keys and values: 64 or 128
+constexpr int PANEL = 64;          // channels of a tile; wider rows are tiles side by side
+constexpr int PANELS = S / PANEL;
+constexpr int CHUNK = 16;          // tokens of a chunk
+constexpr int ROW_BYTES = 2 * PANEL;  // one token's row of a tile
 constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
 constexpr u32 ALL = 0xffffffffu;
 

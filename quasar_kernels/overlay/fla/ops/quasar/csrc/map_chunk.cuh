@@ -110,24 +110,21 @@ template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const BlockMasks& mask,
                                               Prepared& out, int lane) {
   const u32 rows = row_address(chunk, lane);
-  u32 keys[4][4];
+  constexpr int PIECES = 4 * PANELS;  // of 16 columns
+  u32 keys[PIECES][4];
 #pragma unroll
-  for (int t = 0; t < 4; ++t) load_rows(keys[t], rows ^ 32 * t);
+  for (int i = 0; i < PIECES; ++i) load_rows(keys[i], (rows ^ 32 * (i % 4)) + i / 4 * CHUNK_BYTES);
   ChunkKeys at = {};
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {  // an A operand's quarters are B operands of its transpose
-    mma_half<T>(at.gram[0], keys[t][0], keys[t][1], keys[t][0]);
-    mma_half<T>(at.gram[1], keys[t][0], keys[t][1], keys[t][1]);
-    mma_half<T>(at.gram[0], keys[t][2], keys[t][3], keys[t][2]);
-    mma_half<T>(at.gram[1], keys[t][2], keys[t][3], keys[t][3]);
-  }
+  for (int i = 0; i < PIECES; ++i) add_products<T>(at.gram, keys[i], keys[i]);
   find_step_sizes(at, beta, lane);
   const Scales scales(at, beta);
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
+  for (int i = 0; i < PIECES; ++i) {
+    const int panel = i / 4 * CHUNK_BYTES, t = i % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) keys[t][i] = scale_keys<T>(keys[t][i], scales.power[i & 1]);
-    store_rows(keys[t], rows ^ 32 * t, chunk, t, lane);
+    for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
+    store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
   }
   store_prepared(out, at, scales, mask, lane);
 }
@@ -175,11 +172,13 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
   out[3] = pack<H>(rows[2 * t + 1][2], rows[2 * t + 1][3]);
 }
 
+// 16 rows of G or R: tile m of panel p holds columns 64 p + 8 m on
+typedef float MapRows[PANELS][8][4];
+
 // Phase B: 16 * BLOCKS rows of G and R absorb one prepared chunk.
 template <Scalar T, int BLOCKS>
-__device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R)[BLOCKS][8][4],
-                                             u32 keys, u32 values, const Prepared& chunk,
-                                             int lane) {
+__device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[BLOCKS], u32 keys,
+                                             u32 values, const Prepared& chunk, int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.mix[lane];
   const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
@@ -187,37 +186,46 @@ __device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R
 #if QUASAR_WGMMA
   if constexpr (BLOCKS == 1) {
     float Z[1][2][4];
-    u32 rows[4][4];
+    u32 rows[4 * PANELS][4];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) pack_rows(rows[t], G[0], t);
+    for (int i = 0; i < 4 * PANELS; ++i) pack_rows(rows[i], G[0][i / 4], i % 4);
     warpgroup_arrive();
     wgmma_first_rows<H>(Z[0], rows[0], tile_descriptor(keys));
 #pragma unroll
-    for (int t = 1; t < 4; ++t) wgmma_rows<H>(Z[0], rows[t], at_columns(tile_descriptor(keys), t));
+    for (int i = 1; i < 4 * PANELS; ++i)
+      wgmma_rows<H>(Z[0], rows[i],
+                    at_columns(tile_descriptor(keys + i / 4 * CHUNK_BYTES), i % 4));
     warpgroup_commit();
     warpgroup_wait<0>();
     settle(Z[0]);
-    settle(R[0]);
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p) settle(R[0][p]);
     Y[0] = mix_chunk<T>(Z[0], m, u);
     warpgroup_arrive();
-    wgmma_columns<H>(G[0], Y[0].keys, tile_descriptor(keys));
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+      wgmma_columns<H>(G[0][p], Y[0].keys, tile_descriptor(keys + p * CHUNK_BYTES));
     warpgroup_commit();
-    wgmma_columns<T>(R[0], Y[0].values, tile_descriptor(values));
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+      wgmma_columns<T>(R[0][p], Y[0].values, tile_descriptor(values + p * CHUNK_BYTES));
     warpgroup_commit();
     warpgroup_wait<1>();  // R is not needed before the next wait
-    settle(G[0]);
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p) settle(G[0][p]);
     return;
   }
 #endif
   float Z[BLOCKS][2][4] = {};
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const int p = i / 4, t = i % 4;
     u32 k[4];
-    load_rows(k, pair_address(keys, lane) ^ 32 * t);
+    load_rows(k, pair_address(keys + p * CHUNK_BYTES, lane) ^ 32 * t);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
       u32 rows[4];
-      pack_rows(rows, G[b], t);
+      pack_rows(rows, G[b][p], t);
       mma<H>(Z[b][0], rows, k[0], k[1]);
       mma<H>(Z[b][1], rows, k[2], k[3]);
     }
@@ -225,16 +233,17 @@ __device__ __forceinline__ void absorb_chunk(float (&G)[BLOCKS][8][4], float (&R
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) Y[b] = mix_chunk<T>(Z[b], m, u);
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const int p = i / 4, t = i % 4;
     u32 k[4], v[4];
-    load_columns(k, row_address(keys, lane) ^ 32 * t);
-    load_columns(v, row_address(values, lane) ^ 32 * t);
+    load_columns(k, row_address(keys + p * CHUNK_BYTES, lane) ^ 32 * t);
+    load_columns(v, row_address(values + p * CHUNK_BYTES, lane) ^ 32 * t);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
-      mma<H>(G[b][2 * t], Y[b].keys, k[0], k[1]);
-      mma<H>(G[b][2 * t + 1], Y[b].keys, k[2], k[3]);
-      mma<T>(R[b][2 * t], Y[b].values, v[0], v[1]);
-      mma<T>(R[b][2 * t + 1], Y[b].values, v[2], v[3]);
+      mma<H>(G[b][p][2 * t], Y[b].keys, k[0], k[1]);
+      mma<H>(G[b][p][2 * t + 1], Y[b].keys, k[2], k[3]);
+      mma<T>(R[b][p][2 * t], Y[b].values, v[0], v[1]);
+      mma<T>(R[b][p][2 * t + 1], Y[b].values, v[2], v[3]);
     }
   }
 }

@@ -6,14 +6,14 @@
 
 #ifndef QUASAR_MAP_WARPS
 #define QUASAR_MAP_WARPS 4
-#define QUASAR_MAP_BLOCKS 3  // blocks that share a multiprocessor; at 4, 128 registers cost time
+#define QUASAR_MAP_BLOCKS (QUASAR_HEAD == 64 ? 3 : 2)  // that share a multiprocessor
 #endif
 
 namespace quasar {
 
 template <int WARPS>
 struct MapShared {
-  static constexpr int TILE = WARPS * CHUNK_BYTES;
+  static constexpr int TILE = WARPS * PANELS * CHUNK_BYTES;
   uint4 keys[3][TILE / 16], values[2][TILE / 16];
   Prepared chunks[2][WARPS];
 };
@@ -38,23 +38,28 @@ struct Tiles {
     const unsigned short* at = from;
 #pragma unroll
     for (int i = 0; i < 4; ++i, at += stride)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                   :
-                   : "r"(to + i * STEP * ROW_BYTES), "l"(at)
-                   : "memory");
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     :
+                     : "r"(to + Rows<WARPS, PANELS>::offset(i) + p * CHUNK_BYTES),
+                       "l"(at + p * PANEL)
+                     : "memory");
     from -= 4 * stride;
   }
 };
 
-// One block a segment and head. Tiles of 16 * WARPS tokens go through three steps, each one barrier
-// apart: copied in, prepared (warp w its chunk w), absorbed (every warp all chunks, its own rows).
+// One block a segment, head and panel of rows. Tiles of 16 * WARPS tokens go through three steps,
+// each one barrier apart: copied in, prepared (warp w its chunk w), absorbed (every warp all
+// chunks, its own rows).
 template <Scalar T, int WARPS>
 __device__ __forceinline__ void segment_map(const Arguments& arg) {
   constexpr int BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
   extern __shared__ __align__(1024) uint4 raw[];
   MapShared<WARPS>& shared = *(MapShared<WARPS>*)raw;
-  const int head = blockIdx.x % arg.heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const Segment segment = find_segment(arg, blockIdx.x / arg.heads);
+  const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
+  const int head = unit % arg.heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Segment segment = find_segment(arg, unit / arg.heads);
   if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
   const float beta = arg.beta[head];
   const BlockMasks mask(lane);
@@ -63,23 +68,27 @@ __device__ __forceinline__ void segment_map(const Arguments& arg) {
   const u32 place = Rows<WARPS>::place();
   const int tiles = segment.tokens / TOKENS;
 
-  float G[BLOCKS][8][4], R[BLOCKS][8][4] = {};
+  MapRows G[BLOCKS], R[BLOCKS] = {};
+  auto row_of = [&](int b, int r) {  // of this lane's elements 2 r and 2 r + 1
+    return panel * PANEL + (warp * BLOCKS + b) * 16 + (lane >> 2) + 8 * r;
+  };
+  auto column_of = [&](int p, int m) { return p * PANEL + 8 * m + 2 * (lane & 3); };
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-    for (int m = 0; m < 8; ++m)
+    for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = (warp * BLOCKS + b) * 16 + (lane >> 2) + 8 * (e >> 1);
-        G[b][m][e] = row == 8 * m + 2 * (lane & 3) + (e & 1) ? 1.f : 0.f;
-      }
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          G[b][p][m][e] = row_of(b, e >> 1) == column_of(p, m) + (e & 1) ? 1.f : 0.f;
 
   // step s handles the tile that is s-th from the end
   auto load = [&](const uint4* tile, Tiles<WARPS>& x, int s) {
     if (s < tiles) x.load(shared_address(tile) + place);
   };
   auto prepare = [&](int s) {
-    prepare_chunk<T>(shared_address(shared.keys[s % 3]) + warp * CHUNK_BYTES, beta, mask,
+    prepare_chunk<T>(shared_address(shared.keys[s % 3]) + warp * PANELS * CHUNK_BYTES, beta, mask,
                      shared.chunks[s & 1][warp], lane);
   };
   load(shared.keys[0], keys, 0);
@@ -103,29 +112,31 @@ __device__ __forceinline__ void segment_map(const Arguments& arg) {
     const u32 k = shared_address(shared.keys[s % 3]), v = shared_address(shared.values[s & 1]);
 #pragma unroll
     for (int i = WARPS - 1; i >= 0; --i)
-      absorb_chunk<T, BLOCKS>(G, R, k + i * CHUNK_BYTES, v + i * CHUNK_BYTES,
+      absorb_chunk<T, BLOCKS>(G, R, k + i * PANELS * CHUNK_BYTES, v + i * PANELS * CHUNK_BYTES,
                               shared.chunks[s & 1][i], lane);
 #if QUASAR_WGMMA
     if constexpr (BLOCKS == 1) {
       warpgroup_wait<0>();
-      settle(R[0]);
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p) settle(R[0][p]);
     }
 #endif
   }
 
-  const i64 own = (i64)blockIdx.x * S * S;
+  const i64 own = (i64)unit * S * S;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-    for (int m = 0; m < 8; ++m)
+    for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = (warp * BLOCKS + b) * 16 + (lane >> 2) + 8 * r;
-        const i64 at = own + row * S + 8 * m + 2 * (lane & 3);
-        *(float2*)(arg.maps + at) =
-            make_float2(round_tf32(G[b][m][2 * r]), round_tf32(G[b][m][2 * r + 1]));
-        *(float2*)(arg.states + at) = make_float2(R[b][m][2 * r], R[b][m][2 * r + 1]);
-      }
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float(&g)[4] = G[b][p][m], (&x)[4] = R[b][p][m];
+          const i64 at = own + row_of(b, r) * S + column_of(p, m);
+          *(float2*)(arg.maps + at) = make_float2(round_tf32(g[2 * r]), round_tf32(g[2 * r + 1]));
+          *(float2*)(arg.states + at) = make_float2(x[2 * r], x[2 * r + 1]);
+        }
 }
 
 }  // namespace quasar

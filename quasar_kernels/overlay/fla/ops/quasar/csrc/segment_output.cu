@@ -7,10 +7,10 @@
 #ifndef QUASAR_OUTPUT_WARPS
 #if QUASAR_WGMMA
 #define QUASAR_OUTPUT_WARPS 4
-#define QUASAR_OUTPUT_BLOCKS 4  // blocks that share a multiprocessor: 128 registers a thread
+#define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 4 : 2)  // blocks that share a multiprocessor
 #else
 #define QUASAR_OUTPUT_WARPS 2
-#define QUASAR_OUTPUT_BLOCKS 6
+#define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 6 : 4)
 #endif
 #endif
 
@@ -18,60 +18,83 @@ namespace quasar {
 
 template <int WARPS>
 struct OutputShared {
-  static constexpr int TILE = WARPS * CHUNK_BYTES;
-  uint4 keys[2][TILE / 16], queries[2][TILE / 16], values[2][TILE / 16];  // o takes v's place
-  float4 mix[WARPS][2][32];    // fragments of -A diag(a)
-  uint4 scores[WARPS][2][32];  // fragments of tril(Q K^T), and of what rounding took from it
+  uint4 keys_queries[2][WARPS * KeysQueries::BYTES / 16];
+  uint4 values[2][WARPS * CHUNK_BYTES / 16];  // o takes v's place
+  Triangle mix[WARPS];                        // -A diag(a)
+  Triangle scores[WARPS];                     // tril(Q K^T)
 };
 
-// One block a segment and head. Tiles of 16 * WARPS tokens are copied in while the one before is
-// prepared (warp w its chunk w), then walked (every warp all chunks, its own columns).
+// One block a segment, head and panel of values. Tiles of 16 * WARPS tokens are copied in while
+// the one before is prepared (warp w its chunk w), then walked (every warp all chunks, its own
+// columns).
 template <Scalar T, int WARPS>
 __device__ __forceinline__ void segment_output(const Arguments& arg) {
   constexpr int BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
   extern __shared__ __align__(1024) uint4 raw[];
   OutputShared<WARPS>& shared = *(OutputShared<WARPS>*)raw;
-  const int head = blockIdx.x % arg.heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const Segment segment = find_segment(arg, blockIdx.x / arg.heads);
+  const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
+  const int head = unit % arg.heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Segment segment = find_segment(arg, unit / arg.heads);
   const float beta = arg.beta[head];
   const BlockMasks mask(lane);
-  const Rows<WARPS> queries(arg.q, arg.q_stride, segment, head);
-  const Rows<WARPS> keys(arg.k, arg.k_stride, segment, head);
-  const Rows<WARPS> values(arg.v, arg.v_stride, segment, head);
-  const Rows<WARPS> outputs(arg.o, arg.o_stride, segment, head);
   const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
 
+  typedef Rows<WARPS, 2 * PANELS> Wide;
+  typedef Rows<WARPS> Narrow;
+  Wide keys(arg.k, arg.k_stride, segment, head), queries(arg.q, arg.q_stride, segment, head);
+  Narrow values(arg.v, arg.v_stride, segment, head, panel);
+  Narrow outputs(arg.o, arg.o_stride, segment, head, panel);
+  const u32 wide_place = shared_address(shared.keys_queries[0]) + Wide::place();
+  const u32 narrow_place = shared_address(shared.values[0]) + Narrow::place();
+  constexpr u32 WIDE_STAGE = sizeof(shared.keys_queries[0]), STAGE = sizeof(shared.values[0]);
+  const int own_tokens = segment.tokens - (threadIdx.x >> 3);  // from this thread's first row on
+
+  // each is called for one tile after another
   auto load_keys_queries = [&](int s) {
     if (s >= tiles) return;
-    keys.load(shared.keys[s & 1], s * TOKENS, segment.tokens);
-    queries.load(shared.queries[s & 1], s * TOKENS, segment.tokens);
+    const u32 to = wide_place + (s & 1) * WIDE_STAGE;
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p) {
+      keys.load(to + 2 * p * CHUNK_BYTES, own_tokens - s * TOKENS, p);
+      queries.load(to + (2 * p + 1) * CHUNK_BYTES, own_tokens - s * TOKENS, p);
+    }
+    keys.advance();
+    queries.advance();
   };
   auto load_values = [&](int s) {
-    if (s < tiles) values.load(shared.values[s & 1], s * TOKENS, segment.tokens);
+    if (s < tiles) {
+      values.load(narrow_place + (s & 1) * STAGE, own_tokens - s * TOKENS);
+      values.advance();
+    }
     commit_loads();
   };
   auto store_output = [&](int s) {
-    if (s >= 0) outputs.store(shared.values[s & 1], s * TOKENS, segment.tokens);
+    if (s < 0) return;
+    outputs.store(narrow_place + (s & 1) * STAGE, own_tokens - s * TOKENS);
+    outputs.advance();
   };
   load_keys_queries(0);
   load_values(0);
 
-  // S^T: row = value column, column = key
-  float state[BLOCKS][8][4];
+  StateColumns state[BLOCKS];
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const float* enter = segment.is_first ? (arg.initial_state ? arg.initial_state + own : nullptr)
-                                        : arg.states + ((i64)blockIdx.x - arg.heads) * S * S;
-  auto place = [&](int b, int m, int e) {
-    const int column = (warp * BLOCKS + b) * 16 + (lane >> 2) + 8 * (e >> 1);
-    return (8 * m + 2 * (lane & 3) + (e & 1)) * S + column;
+                                        : arg.states + ((i64)unit - arg.heads) * S * S;
+  auto place = [&](int b, int p, int m, int e) {
+    const int column = panel * PANEL + (warp * BLOCKS + b) * 16 + (lane >> 2) + 8 * (e >> 1);
+    return (p * PANEL + 8 * m + 2 * (lane & 3) + (e & 1)) * S + column;
   };
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-    for (int m = 0; m < 8; ++m)
+    for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) state[b][m][e] = enter ? enter[place(b, m, e)] : 0.f;
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f;
 
+  const u32 own_values = row_address(shared_address(shared.values[0]), lane) ^ 32 * warp * BLOCKS;
   for (int s = 0; s < tiles; ++s) {
     wait_loads<0>();
 #if QUASAR_WGMMA
@@ -80,23 +103,16 @@ __device__ __forceinline__ void segment_output(const Arguments& arg) {
     __syncthreads();
     store_output(s - 1);
     load_keys_queries(s + 1);
-    const u32 k = shared_address(shared.keys[s & 1]), v = shared_address(shared.values[s & 1]);
-    const u32 q = shared_address(shared.queries[s & 1]);
-    prepare_chunk<T>(k + warp * CHUNK_BYTES, q + warp * CHUNK_BYTES, beta, mask, shared.mix[warp],
+    const u32 chunks = shared_address(shared.keys_queries[s & 1]);
+    prepare_chunk<T>({chunks + warp * KeysQueries::BYTES}, beta, mask, shared.mix[warp],
                      shared.scores[warp], lane);
     __syncthreads();
     load_values(s + 1);  // where the output before was
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) {
-      float out[BLOCKS][2][4];
-      const u32 own_values = v + i * CHUNK_BYTES;
-      walk_chunk<T, BLOCKS>(state, out, k + i * CHUNK_BYTES, q + i * CHUNK_BYTES, own_values,
-                            shared.mix[i], shared.scores[i], warp * BLOCKS, lane);
-#pragma unroll
-      for (int b = 0; b < BLOCKS; ++b)
-        keep_output<T>(row_address(own_values, lane) ^ 32 * (warp * BLOCKS + b), arg.scale, out[b],
-                       lane);
-    }
+    for (int i = 0; i < WARPS; ++i)
+      walk_chunk<T, BLOCKS>(state, {chunks + i * KeysQueries::BYTES},
+                            own_values + (s & 1) * STAGE + i * CHUNK_BYTES, shared.mix[i],
+                            shared.scores[i], arg.scale, lane);
     finish_state<BLOCKS>(state);
   }
   __syncthreads();
@@ -105,9 +121,11 @@ __device__ __forceinline__ void segment_output(const Arguments& arg) {
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-    for (int m = 0; m < 8; ++m)
+    for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) arg.final_state[own + place(b, m, e)] = state[b][m][e];
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) arg.final_state[own + place(b, p, m, e)] = -state[b][p][m][e];
 }
 
 }  // namespace quasar

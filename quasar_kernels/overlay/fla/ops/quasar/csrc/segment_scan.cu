@@ -2,18 +2,20 @@
 // a segment becomes the state behind it, in fp32.
 //
 // It is sequential over the segments of one sequence and head, and short: what it costs is the
-// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps
-// meanwhile, and multiplies by tensor cores in tf32, to which the maps are rounded already. What
-// rounding takes from the state is passed on as it is, so a segment of zero keys changes nothing.
+// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps (wide
+// ones in PARTS, by columns) meanwhile, and multiplies by tensor cores in tf32, to which the maps
+// are rounded already. What rounding takes from the state is passed on as it is, so a segment of
+// zero keys changes nothing.
 
 #include "segments.cuh"
 
 namespace quasar {
 
-constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = 4, SCAN_THREADS = 32 * SCAN_WARPS;
+constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * SCAN_WARPS;
+constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are copied at once
 
 struct ScanShared {
-  float map[STAGES][S][S];          // 16-byte pieces permuted by the row's last 2 bits
+  float map[STAGES][S][WIDTH];     // 16-byte pieces permuted by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
   float state[2][COLUMNS][S + 8];  // transposed
 };
@@ -39,18 +41,21 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   const float* maps = arg.maps + (begin * arg.heads + head) * S * S;
   float* states = arg.states + (begin * arg.heads + head) * S * S + column;
 
-  const int copied = tid / 16 * S + tid % 16 * 4, offset_copied = tid / 2 * S + tid % 2 * 4;
-  const u32 map_to =
-      shared_address(shared.map[0][tid / 16]) + ((tid % 16 * 4) ^ (tid / 16 & 3) << 3) * 4;
+  constexpr int ACROSS = WIDTH / 4, DOWN = SCAN_THREADS / ACROSS;  // threads of a copy
+  const int copied = tid / ACROSS * S + tid % ACROSS * 4, offset_copied = tid / 2 * S + tid % 2 * 4;
+  const u32 map_to = shared_address(shared.map[0][tid / ACROSS]) +
+                     ((tid % ACROSS * 4) ^ (tid / ACROSS & 3) << 3) * 4;
   const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
   auto load = [&](int n) {
-    if (n < steps) {
+    if (n < steps * PARTS) {
       const u32 stage = n % STAGES;
-      const float* from = maps + n * stride + copied;
+      const float* from = maps + n / PARTS * stride + n % PARTS * WIDTH + copied;
 #pragma unroll
-      for (int i = 0; i < S * S / 4 / SCAN_THREADS; ++i)  // 8 rows further keep the permutation
-        copy16(map_to + stage * sizeof(shared.map[0]) + i * 8 * S * 4, from + i * 8 * S);
-      copy16(offset_to + stage * sizeof(shared.offset[0]), states + n * stride + offset_copied);
+      for (int i = 0; i < S / DOWN; ++i)  // DOWN rows further keep the permutation
+        copy16(map_to + stage * sizeof(shared.map[0]) + i * DOWN * WIDTH * 4, from + i * DOWN * S);
+      if (n % PARTS == 0)
+        copy16(offset_to + n / PARTS % STAGES * sizeof(shared.offset[0]),
+               states + n / PARTS * stride + offset_copied);
     }
     commit_loads();
   };
@@ -76,21 +81,28 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   float* out = states + row * S + 2 * c;
 
   for (int n = 0; n < steps; ++n) {
-    wait_loads<STAGES - 2>();
-    __syncthreads();
-    load(n + STAGES - 1);
-    const int stage = n % STAGES;
-    const float2 low = *(const float2*)&shared.offset[stage][row][2 * c];
-    const float2 high = *(const float2*)&shared.offset[stage][row + 8][2 * c];
-    float x[4] = {low.x + rest[0], low.y + rest[1], high.x + rest[2], high.y + rest[3]}, y[4] = {};
+    float x[4], y[4] = {};
     const float* state = &shared.state[n & 1][g][2 * c];
 #pragma unroll
-    for (int t = 0; t < 8; ++t) {
-      const float* at = place[t & 3] + stage * (S * S) + (t & 4) * 8;
-      const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * S);
-      const float2 s = *(const float2*)(state + 8 * t);
-      const float map[4] = {upper.x, upper.y, lower.x, lower.y};
-      mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
+    for (int part = 0; part < PARTS; ++part) {
+      const int copy = n * PARTS + part, stage = copy % STAGES;
+      wait_loads<STAGES - 2>();
+      __syncthreads();
+      load(copy + STAGES - 1);
+      if (part == 0) {
+        const float2 low = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
+        const float2 high = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
+        x[0] = low.x + rest[0], x[1] = low.y + rest[1];
+        x[2] = high.x + rest[2], x[3] = high.y + rest[3];
+      }
+#pragma unroll
+      for (int t = 0; t < WIDTH / 8; ++t) {
+        const float* at = place[t & 3] + stage * (S * WIDTH) + (t & 4) * 8;
+        const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * WIDTH);
+        const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
+        const float map[4] = {upper.x, upper.y, lower.x, lower.y};
+        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
+      }
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e]);

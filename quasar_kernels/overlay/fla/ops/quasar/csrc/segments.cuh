@@ -39,18 +39,22 @@ __device__ __forceinline__ Segment find_segment(const Arguments& arg, int index)
           place == arg.per_sequence - 1};
 }
 
-// One thread's share of a tensor's rows: every 4 * WARPS-th row, 16 bytes of it.
-template <int WARPS>
+// One thread's share of a tensor's rows, a tile of WARPS chunks at a time: every 4 * WARPS-th row,
+// 16 bytes of each of its panels. In shared memory a chunk's panel takes every GAP-th place.
+template <int WARPS, int GAP = 1>
 struct Rows {
   static constexpr int STEP = 4 * WARPS;
-  const unsigned short* from;  // of the segment's first row that is this thread's
-  i64 stride;
+  const unsigned short* at;  // this thread's first row of the tile
+  i64 step;                  // to its next one
 
   __device__ __forceinline__ Rows(const void* x, const i64 (&strides)[3], const Segment& segment,
-                                  int head)
-      : from((const unsigned short*)x + segment.row * strides[0] + head * strides[2] +
-             (segment.begin + (threadIdx.x >> 3)) * strides[1] + (threadIdx.x & 7) * 8),
-        stride(strides[1]) {}
+                                  int head, int panel = 0)
+      : at((const unsigned short*)x + segment.row * strides[0] + head * strides[2] +
+           (segment.begin + (threadIdx.x >> 3)) * strides[1] + (threadIdx.x & 7) * 8 +
+           panel * PANEL),
+        step(STEP * strides[1]) {}
+
+  __device__ __forceinline__ void advance() { at += 4 * step; }
 
   // this thread's place in a tile, in bytes; the same in every STEP-th row
   static __device__ __forceinline__ u32 place() {
@@ -58,28 +62,35 @@ struct Rows {
     return row * ROW_BYTES + (((threadIdx.x ^ row) & 7) << 4);
   }
 
-  // Copy rows first .. first + 16 * WARPS - 1 into a tile; rows from `tokens` on become zero.
-  __device__ __forceinline__ void load(const uint4* tile, int first, int tokens) const {
-    const u32 to = shared_address(tile) + place();
-    const unsigned short* at = from + first * stride;
-    const int left = tokens - first - (int)(threadIdx.x >> 3);
+  // from there to its i-th row's
+  static __device__ __forceinline__ constexpr int offset(int i) {
+    return i * STEP / CHUNK * (GAP - 1) * CHUNK_BYTES + i * STEP * ROW_BYTES;
+  }
+
+  // Copy a panel of the tile to shared memory, to its place() there. Of this thread's rows those
+  // before `left`, counted in rows of the tensor, are copied; the others become zero.
+  __device__ __forceinline__ void load(u32 to, int left, int panel = 0) const {
+    const unsigned short* from = at + panel * PANEL;
 #pragma unroll
     for (int i = 0; i < 4; ++i)  // with size 0 nothing is read from the address
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                    :
-                   : "r"(to + i * STEP * ROW_BYTES), "l"(at + i * STEP * stride),
-                     "r"(i * STEP < left ? 16 : 0)
+                   : "r"(to + offset(i)), "l"(from + i * step), "r"(i * STEP < left ? 16 : 0)
                    : "memory");
   }
 
-  // Copy a tile to rows first .. first + 16 * WARPS - 1, of which there are up to `tokens`.
-  __device__ __forceinline__ void store(const uint4* tile, int first, int tokens) const {
-    unsigned short* at = (unsigned short*)from + first * stride;
-    const uint4* own = tile + place() / 16;
-    const int left = tokens - first - (int)(threadIdx.x >> 3);
+  // Copy a tile in shared memory, from its place() on, to these rows.
+  __device__ __forceinline__ void store(u32 from, int left) const {
+    uint4 x[4];  // loaded first: four latencies in one
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (i * STEP < left) *(uint4*)(at + i * STEP * stride) = own[i * STEP * 8];
+      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(x[i].x), "=r"(x[i].y), "=r"(x[i].z), "=r"(x[i].w)
+                   : "r"(from + offset(i))
+                   : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i * STEP < left) *(uint4*)(at + i * step) = x[i];
   }
 };
 

@@ -82,6 +82,36 @@ __device__ __forceinline__ void wgmma_first_rows(float (&d)[2][4], const u32 (&a
   }
 }
 
+#define QUASAR_WGMMA_TWO(TYPE, OUT, KEEP)                                                       \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE                      \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, "  \
+               "%20, " KEEP ", 1, 1, 0;"                                                        \
+               : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]),          \
+                 OUT(d[1][1]), OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]),          \
+                 OUT(d[2][2]), OUT(d[2][3]), OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]),          \
+                 OUT(d[3][3])                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+// d [64, 32] += a [64, 16] b^T, b 16 columns of 32 rows: two chunks that follow one another
+template <Scalar T>
+__device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const u32 (&a)[4], u64 b) {
+  if (T == Scalar::bf16) {
+    QUASAR_WGMMA_TWO("bf16", "+f", "1");
+  } else {
+    QUASAR_WGMMA_TWO("f16", "+f", "1");
+  }
+}
+
+// d = a b^T
+template <Scalar T>
+__device__ __forceinline__ void wgmma_first_rows(float (&d)[4][4], const u32 (&a)[4], u64 b) {
+  if (T == Scalar::bf16) {
+    QUASAR_WGMMA_TWO("bf16", "=&f", "0");
+  } else {
+    QUASAR_WGMMA_TWO("f16", "=&f", "0");
+  }
+}
+
 #define QUASAR_WGMMA_COLUMNS(TYPE)                                                               \
   asm volatile(                                                                                  \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
@@ -107,6 +137,7 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const u32 (&a)[4
 }
 
 #undef QUASAR_WGMMA_ROWS
+#undef QUASAR_WGMMA_TWO
 #undef QUASAR_WGMMA_COLUMNS
 
 }  // namespace quasar

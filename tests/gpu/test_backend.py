@@ -1,0 +1,147 @@
+"""Which implementation serves a call on a GPU, and how its kernels reach a bare machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_inputs import fresh, layer_like  # noqa: F401
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence, relative_rms
+
+mount()
+
+from fla.ops.quasar import chunk_quasar, cuda_scan, nvrtc  # noqa: E402
+from fla.ops.quasar.backend import choose_backend  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0),
+        reason="needs compute capability 8.0",
+    ),
+]
+
+
+@pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
+def test_the_backend_is_used_and_can_be_chosen(width, monkeypatch):
+    inputs = layer_like(300, heads=2, width=width)
+    calls = []
+    run = cuda_scan.forward
+    monkeypatch.setattr(cuda_scan, "forward", lambda *args: calls.append(1) or run(*args))
+    monkeypatch.delenv("QUASAR_BACKEND", raising=False)
+    assert choose_backend(*inputs[:3]).backend == "cuda"
+    chunk_quasar(*inputs)
+    assert calls == [1]
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
+    chunk_quasar(*inputs)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x.float(), "bf16 or fp16"),
+        (lambda x: x[..., :32], "64 or 128 channels"),
+        (lambda x: x[:, :0], "no tokens"),
+        (lambda x: x.mT.contiguous().mT, "contiguous"),
+        (lambda x: F.pad(x.flatten(), (1, 0))[1:].view_as(x), "multiples of 16 bytes"),
+    ],
+    ids=["fp32", "narrow", "empty", "strided", "unaligned"],
+)
+def test_what_the_kernels_do_not_take_goes_to_triton(change, reason):
+    q, k, v, beta = layer_like(100)
+    q, k, v = change(q), change(k), change(v)
+    choice = choose_backend(q, k, v)
+    assert choice.backend == "triton"
+    assert reason in choice.reason
+    o, _ = chunk_quasar(q, k, v, beta)
+    if q.numel():
+        assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 6e-3
+
+
+def test_a_side_stream_and_another_thread():
+    inputs = layer_like(1000)
+    expected = cuda_scan.forward(*inputs).o
+    found = []
+
+    def work():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            found.append(cuda_scan.forward(*inputs).o)
+        stream.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
+
+
+FRESH = """
+import shutil, torch
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence, relative_rms
+mount()
+from fla.ops.quasar import cuda_scan
+from fla.ops.quasar.backend import choose_backend
+assert not any(map(shutil.which, ("nvcc", "g++", "gcc", "cc", "ninja")))
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 300, 2, 64, device="cuda", dtype=torch.bfloat16) * 0.3 for _ in range(3))
+beta = torch.ones(2, device="cuda")
+o = cuda_scan.forward(q, k, v, beta).o
+assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 6e-3
+print(choose_backend(q, k, v).backend, o.float().sum().item())
+"""
+
+
+def _start(tmp_path, code=FRESH, **variables):
+    environment = {**os.environ, "PATH": str(tmp_path), nvrtc.CACHE: str(tmp_path / "cache")}
+    environment.pop("QUASAR_BACKEND", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**environment, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_without_compilers_build_at_once(tmp_path):
+    processes = [_start(tmp_path) for _ in range(2)]
+    results = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], results
+    first, second = (out for out, _ in results)
+    assert first == second
+    assert first.startswith("cuda ")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+WITHOUT = """
+import torch
+from quasar_kernels.mount import mount
+mount()
+from fla.ops.quasar import chunk_quasar
+from fla.ops.quasar.backend import choose_backend
+q, k, v = (torch.randn(1, 99, 2, 64, device="cuda", dtype=torch.bfloat16) * 0.3 for _ in range(3))
+for _ in range(3):
+    o, _ = chunk_quasar(q, k, v, torch.ones(2, device="cuda"))
+assert torch.isfinite(o).all()
+print(choose_backend(q, k, v).backend)
+"""
+
+
+def test_without_nvrtc_triton_runs_and_says_so_once(tmp_path):
+    process = _start(
+        tmp_path, WITHOUT, QUASAR_NVRTC=str(tmp_path / "none.so"), PATH=os.environ["PATH"]
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out == "triton\n"
+    assert err.count("the CUDA kernels are not used, Triton serves: NVRTC") == 1
