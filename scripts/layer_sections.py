@@ -64,7 +64,8 @@ def accuracy_tables(accuracy: Accuracy) -> str:
         "output:",
         _gradients(accuracy),
         _decoding(accuracy),
-        "Long sequences; memory includes input and output:",
+        "Long sequences. Memory includes input and output; the speeds are lower bounds, as the GPU "
+        "may have run the gates meanwhile:",
         _long_runs(accuracy),
     ]
     return "\n\n".join(parts)
