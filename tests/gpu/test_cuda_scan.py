@@ -89,10 +89,10 @@ def test_correlated_keys(noise, T, width):
 @pytest.mark.parametrize(
     ("keys", "limit"),
     [
-        # measured up to 3.1e-3 over lengths, widths and dtypes: like a layer's, and held to the same
+        # measured up to 3.1e-3 over lengths, widths and dtypes: held to what a layer's keys are
         ("constant", 6e-3),
-        # up to 9.1e-3 (Triton 1.05e-2): neighbours' updates cancel in the state, so that the rounding
-        # of each counts for more of what is left
+        # up to 9.1e-3 (Triton 1.05e-2): neighbours' updates cancel in the state, so that what
+        # rounding takes from each counts for more of what is left
         ("alternating", 1.4e-2),
         ("mixed norms", 9e-3),
         ("half zeros", 6e-3),
