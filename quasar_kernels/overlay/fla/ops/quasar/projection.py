@@ -52,7 +52,7 @@ def halved_taps(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
 def _steps(tokens: int, runs: int) -> int:
     # runs overlap by the rows that the convolution needs before its first
     before = TAPS - 1
-    return -(-(-(-(tokens - before) // runs) + before) // _TILE)
+    return max(1, -(-(-(-(tokens - before) // runs) + before) // _TILE))
 
 
 def project(
@@ -72,7 +72,8 @@ def project(
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
         images: q's, by `pack_weights(projection_packings(...), dtype)`; the others follow it.
         taps: by `halved_taps`.
-        dtype: bf16 or fp16; x is rounded to it, as are products before the convolution.
+        dtype: bf16 or fp16; x is rounded to it. Products are fp16 before the convolution, and
+            saturate at 65504.
 
     Returns:
         `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. The convolution is
@@ -88,7 +89,7 @@ def project(
         blocks = program.multiprocessors // 2 * 2  # in pairs
         tensors = (x, taps, images, qkv, narrow)
         packed = _ARGUMENTS.pack(
-            *(t.data_ptr() for t in tensors), T, max(1, _steps(T, _WORKERS * blocks)), _LAG
+            *(t.data_ptr() for t in tensors), T, _steps(T, _WORKERS * blocks), _LAG
         )
         stream = torch._C._cuda_getCurrentRawStream(x.device.index)
         program.project.launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)

@@ -10,13 +10,6 @@
 
 #if QUASAR_WGMMA
 
-#ifndef QUASAR_PROJECTION_STAGES
-#define QUASAR_PROJECTION_STAGES 8
-#endif
-#ifndef QUASAR_PROJECTION_AHEAD
-#define QUASAR_PROJECTION_AHEAD 3  // products between reading x into L2 and into registers
-#endif
-
 namespace quasar {
 
 constexpr int HIDDEN = 512;
@@ -25,7 +18,8 @@ constexpr int CHANNELS = 3 * 512;    // q, k and v
 constexpr int PRODUCTS = CHANNELS / IMAGE_ROWS, CYCLE = PRODUCTS + 1;  // one more for `narrow`
 constexpr int TAPS = 4, BEFORE = TAPS - 1;
 constexpr u32 RESULT_ROW = 2 * IMAGE_ROWS, RESULT_PITCH = RESULT_ROW + 16;
-constexpr int PROJECTION_STAGES = QUASAR_PROJECTION_STAGES;
+constexpr int PROJECTION_STAGES = IMAGES;
+constexpr int AHEAD = 3;  // products between reading x into L2 and into registers
 
 // Mirrored by projection.py.
 struct ProjectionArguments {
@@ -95,16 +89,9 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[OPERANDS][4], const Project
 
 // silu(2 h)
 __device__ __forceinline__ float silu_of_half(float h) {
-#ifdef QUASAR_EXACT_SILU
-  float e, r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(h * -2.885390082f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.f + e));
-  return (h + h) * r;
-#else
   float t;
   asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h));
   return h * t + h;
-#endif
 }
 
 __device__ __forceinline__ uint2 load_shared(u32 address) {
@@ -222,7 +209,7 @@ __device__ __forceinline__ void store_narrow(const float (&d)[8][4],
 // One thread: feeds the images, and has the workers' next tokens brought to L2.
 __device__ __forceinline__ void feed_images(const ProjectionArguments& arg,
                                             const ProjectionShared& shared) {
-  constexpr int AHEAD = QUASAR_PROJECTION_AHEAD, PART = (TILE_TOKENS + AHEAD - 1) / AHEAD;
+  constexpr int PART = (TILE_TOKENS + AHEAD - 1) / AHEAD;  // rows
   Feeder<PROJECTION_STAGES> feeder(shared.ring);
   for (int i = 0; i < CYCLE * arg.steps + arg.lag; ++i) {
     for (int worker = 0; worker < WORKERS; ++worker) {

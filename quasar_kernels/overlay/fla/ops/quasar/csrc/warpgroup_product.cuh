@@ -1,7 +1,7 @@
 // Products of 64 tokens a warpgroup with weights that stream through shared memory, on Hopper.
 //
-// A block has a feeding warpgroup and two workers, warpgroups that keep 64 tokens each as A operands
-// in registers. Both multiply the same images, tiles of weights that the feeder copies into a ring
+// A block has a feeding warpgroup and two workers, warpgroups that keep 64 tokens each in registers
+// as A operands. Both multiply the same images, tiles of weights that the feeder copies into a ring
 // of stages; two blocks, a cluster, fetch half of each image and send it to both.
 //
 // An image holds up to 128 output channels (rows) x 64 inputs: rows of 128 bytes, whose 16-byte
@@ -63,7 +63,10 @@ __device__ __forceinline__ void worker_sync(int worker) {
 // ---- barriers in shared memory (mbarrier), by address ----
 
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(barrier), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :
+               : "r"(barrier), "r"(arrivals)
+               : "memory");
 }
 
 // initial values become visible to the other block and to bulk copies; before cluster_sync
@@ -161,15 +164,11 @@ struct Feeder {
 
   // the next image, of `bytes` (a multiple of 32); returns once its copy is on the way
   __device__ __forceinline__ void feed(const void* from, u32 bytes) {
-    feed_half((const char*)from + rank * (bytes / PEERS), bytes / PEERS);
-  }
-
-  // the next stage, from this block's half of it
-  __device__ __forceinline__ void feed_half(const void* from, u32 half) {
-    const u32 barrier = full + 8 * place.stage;
+    const u32 half = bytes / PEERS, barrier = full + 8 * place.stage;
     wait_barrier(empty + 8 * place.stage, place.parity ^ 1);  // a fresh barrier is past parity 1
-    arrive_expecting(barrier, PEERS * half);
-    copy_to_both(image + place.stage * IMAGE_BYTES + rank * half, from, half, barrier);
+    arrive_expecting(barrier, bytes);
+    copy_to_both(image + place.stage * IMAGE_BYTES + rank * half, (const char*)from + rank * half,
+                 half, barrier);
     place.advance();
   }
 };
@@ -303,8 +302,8 @@ __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPE
 
 // ---- results ----
 
-// Write an accumulator [64, 8 * TILES], rounded (fp16 saturates), to rows of `pitch` bytes in shared memory. The
-// pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
+// Write an accumulator [64, 8 * TILES], rounded (fp16 saturates), to shared memory, in rows of
+// `pitch` bytes. The pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
 template <Scalar T, int TILES>
 __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[TILES][4]) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;

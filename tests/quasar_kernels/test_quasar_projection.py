@@ -1,0 +1,45 @@
+"""How the fused projection cuts a sequence into runs, and where the layer does without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar import projection  # noqa: E402
+from fla.ops.quasar.fused_layer import attend_fused  # noqa: E402
+from fla.ops.quasar.hopper_products import hopper_program  # noqa: E402
+
+
+@pytest.mark.parametrize("runs", [4, 264])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 64, 65, 253, 16_104, 16_105, 100_000, 1_000_000])
+def test_runs_hold_every_token_once_and_no_step_too_many(tokens, runs):
+    def written(steps):
+        owned = torch.zeros(tokens, dtype=torch.int)
+        for run in range(runs):
+            first = run * (64 * steps - 3)
+            owned[first + 3 * (run > 0) : first + 64 * steps] += 1
+        return owned
+
+    steps = projection._steps(tokens, runs)
+    assert (written(steps) == 1).all()
+    assert steps == 1 or (written(steps - 1) == 0).any()
+
+
+def test_taps_are_halved_and_laid_out_by_tap():
+    weights = tuple(torch.randn(512, 1, 4) for _ in range(3))
+    taps = projection.halved_taps(weights)
+    assert taps.is_contiguous()
+    assert torch.equal(2 * taps, torch.cat(weights).squeeze(1).t())
+
+
+def test_no_other_device_takes_it():
+    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+    x = torch.randn(1, 8, 512)
+    assert hopper_program(x, torch.bfloat16) is None
+    with torch.no_grad():
+        assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5) is None
