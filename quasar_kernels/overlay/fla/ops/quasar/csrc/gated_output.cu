@@ -10,40 +10,10 @@
 //
 // The factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight are in the images.
 
-#include "warpgroup_product.cuh"
+#include "gated_rows.cuh"
 
 #if QUASAR_WGMMA
 namespace quasar {
-
-constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
-constexpr int GATE_IMAGES = HEADS / 2;       // an image holds two heads
-#ifndef QUASAR_RING
-#define QUASAR_RING 6
-#define QUASAR_CHUNKS 3
-#endif
-constexpr int RING = QUASAR_RING, CHUNKS = QUASAR_CHUNKS;
-constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
-
-// mirrored by gated_output.py
-struct OutputArguments {
-  const void *o, *narrow, *gate_images, *out_images;
-  const float* bias;     // [WIDTH]
-  void* y;               // [T, 128 * tiles]
-  i64 T, narrow_stride;  // elements
-  int tiles;             // of 128 outputs
-  int steps;             // tiles of 64 tokens that each worker takes
-  float eps;
-};
-
-struct OutputShared {
-  uint4 gates[GATE_IMAGES][IMAGE_BYTES / 16];  // these tiles are 1024-byte aligned
-  uint4 narrow[WORKERS][ROWS_BYTES / 16];
-  uint4 chunks[WORKERS][CHUNKS][ROWS_BYTES / 16];
-  RingShared<RING> ring;
-  float bias[WIDTH];  // halved
-  u64 gates_full, narrow_filled[WORKERS], narrow_taken[WORKERS];
-  u64 filled[WORKERS][CHUNKS], taken[WORKERS][CHUNKS];
-};
 
 // The feeder's thread. The stream goes round W_o's images once a step, and ends with half a round
 // more, in which the second worker finishes.
@@ -58,95 +28,6 @@ __device__ __forceinline__ void feed_weights(const OutputArguments& arg, OutputS
   for (int i = 0, image = 0; i < total; ++i) {
     feeder.feed((const char*)arg.out_images + (i64)image * IMAGE_BYTES, IMAGE_BYTES);
     if (++image == images) image = 0;
-  }
-}
-
-// ---- the gate's product, both operands in shared memory ----
-
-#define QUASAR_WGMMA_SHARED(TYPE, OUT, KEEP)                                                     \
-  asm volatile(                                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, " KEEP ", 1, 1, 0, 0;"                        \
-      : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]), OUT(d[1][1]),      \
-        OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]), OUT(d[2][2]), OUT(d[2][3]),      \
-        OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]), OUT(d[3][3]), OUT(d[4][0]), OUT(d[4][1]),      \
-        OUT(d[4][2]), OUT(d[4][3]), OUT(d[5][0]), OUT(d[5][1]), OUT(d[5][2]), OUT(d[5][3]),      \
-        OUT(d[6][0]), OUT(d[6][1]), OUT(d[6][2]), OUT(d[6][3]), OUT(d[7][0]), OUT(d[7][1]),      \
-        OUT(d[7][2]), OUT(d[7][3])                                                               \
-      : "l"(a), "l"(b))
-
-// d [64, 64] = a [64, 16] b^T, added to d unless FIRST
-template <Scalar T, bool FIRST>
-__device__ __forceinline__ void multiply_shared(float (&d)[8][4], u64 a, u64 b) {
-  if constexpr (FIRST) {
-    if constexpr (T == Scalar::bf16)
-      QUASAR_WGMMA_SHARED("bf16", "=&f", "0");
-    else
-      QUASAR_WGMMA_SHARED("f16", "=&f", "0");
-  } else {
-    if constexpr (T == Scalar::bf16)
-      QUASAR_WGMMA_SHARED("bf16", "+f", "1");
-    else
-      QUASAR_WGMMA_SHARED("f16", "+f", "1");
-  }
-}
-
-#undef QUASAR_WGMMA_SHARED
-
-// ---- rows of narrow and o, from a warp of the feeding warpgroup to its worker ----
-
-__device__ __forceinline__ void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void copy16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
-}
-
-// the barrier's phase also waits for this thread's copies so far, as one of its arrivals
-__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(barrier) : "memory");
-}
-
-// 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
-__device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
-  const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
-  from += 16 * piece;
-  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same place 8 rows further
-#pragma unroll 2
-  for (int row = first; row < TILE_TOKENS; row += 8) {
-    copy16(to, from + min(row, last) * pitch);
-    copy16((to ^ 64) + 4 * ROW_BYTES, from + min(row + 4, last) * pitch);
-    to += 8 * ROW_BYTES;
-  }
-}
-
-// One warp: the rows of its worker's tiles.
-__device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShared& shared,
-                                          int worker) {
-  const int pitch = 2 * (int)arg.narrow_stride;
-  Place<CHUNKS> place;
-  i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS;
-  for (int step = 0; step < arg.steps; ++step) {
-    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: rows that nothing is made of
-    const int last = (int)min(arg.T - 1 - from, (i64)TILE_TOKENS - 1);
-    const i64 next = row + (i64)gridDim.x * WORKERS * TILE_TOKENS;
-    wait_barrier(shared_address(&shared.narrow_taken[worker]), (step & 1) ^ 1);
-    copy_rows(shared_address(shared.narrow[worker]), (const char*)arg.narrow + from * pitch, pitch,
-              last);
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    publish_shared();
-    arrive(shared_address(&shared.narrow_filled[worker]));
-    const char* o = (const char*)arg.o + from * (2 * WIDTH);
-    for (int h = 0; h < HEADS; ++h) {
-      wait_barrier(shared_address(&shared.taken[worker][place.stage]), place.parity ^ 1);
-      copy_rows(shared_address(shared.chunks[worker][place.stage]), o + h * ROW_BYTES, 2 * WIDTH,
-                last);
-      arrive_after_copies(shared_address(&shared.filled[worker][place.stage]));
-      place.advance();
-    }
-    row = next;
   }
 }
 
@@ -226,7 +107,7 @@ struct Worker {
     }
   }
 
-  // a[h] becomes 2 o / rms(o) * sigmoid(gate + b)
+  // head h becomes 2 o / rms(o) * sigmoid(gate + b)
   __device__ __forceinline__ void gate_head(int h, const float (&gate)[8][4],
                                             const float (&scale)[2]) {
     const float* bias = shared.bias + h * S + 2 * (lane & 3);
