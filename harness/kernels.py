@@ -25,7 +25,10 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Build(BaseModel):
-    """One attempt to compile a program, `operator` or `layer`, for a capability and dtype."""
+    """One attempt to compile a program for a capability and dtype.
+
+    `program` is `operator`, `operator 128` (for heads of 128) or `layer`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +50,8 @@ class Builds(BaseModel):
 class PathTaken(BaseModel):
     """Which implementation takes a call of the operator or the layer on a device, and why.
 
-    `call` is `operator` (`chunk_quasar`) or `layer`, which is run where it has kernels of its own.
+    `call` is `operator` (`chunk_quasar`), the same for heads of 128 as `operator 128`, or `layer`,
+    which is run where it has kernels of its own.
     `capability` is (major, minor), None for the CPU. `rms` is the relative error of its result;
     `error` is not empty where the call raised.
     """
@@ -84,7 +88,8 @@ def compile_for(capability: tuple[int, int]) -> Builds:
     from fla.ops.quasar.hopper_products import compile_program as compile_products
 
     programs: dict[str, Callable[[str], bytes]] = {
-        "operator": partial(compile_program, capability, options=())
+        "operator": partial(compile_program, capability, options=()),
+        "operator 128": partial(compile_program, capability, options=(), width=128),
     }
     if capability == HOPPER:
         programs["layer"] = compile_products
@@ -148,11 +153,14 @@ def _paths(device: str) -> Iterator[PathTaken]:
             gpu = torch.cuda.get_device_properties(index)
             here = (torch.device("cuda", index), gpu.name, (gpu.major, gpu.minor), dtype)
             yield _path(*here)
+            yield _path(*here, width=128)
             if here[2] == HOPPER:
                 yield _layer_path(*here)
 
 
-def _path(device: Any, name: str, capability: tuple[int, int] | None, dtype: str) -> PathTaken:
+def _path(
+    device: Any, name: str, capability: tuple[int, int] | None, dtype: str, width: int = 64
+) -> PathTaken:
     import torch
     from fla.ops.quasar import chunk_quasar
     from fla.ops.quasar.backend import choose_backend
@@ -161,7 +169,7 @@ def _path(device: Any, name: str, capability: tuple[int, int] | None, dtype: str
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        (0.3 * torch.randn(1, _TOKENS, 2, 64, generator=generator)).to(
+        (0.3 * torch.randn(1, _TOKENS, 2, width, generator=generator)).to(
             getattr(torch, _DTYPES[dtype])
         )
         for _ in range(3)
@@ -177,7 +185,10 @@ def _path(device: Any, name: str, capability: tuple[int, int] | None, dtype: str
         found["rms"] = relative_rms(o.cpu(), expected)
     except Exception as problem:  # compilers and drivers raise what they like; it is the finding
         found["error"] = f"{type(problem).__name__}: {problem}"
-    return PathTaken(device=str(device), name=name, capability=capability, dtype=dtype, **found)
+    call = "operator" if width == 64 else f"operator {width}"
+    return PathTaken(
+        call=call, device=str(device), name=name, capability=capability, dtype=dtype, **found
+    )
 
 
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:

@@ -64,8 +64,8 @@ def examine(
 
 def serves(path: PathTaken) -> Check:
     """Which implementation serves on a device, and whether its result is right."""
-    layer = " layer" if path.call == "layer" else ""
-    name = f"{path.device} {path.dtype}{layer}"
+    call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
+    name = f"{path.device} {path.dtype}{call}"
     if path.error:
         return failure(name, *told(f"{path.name}: {path.error}"))
     taken = f"{path.name}: {path.backend} serves"

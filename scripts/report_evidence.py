@@ -81,13 +81,9 @@ def sanitizer(results: SanitizerResults) -> str:
             "date, commit": f"{results.created}, {results.commit}",
         }
     )
-    header = [
-        "tool",
-        "a faulty kernel",
-        *(f"{n} calls of the {x}" for x, n in results.calls.items()),
-    ]
     rows = []
     for tool, one in results.tools.items():
-        layer = "not judged" if one.layer is None else str(one.layer)
-        rows.append((tool, str(one.faulty), str(one.operator), layer))
-    return f"{where}\n\n{table(header, rows)}"
+        calls = " and ".join(f"{results.calls[name]} of the {name}" for name in one.calls)
+        rows.append((tool, calls, str(one.findings), str(one.faulty)))
+    found = table(("tool", "calls", "findings", "in a faulty kernel"), rows)
+    return f"{where}\n\n{found}"

@@ -20,7 +20,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +28,9 @@ from pydantic import Field
 
 from harness.report import Environment
 
-CALLS = Path(__file__).with_name("sanitized_calls.py")
+SCRIPT = Path(__file__).with_name("sanitized_calls.py")
+CALLS = ("operator", "layer")
+"""What is watched, by sanitized_calls.py's names."""
 TOOLS = ("memcheck", "racecheck", "initcheck")
 """compute-sanitizer's tools that are used."""
 
@@ -40,15 +41,10 @@ _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 class Watched(Frozen):
     """How much one tool found: errors or hazards; 0 is clean."""
 
-    faulty: int = Field(ge=1, description="in a faulty kernel, as it must")
-    operator: int = Field(ge=0)
-    layer: int | None = Field(default=None, ge=0, description="None where it cannot be judged")
-    handshake: int | None = Field(default=None, ge=0, description="in a right kernel")
-
-    @property
-    def findings(self) -> int:
-        """In what was to be judged."""
-        return self.operator + (self.layer or 0)
+    calls: tuple[str, ...] = Field(description="of what: operator, layer")
+    findings: int = Field(ge=0)
+    faulty: int = Field(ge=1, description="findings in a faulty kernel, as there must be")
+    handshake: int | None = Field(default=None, ge=0, description="findings in a right kernel")
 
 
 class SanitizerResults(Frozen):
@@ -100,8 +96,8 @@ class _Run(NamedTuple):
     said: str
 
 
-def run_tool(tool: str, what: str) -> _Run:
-    """Run a part of sanitized_calls.py below a tool.
+def run_tool(tool: str, *what: str) -> _Run:
+    """Run parts of sanitized_calls.py below a tool.
 
     Raises:
         SanitizerError: as `findings_in`.
@@ -112,7 +108,7 @@ def run_tool(tool: str, what: str) -> _Run:
     # a cache of memory would hide accesses beyond a tensor and give what was written before
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [*command, sys.executable, str(CALLS), what],
+        [*command, sys.executable, str(SCRIPT), *what],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -123,27 +119,31 @@ def run_tool(tool: str, what: str) -> _Run:
 
 
 def watch(tool: str) -> tuple[Watched, str]:
-    """Let a tool watch everything side by side; return the result and what was said of findings.
+    """Let a tool watch everything side by side; return the result and what was said of the calls.
 
     Raises:
         SanitizerError: a fault was not found, or a call went wrong.
     """
-    runs = [tool, "operator", "handshake" if tool == "racecheck" else "layer"]
-    with ThreadPoolExecutor(len(runs)) as pool:
-        seen = dict(zip(runs, pool.map(partial(run_tool, tool), runs), strict=True))
-    if not seen[tool].findings:
-        raise SanitizerError(
-            f"{tool} does not find a planted fault here:\n{seen[tool].said[-2000:]}"
-        )
-    if tool == "racecheck" and not seen["handshake"].findings:
-        seen["layer"] = run_tool(tool, "layer")
-    for what, run in seen.items():
-        if what != tool and run.status not in (0, _FOUND):
-            message = f"{tool}: the {what} ended with status {run.status}:\n{run.said[-2000:]}"
-            raise SanitizerError(message)
-    found = {what: run.findings for what, run in seen.items() if what != tool}
-    said = "".join(seen[what].said for what in ("operator", "layer") if found.get(what))
-    return Watched(faulty=seen[tool].findings, **found), said
+    with ThreadPoolExecutor(3) as pool:
+        faulty = pool.submit(run_tool, tool, tool)
+        handshake = pool.submit(run_tool, tool, "handshake") if tool == "racecheck" else None
+        calls = CALLS[:1] if handshake else CALLS
+        run = run_tool(tool, *calls)
+    if not faulty.result().findings:
+        said = faulty.result().said[-2000:]
+        raise SanitizerError(f"{tool} does not find a planted fault here:\n{said}")
+    if handshake and not handshake.result().findings:
+        calls, run = CALLS, run_tool(tool, *CALLS)
+    if run.status not in (0, _FOUND):
+        message = f"{tool}: the calls ended with status {run.status}:\n{run.said[-2000:]}"
+        raise SanitizerError(message)
+    found = Watched(
+        calls=calls,
+        findings=run.findings,
+        faulty=faulty.result().findings,
+        handshake=handshake.result().findings if handshake else None,
+    )
+    return found, run.said
 
 
 def version() -> str:
@@ -163,18 +163,20 @@ def main() -> int:
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
     args = parser.parse_args()
     used, wanted = version(), args.tool or TOOLS
+    tools, failed = {}, False
     with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
-        watching = {tool: pool.submit(watch, tool) for tool in wanted}
-    tools = {}
-    for tool, seen in watching.items():
-        try:
-            tools[tool], said = seen.result()
-        except SanitizerError as error:
-            print(error)
-            return 1
-        print(f"{tool}: {tools[tool].findings} findings")
-        if tools[tool].findings:
-            print(said)
+        for tool, seen in [(tool, pool.submit(watch, tool)) for tool in wanted]:
+            try:
+                tools[tool], said = seen.result()
+            except SanitizerError as error:
+                print(error, flush=True)
+                failed = True
+                continue
+            print(f"{tool}: {tools[tool].findings} findings", flush=True)
+            if tools[tool].findings:
+                print(said)
+    if failed:
+        return 1
     if args.out:
         write(args.out, used, tools, args.commit)
     return int(any(one.findings for one in tools.values()))

@@ -1,6 +1,6 @@
 """Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
 
-    python scripts/sanitized_calls.py operator|layer|handshake|memcheck|racecheck|initcheck
+    python scripts/sanitized_calls.py operator|layer|handshake|memcheck|racecheck|initcheck ...
 
 Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
 sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
@@ -59,7 +59,10 @@ OPERATOR = (
     OperatorCase((1029,), dtype=torch.float16, states=True),
     OperatorCase((0, 1, 200, 64, 0, 331), states=True),
     OperatorCase((63, 130), dtype=torch.float16),
+    OperatorCase((333,), width=128, states=True),
+    OperatorCase((0, 65, 200), width=128, dtype=torch.float16, states=True),
     OperatorCase((650,), states=True, options=PORTABLE),
+    OperatorCase((333,), width=128, options=PORTABLE),
     OperatorCase((650,), dtype=torch.float16, states=True, options=PORTABLE),
 )
 LAYER = (
@@ -151,22 +154,23 @@ def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> l
 def main() -> int:
     """Run what was asked for, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=(*CASES, "handshake", *TOOLS))
-    what = parser.parse_args().what
+    parser.add_argument("what", nargs="+", choices=(*CASES, "handshake", *TOOLS))
+    args = parser.parse_args()
     os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
     mount()
     torch.manual_seed(0)
-    if what in CASES:
-        wrong = wrong_cases(*CASES[what])
-        torch.cuda.synchronize()
-        print("\n".join(wrong))
-        return bool(wrong)
-    if what == "handshake":
-        run_control(HANDSHAKE, 0)
-    else:
-        run_control(PLANTED, TOOLS.index(what))  # the faults are numbered as the tools are
-    return 0
+    wrong = []
+    for what in args.what:
+        if what in CASES:
+            wrong += wrong_cases(*CASES[what])
+        elif what == "handshake":
+            run_control(HANDSHAKE, 0)
+        else:
+            run_control(PLANTED, TOOLS.index(what))  # the faults are numbered as the tools are
+    torch.cuda.synchronize()
+    print("\n".join(wrong))
+    return bool(wrong)
 
 
 if __name__ == "__main__":

@@ -73,19 +73,21 @@ def nvrtc() -> str:
 def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
     check = kernel_checks.compiles((9, 0), compile_kernels, needed=True)
     assert check.level == "ok", check
-    for program in ("operator bf16", "operator fp16", "layer bf16", "layer fp16"):
-        assert f"{program}: machine code" in check.detail
+    for program in ("operator", "operator 128", "layer"):
+        for dtype in ("bf16", "fp16"):
+            assert f"{program} {dtype}: machine code" in check.detail
     again = compile_kernels((8, 0)).builds
-    assert {one.program for one in again} == {"operator"}  # the layer's kernels are Hopper's alone
+    # the layer's kernels are Hopper's alone
+    assert {one.program for one in again} == {"operator", "operator 128"}
     assert all(one.seconds > 0.05 for one in again)  # reading a cache takes a millisecond
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_capability_that_the_compiler_dropped_is_explained() -> None:
-    check = kernel_checks.compiles((2, 0), compile_kernels, needed=True)
-    assert (check.name, check.level) == ("sm_20", "failure")
-    assert known.TOOLKIT_OLD.cause in check.detail
-    assert check.remedy == known.TOOLKIT_OLD.remedy
+def test_a_gpu_older_than_the_kernels_is_explained() -> None:
+    check = kernel_checks.compiles((7, 5), compile_kernels, needed=True)
+    assert (check.name, check.level) == ("sm_75", "failure")
+    assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
+    assert "QUASAR_BACKEND=triton" in check.remedy
 
 
 def _path(
@@ -152,6 +154,11 @@ def test_an_older_gpu_is_served_by_triton_as_it_should_be() -> None:
 )
 def test_wrong_results_and_faults_are_failures(changes: dict[str, Any]) -> None:
     assert _failed(_examine(_path((9, 0), "cuda", **changes))) == {"cuda:0 bf16"}
+
+
+def test_wider_heads_are_a_path_of_their_own() -> None:
+    wide = _path((9, 0), "cuda", call="operator 128", rms=0.5)
+    assert _failed(_examine(_path((9, 0), "cuda"), wide)) == {"cuda:0 bf16 128"}
 
 
 def test_the_layers_kernels_are_a_path_of_their_own() -> None:

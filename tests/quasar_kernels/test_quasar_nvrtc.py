@@ -238,6 +238,21 @@ def test_without_nvrtc_triton_serves_and_the_log_says_why_once(gpu_call, caplog)
     assert choice.reason in line
 
 
+def test_a_gpu_that_is_too_old_is_served_by_triton_and_the_log_says_so_once(
+    gpu_call, monkeypatch, caplog
+):
+    turing = SimpleNamespace(major=7, minor=5, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: turing)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            choice = backend.choose_backend(*gpu_call)
+    assert choice.backend == "triton"
+    (record,) = caplog.records
+    assert "compute capability 7.5; the CUDA kernels need 8.0" in record.getMessage()
+    assert "QUASAR_BACKEND=triton" in record.getMessage()
+    assert choice.reason in record.getMessage()
+
+
 @pytest.mark.usefixtures("no_nvrtc")
 def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
     monkeypatch.setenv(backend.SWITCH, "cuda")
