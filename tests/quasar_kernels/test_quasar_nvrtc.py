@@ -21,7 +21,7 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import backend, cuda_scan, nvrtc  # noqa: E402
+from fla.ops.quasar import backend, cuda_scan, hopper_products, nvrtc  # noqa: E402
 
 FOLDER = OVERLAY / "fla/ops/quasar"
 HOPPER = (9, 0)
@@ -340,3 +340,14 @@ def test_nvrtc_compiles_the_sources_without_headers(capability, dtype, tmp_path,
     assert code.startswith(b"\x7fELF")
     assert f"quasar_segment_output_{dtype.lower()}".encode() in code
     assert len(entries()) == 1
+
+
+@pytest.mark.skipif(not _real_nvrtc(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_nvrtc_compiles_the_layers_kernels_for_hopper(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv(nvrtc.CACHE, str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code = hopper_products.compile_program(dtype)
+    assert code.startswith(b"\x7fELF")
+    for name in ("pack_weights", "projection", "gated_output"):
+        assert f"quasar_{name}_{dtype}".encode() in code
