@@ -42,10 +42,10 @@ def test_output_under_autocast(layer, T):
         y, _, _ = layer(x)
     assert y.requires_grad
     found = figures(y, exact(layer, x))
-    # Hopper's kernels, for long sequences, keep q, k and v in fp32 until after the convolution
-    fused = torch.cuda.get_device_capability() == (9, 0) and T >= MANY_TOKENS
-    limit = 8e-3 if fused else 1e-2
-    assert found.relative_rms <= limit
+    # q, k and v are not rounded to bf16 before their convolution, but for long sequences elsewhere
+    # than on Hopper; a few tokens alone may be off by more than the mean
+    rounded = torch.cuda.get_device_capability() != (9, 0) and T >= MANY_TOKENS
+    assert found.relative_rms <= (1e-2 if rounded or T < 1000 else 8e-3)
     assert found.max_difference <= 0.1
     assert found.cosine >= 0.9999
 

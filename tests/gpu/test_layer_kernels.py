@@ -75,6 +75,12 @@ def test_convolution(dtype, packed, R):
     assert relative_rms(y, wanted) <= (1e-6 if dtype == torch.float32 else 3e-3)
 
 
+def test_convolution_rounds_once_where_its_input_is_wider_than_its_result():
+    x, taps = torch.randn(1000, 1536, device="cuda"), torch.randn(1536, 4, device="cuda")
+    y = causal_conv_silu(x, taps, dtype=torch.bfloat16)
+    assert torch.equal(y, causal_conv_silu(x, taps).bfloat16())
+
+
 def test_convolution_of_more_elements_than_32_bits_count():
     R, C = (1 << 31) // 1536 + 5000, 1536
     x = torch.empty(R, C, device="cuda", dtype=torch.bfloat16).normal_()

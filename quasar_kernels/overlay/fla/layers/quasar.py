@@ -17,13 +17,15 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
-from fla.ops.quasar.fused_layer import attend_fused
+from fla.ops.quasar.fused_layer import MANY_TOKENS, attend_fused
 from fla.ops.quasar.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
 from fla.ops.quasar.replay import replayed
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
+
+_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of bf16 in fp32
 
 
 class GatedRMSNorm(nn.Module):
@@ -261,14 +263,18 @@ class QuasarAttention(nn.Module):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product
             projections, *gate_weights, out_weight = _packed((*weights[:6], out_weight), dtype)
-            mixed = F.linear(x.reshape(B * T, self.hidden_size).to(dtype), projections)
+            unrounded = self.use_short_conv and conv_state is None
+            mixed = _product(
+                x.reshape(B * T, self.hidden_size).to(dtype), projections, unrounded=unrounded
+            )
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
-            narrow = narrow.contiguous()  # so that `mixed`, gigabytes for a million tokens, can go
+            # a copy, so that `mixed`, gigabytes for a million tokens, can go
+            narrow = narrow.to(dtype).contiguous()
             if self.use_short_conv:
                 taps = torch.cat(taps).squeeze(1)
                 bias = torch.cat(biases) if self.conv_bias else None
                 qkv = qkv.view(B, T, 3 * self.key_dim)
-                qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state)
+                qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state, dtype)
             del mixed
             q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
@@ -316,22 +322,35 @@ def _packed(matrices, dtype) -> list[torch.Tensor]:
     return [result, *copies]
 
 
-def _convolve(x, taps, bias, cu_seqlens, state):
+def _product(rows, weight, *, unrounded):
+    """Return rows weight^T, in fp32 if `unrounded` and short, where nothing is recorded.
+
+    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error. At
+    the lengths that fused_layer.py does not take, keeping them in fp32 costs little.
+    """
+    short = rows.shape[0] < MANY_TOKENS and rows.is_cuda and rows.dtype == torch.bfloat16
+    if unrounded and short and _WIDE_PRODUCTS and not torch.is_grad_enabled():
+        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    return F.linear(rows, weight)
+
+
+def _convolve(x, taps, bias, cu_seqlens, state, dtype):
     """Convolve `[B, T, C]`; `state` `[N, C, W]` holds the inputs before it, or is None for none."""
     B, T, C = x.shape
     if state is None:
         position = _positions(B, T, cu_seqlens, x.device)
-        return causal_conv_silu(x.reshape(B * T, C), taps, bias, position).view(B, T, C), None
+        y = causal_conv_silu(x.reshape(B * T, C), taps, bias, position, dtype)
+        return y.view(B, T, C), None
     if cu_seqlens is not None:
         parts = x.split(sequence_lengths(cu_seqlens, B, T), dim=1)
         results = [
-            _convolve(part, taps, bias, None, before)
+            _convolve(part, taps, bias, None, before, dtype)
             for part, before in zip(parts, state.split(1), strict=True)
         ]
         return torch.cat([y for y, _ in results], dim=1), torch.cat([s for _, s in results])
     W = state.shape[-1]
     x = torch.cat([state.mT.to(x.dtype), x], dim=1)
-    y, _ = _convolve(x, taps, bias, None, None)
+    y, _ = _convolve(x, taps, bias, None, None, dtype)
     return y[:, W:], x[:, -W:].mT.contiguous()
 
 

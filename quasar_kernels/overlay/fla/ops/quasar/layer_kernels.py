@@ -138,10 +138,10 @@ def _padded(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def launch_conv_silu(x, weight, bias, position) -> torch.Tensor:
-    """Launch the convolution kernel over `[R, C]` rows; weight `[C, 4]`."""
+def launch_conv_silu(x, weight, bias, position, dtype=None) -> torch.Tensor:
+    """Launch the convolution kernel over `[R, C]` rows; weight `[C, 4]`, y in `dtype` or x's."""
     R, C = x.shape
-    y = torch.empty(R, C, dtype=x.dtype, device=x.device)
+    y = torch.empty(R, C, dtype=dtype or x.dtype, device=x.device)
     if R * C:
         rows = 64 if R >= 1 << 15 else 16
         block = min(512, _padded(C))
@@ -171,7 +171,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def conv_silu_torch(x, weight, bias, position) -> torch.Tensor:
+def conv_silu_torch(x, weight, bias, position, dtype=None) -> torch.Tensor:
     """The same convolution in torch, differentiable; any number of taps."""
     wide, taps = _wide(x), _wide(weight)
     y = wide * taps[:, -1]
@@ -180,7 +180,7 @@ def conv_silu_torch(x, weight, bias, position) -> torch.Tensor:
         if position is not None:
             before = before.where((position[j:] >= j)[:, None], 0)
         y[j:].addcmul_(before, taps[:, -1 - j])
-    return F.silu(y if bias is None else y + bias).to(x.dtype)
+    return F.silu(y if bias is None else y + bias).to(dtype or x.dtype)
 
 
 def gated_rmsnorm_torch(x, gate, weight, eps) -> torch.Tensor:
@@ -207,11 +207,11 @@ def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-def _conv_silu_forward(x, weight, bias, position) -> torch.Tensor:
+def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
     if _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1:
         with _device_of(x):
-            return launch_conv_silu(x, weight.contiguous(), bias, position)
-    return conv_silu_torch(x, weight, bias, position)
+            return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
+    return conv_silu_torch(x, weight, bias, position, dtype)
 
 
 def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
@@ -307,6 +307,7 @@ def causal_conv_silu(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     position: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return silu of a causal depthwise convolution along the rows.
 
@@ -315,13 +316,15 @@ def causal_conv_silu(
         weight: `[C, W]`; the last tap meets the token itself.
         bias: `[C]` or None.
         position: `[R]` int32, each token's place in its own sequence; None for one sequence.
+        dtype: of the result; None is x's.
 
     Returns:
-        `[R, C]` in x's dtype, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.
+        `[R, C]`, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.
     """
     if not torch.is_grad_enabled():
-        return _conv_silu_forward(x, weight, bias, position)
-    return CausalConvSiluFunction.apply(x, weight, bias, position)
+        return _conv_silu_forward(x, weight, bias, position, dtype)
+    y = CausalConvSiluFunction.apply(x, weight, bias, position)
+    return y if dtype is None else y.to(dtype)
 
 
 def gated_rmsnorm(
