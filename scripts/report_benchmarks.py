@@ -1,24 +1,76 @@
-"""Make the figures of docs/benchmarks.md and README.md from the reports under benchmarks/.
+"""Make docs/benchmarks.md, its plots and README.md's table from the files under benchmarks/.
 
     python scripts/report_benchmarks.py [--check]
 
---check changes nothing and exits with 1 when the documents do not say what the reports say.
+--check changes nothing and exits with 1 when the documents do not say what the files say.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
+
+from layer_limits import criteria
+from layer_results import Accuracy, Profile, load
+from layer_sections import accuracy_tables, limits_table, profile_table
+from line_plot import Line, line_plot
+from markdown_tables import facts, table
 
 from harness.report import Measurement, Report, load_report
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "benchmarks" / "h200"
 START, END = "<!-- figures: scripts/report_benchmarks.py -->", "<!-- /figures -->"
+PROFILES = ("layer-profile", "layer-profile-ops")
 IN_README = (512, 2048, 16384, 100_000, 1_000_000)
+
+TREES = {
+    "public-fork": ("public fork", "#777777"),
+    "peer": ("peer", "#b5432a"),
+    "overlay-ops": ("ours, ops", "#2a5ca8"),
+    "overlay": ("ours, layer", "#0b6e4f"),
+}
+"""Label and colour of each report."""
+
+Value = Callable[[Sequence[Measurement]], float | None]
+Reports = Mapping[str, Report]
+
+
+class Quantity(NamedTuple):
+    """What is compared: the plot's file, its title, and the figure of one length's processes."""
+
+    plot: str
+    title: str
+    axis: str
+    of: Value
+    digits: str
+
+
+SPEED = Quantity(
+    "layer-speed.svg",
+    "Tokens a second in the validator's loop",
+    "M tokens/s",
+    lambda runs: median(m.tokens_per_sec for m in runs) / 1e6,
+    ".3g",
+)
+MEMORY = Quantity(
+    "layer-memory.svg",
+    "Peak memory in that loop",
+    "GiB",
+    lambda runs: max(m.vram_mb for m in runs) / 1024,
+    ".2f",
+)
+FIRST_CALL = Quantity(
+    "layer-first-call.svg",
+    "First call of a fresh process with empty kernel caches",
+    "seconds",
+    lambda runs: max((m.first_call_seconds for m in runs if m.cache == "cold"), default=None),
+    ".1f",
+)
 
 
 def by_length(report: Report) -> dict[int, list[Measurement]]:
@@ -29,61 +81,171 @@ def by_length(report: Report) -> dict[int, list[Measurement]]:
     return groups
 
 
-def table(fork: Report, ours: Report, lengths: Sequence[int] | None = None) -> str:
-    """Return the table of speeds, memory and first calls by sequence length."""
-    theirs, mine = by_length(fork), by_length(ours)  # the fork may lack lengths
-    rows = [
-        "| tokens | public fork, M tokens/s | this overlay, M tokens/s | times | spread "
-        "| memory, fork / overlay, GiB | first call, fork / overlay, s |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
+def figures(reports: Reports, quantity: Quantity) -> dict[str, dict[int, float]]:
+    """Return a quantity by tree and length; a tree may lack lengths."""
+    found: dict[str, dict[int, float]] = {name: {} for name in reports}
+    for name, report in reports.items():
+        for length, runs in sorted(by_length(report).items()):
+            value = quantity.of(runs)
+            if value is not None:
+                found[name][length] = value
+    return found
+
+
+def plot(reports: Reports, quantity: Quantity) -> str:
+    """Return the SVG of a quantity against the length."""
+    found = figures(reports, quantity)
+    lines = [
+        Line(label, colour, list(found[name].items()))
+        for name, (label, colour) in TREES.items()
+        if found[name]  # a tree whose gate was red has no figures
     ]
-    for length in lengths or sorted(mine):
-        speeds = [m.tokens_per_sec for m in mine[length]]
-        middle = median(speeds)
-        fork_speed = median(m.tokens_per_sec for m in theirs[length]) if length in theirs else None
-        both = [group.get(length, ()) for group in (theirs, mine)]
-        memory = " / ".join(
-            f"{max(m.vram_mb for m in group) / 1024:.2f}" if group else "-" for group in both
-        )
-        first = " / ".join(
-            f"{max(m.first_call_seconds for m in group):.1f}" if group else "-" for group in both
-        )
-        rows.append(
-            f"| {length:,} | {f'{fork_speed / 1e6:.3f}' if fork_speed else '-'} "
-            f"| {middle / 1e6:.2f} | {f'{middle / fork_speed:.0f}' if fork_speed else '-'} "
-            f"| {(max(speeds) - min(speeds)) / middle:.1%} | {memory} | {first} |"
-        )
-    return "\n".join(rows)
+    machine = reports["overlay"].environment
+    title = f"{quantity.title}, {machine.gpu if machine else 'unknown GPU'}"
+    return line_plot(title, "tokens", quantity.axis, lines)
 
 
-def document(fork: Report, ours: Report) -> str:
+def comparison(reports: Reports, quantity: Quantity) -> str:
+    """Return the table of a quantity by length and tree."""
+    found = figures(reports, quantity)
+    header = ["tokens", *(f"{label}, {quantity.axis}" for label, _ in TREES.values())]
+    rows = [
+        [
+            f"{n:,}",
+            *(f"{found[t][n]:{quantity.digits}}" if n in found[t] else "-" for t in TREES),
+        ]
+        for n in found["overlay"]
+    ]
+    return table(header, rows)
+
+
+def speeds(reports: Reports, lengths: Sequence[int] | None = None) -> str:
+    """Return the table of speeds, with how often ours is faster, and how far runs lie apart."""
+    found, ours = figures(reports, SPEED), by_length(reports["overlay"])
+    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
+    header += ["layer / fork", "layer / peer", "spread"]
+    rows = []
+    for n in lengths or found["overlay"]:
+        fastest = found["overlay"][n]
+        row = [f"{n:,}", *(f"{found[t][n]:.3g}" if n in found[t] else "-" for t in TREES)]
+        for other in ("public-fork", "peer"):
+            row.append(f"{fastest / found[other][n]:.0f}" if n in found[other] else "-")
+        runs = [m.tokens_per_sec for m in ours[n]]
+        rows.append([*row, f"{(max(runs) - min(runs)) / median(runs):.1%}"])
+    return table(header, rows)
+
+
+def short_table(reports: Reports) -> str:
+    """Return README.md's table: the speeds, and what ours costs."""
+    speed, memory, first = (figures(reports, q) for q in (SPEED, MEMORY, FIRST_CALL))
+    pair = ("public-fork", "overlay")
+    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
+    header += ["layer / fork", "memory, fork / layer, GiB", "first call, fork / layer, s"]
+    rows = []
+    for n in IN_README:
+        row = [f"{n:,}", *(f"{speed[t][n]:.3g}" if n in speed[t] else "-" for t in TREES)]
+        row.append(f"{speed['overlay'][n] / speed['public-fork'][n]:.0f}")
+        for found, digits in ((memory, ".2f"), (first, ".1f")):
+            cells = (f"{found[t][n]:{digits}}" if n in found[t] else "-" for t in pair)
+            row.append(" / ".join(cells))
+        rows.append(row)
+    return table(header, rows)
+
+
+def losses(report: Report) -> list[str]:
+    """Say once for each reason which lengths gave nothing."""
+    lengths: dict[str, list[str]] = {}
+    for failure in report.failures:
+        lengths.setdefault(f"{failure.kind}: {failure.reason}", []).append(f"{failure.length:,}")
+    return [f"{', '.join(n)} tokens gave nothing ({why})" for why, n in lengths.items()]
+
+
+def gates(reports: Reports) -> str:
+    """Say of each tree where it passed the gate, when it was measured, and what gave nothing."""
+    lines = []
+    for name, (label, _) in TREES.items():
+        report = reports[name]
+        processes = max((len(runs) for runs in by_length(report).values()), default=0)
+        passed = sorted({m.gate.longest for m in report.measurements if m.gate is not None})
+        checked = "not checked"
+        if passed:
+            checked = f"passed the correctness gate at {', '.join(f'{n:,}' for n in passed)} tokens"
+        text = f"{processes} process{'es' * (processes > 1)} a length, {checked}"
+        if not processes:
+            text = "no figures"
+        lost = losses(report)
+        when = f"{report.created_at:%Y-%m-%d %H:%M} UTC, commit {(report.commit or 'unknown')[:12]}"
+        lines.append(f"- {label}: {'; '.join([text, *lost, when])}.")
+    return "\n".join(lines)
+
+
+def document(reports: Reports, profiles: Sequence[Profile], accuracy: Accuracy) -> str:
     """Return the text of docs/benchmarks.md."""
+    ours = reports["overlay"]
     machine = ours.environment
     if machine is None:
         raise SystemExit("the overlay's report names no machine: measure again")
-    processes = len(next(iter(by_length(ours).values())))
+    kernels = "\n\n".join(map(profile_table, profiles))
+    where = {
+        "GPU": f"{machine.gpu}, driver {machine.driver}",
+        "torch, Triton": f"{machine.torch}, {machine.triton}",
+        "CUDA, Python": f"{machine.cuda}, {machine.python}",
+        "date": f"{ours.created_at:%Y-%m-%d}",
+        "commit": f"{ours.commit}",
+        "protocol": ours.protocol,
+    }
+    limits = limits_table(criteria(ours, reports["overlay-ops"], accuracy))
     return f"""# Benchmarks
 
-Generated by `python scripts/report_benchmarks.py` from the reports in `benchmarks/h200/`, which
-`scripts/benchmark_fork.py` wrote on one machine, one tree after the other.
+Generated by `python scripts/report_benchmarks.py` from the files in `benchmarks/h200/`, which
+`scripts/benchmark_fork.py`, `scripts/profile_layer.py` and `scripts/check_layer.py` wrote on one
+machine, one after the other.
 
-| | |
-|---|---|
-| GPU | {machine.gpu}, driver {machine.driver} |
-| torch, Triton | {machine.torch}, {machine.triton} |
-| CUDA, Python | {machine.cuda}, {machine.python} |
-| date | {ours.created_at:%Y-%m-%d} |
-| commit | {ours.commit} |
-| protocol | {ours.protocol} |
+{facts(where)}
 
-The overlay passed the correctness gate at each length before it was timed: {processes} processes a
-length, their median here, the first with empty kernel caches. The public fork was timed once,
-at some of the lengths, and is not checked: it does not compute the recurrence. Spread is largest
-less smallest over median.
+Four trees are compared. The *public fork* is timed as it is and not checked, since it computes
+something else than the recurrence. The *peer* is what the first day gives: the fork's layer over
+flash-linear-attention's `chunk_delta_rule` with the step size by torch
+([benchmarks/peer](../benchmarks/peer/fla/ops/quasar/chunk.py)). *Ours, ops* is the fork's layer,
+unchanged, over this project's operator (`FORK_SCOPE=ops`); *ours, layer* brings its layer too
+(`FORK_SCOPE=layer`, the default).
 
-{table(fork, ours)}
+{gates(reports)}
 
-The first call is the slowest of the processes: with empty caches it compiles the kernels.
+Speeds are medians over the processes, memory and first calls the largest. Processes import side by
+side and are timed one after another. The first process of a length starts with empty kernel caches,
+but for the peer, which tunes for half a minute at any length and does so at the shortest alone.
+Spread is largest less smallest over median.
+
+## Tokens a second
+
+![M tokens/s against tokens]({SPEED.plot})
+
+{speeds(reports)}
+
+## Memory
+
+![peak GiB against tokens]({MEMORY.plot})
+
+{comparison(reports, MEMORY)}
+
+## First call
+
+![seconds of the first call against tokens]({FIRST_CALL.plot})
+
+{comparison(reports, FIRST_CALL)}
+
+## Where the time goes
+
+{kernels}
+
+## What it computes
+
+{accuracy_tables(accuracy)}
+
+## Limits
+
+{limits}
 """
 
 
@@ -98,11 +260,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    fork, ours = (load_report(REPORTS / f"{name}.json") for name in ("public-fork", "overlay"))
-    readme = ROOT / "README.md"
+    reports = {name: load_report(REPORTS / f"{name}.json") for name in TREES}
+    profiles = [load(Profile, REPORTS / f"{name}.json") for name in PROFILES]
+    accuracy = load(Accuracy, REPORTS / "layer-accuracy.json")
+    readme, docs = ROOT / "README.md", ROOT / "docs"
     wanted = {
-        ROOT / "docs" / "benchmarks.md": document(fork, ours),
-        readme: between_marks(readme.read_text(), table(fork, ours, IN_README)),
+        docs / "benchmarks.md": document(reports, profiles, accuracy),
+        readme: between_marks(readme.read_text(), short_table(reports)),
+        **{docs / q.plot: plot(reports, q) for q in (SPEED, MEMORY, FIRST_CALL)},
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if args.check and stale:

@@ -1,0 +1,165 @@
+"""The limits of the layer's figures, its profile by step, and the floors beside it."""
+
+from __future__ import annotations
+
+import pytest
+from layer_limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
+from layer_results import Accuracy, Launch, Profile, load
+from layer_sections import profile_table
+from layer_steps import OTHER, STEPS, find_steps, short_name
+from profile_layer import launches_of
+from report_benchmarks import PROFILES, REPORTS
+
+from harness.report import Measurement, Report, load_report
+
+SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
+CUBLAS = "nvjet_sm90_tst_256x128_64x4"
+
+
+@pytest.fixture(scope="module", params=PROFILES)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    return load(Profile, REPORTS / f"{request.param}.json")
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> Accuracy:
+    return load(Accuracy, REPORTS / "layer-accuracy.json")
+
+
+@pytest.fixture(scope="module")
+def layer() -> Report:
+    return load_report(REPORTS / "overlay.json")
+
+
+@pytest.fixture(scope="module")
+def ops() -> Report:
+    return load_report(REPORTS / "overlay-ops.json")
+
+
+def altered(report: Report, length: int, **figures: float) -> Report:
+    def change(m: Measurement) -> Measurement:
+        return m.model_copy(update=figures if m.length == length else {})
+
+    return report.model_copy(update={"measurements": tuple(map(change, report.measurements))})
+
+
+def verdicts(layer: Report, ops: Report, accuracy: Accuracy) -> dict[str, str]:
+    return {c.cells()[0]: c.cells()[3] for c in criteria(layer, ops, accuracy)}
+
+
+def judged(accuracy: Accuracy, path: str, value: object) -> Accuracy:
+    """Return the results with one figure replaced; `path` is as in `outputs.0.cosine`."""
+    body = accuracy.model_dump(mode="json")
+    place, *keys = body, *path.split(".")
+    for key in keys[:-1]:
+        place = place[int(key) if isinstance(place, list) else key]
+    key = int(keys[-1]) if isinstance(place, list) else keys[-1]
+    place[key] = value
+    return Accuracy.model_validate(body)
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.999, "missed"), (1.001, "met")])
+def test_speeds_are_judged_by_scope(
+    layer: Report, ops: Report, accuracy: Accuracy, value: float, verdict: str
+) -> None:
+    for tokens, limit in SPEED.items():
+        changed = altered(layer, tokens, tokens_per_sec=value * limit)
+        found = verdicts(changed, ops, accuracy)
+        assert found[f"{tokens:,} tokens, `layer` scope, M tokens/s"] == verdict
+    for tokens, limit in OPS_SPEED.items():
+        found = verdicts(layer, altered(ops, tokens, tokens_per_sec=value * limit), accuracy)
+        assert found[f"{tokens:,} tokens, `ops` scope, M tokens/s"] == verdict
+
+
+def test_memory_and_first_calls_are_judged(layer: Report, ops: Report, accuracy: Accuracy) -> None:
+    for tokens, most in PEAK_BYTES.items():
+        name = f"{tokens:,} tokens, peak memory, GB"
+        for size, verdict in ((1.001 * most, "missed"), (0.999 * most, "met")):
+            changed = altered(layer, tokens, vram_mb=size / 2**20)
+            assert verdicts(changed, ops, accuracy)[name] == verdict
+    changed = altered(layer, 4096, first_call_seconds=11.0)
+    found = verdicts(changed, ops, accuracy)
+    assert found["slowest first call with empty caches, s"] == "missed"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("outputs.2.relative_rms", 9e-3, "1,000,000 tokens, output against float64, relative RMS"),
+        ("outputs.0.cosine", 0.99, "1,000 tokens, output against float64, cosine"),
+        ("outputs.1.max_difference", 0.2, "65,536 tokens, output against float64, largest"),
+        ("outputs.1.reruns_equal", False, "lengths at which three calls differ in a bit"),
+        ("gradients.0.errors.x", 0.9, "worst gradient (`x`)"),
+        ("decoding.apart", 0.1, "tokens decoded after"),
+        ("exchange.ours_in_public", 0.1, "public layer with our weights"),
+        ("exchange.public_in_ours", 0.1, "our layer with the public one's weights"),
+        ("long_runs", [], "long sequences that did not run"),
+        ("long_runs.1.slices_apart", 0.1, "5,000,000 tokens in slices against one call"),
+    ],
+)
+def test_a_figure_outside_of_its_limit_is_missed(
+    layer: Report, ops: Report, accuracy: Accuracy, path: str, value: object, said: str
+) -> None:
+    found = verdicts(layer, ops, judged(accuracy, path, value))
+    assert "missed" in [verdict for what, verdict in found.items() if said in what]
+
+
+def test_every_launch_of_the_profile_has_a_step(profile: Profile) -> None:
+    found = find_steps(profile.launches, STEPS[profile.tree])
+    assert sum(step.launches for step in found) == len(profile.launches)
+    busy = sum(launch.ms for launch in profile.launches)
+    assert sum(step.ms for step in found) == pytest.approx(busy)
+    unknown = sum(step.ms for step in found if step.step is OTHER)
+    assert unknown <= 0.03 * busy, [step.kernels for step in found if step.step is OTHER]
+    assert profile_table(profile).count("\n") > len(found)
+
+
+def test_products_go_to_the_steps_in_order() -> None:
+    names = (SMALL, CUBLAS, "causal_conv_silu_kernel", SMALL, "gate_and_norm_kernel", CUBLAS)
+    launches = [Launch(kernel=name, ms=2.0**i) for i, name in enumerate(names)]
+    found = {f.step.what: (f.launches, f.ms) for f in find_steps(launches, STEPS["overlay"])}
+    assert found == {
+        "projections of q, k, v and the gate": (1, 2),
+        "convolution and SiLU": (1, 4),
+        "gate widened, norm": (1, 16),
+        "output projection": (1, 32),
+        "other": (2, 9),
+    }
+
+
+def test_a_cast_s_floor_is_its_bytes_at_the_copy_s_bandwidth(profile: Profile) -> None:
+    cast = next(step for step in STEPS["overlay"] if step.what == "x to bf16")
+    size = profile.tokens * 512 * (4 + 2)
+    assert cast.floor_ms(profile) == pytest.approx(size / (profile.copy_gb_per_s * 1e9) * 1e3)
+
+
+def test_a_product_s_floor_is_the_longer_of_bytes_and_arithmetic(profile: Profile) -> None:
+    output = next(step for step in STEPS["overlay"] if step.what == "output projection")
+    seconds = 2 * profile.tokens * 512 * 512 / (profile.product_tflops * 1e12)
+    slow_copy = profile.model_copy(update={"copy_gb_per_s": 1.0})
+    fast_copy = profile.model_copy(update={"copy_gb_per_s": 1e6})
+    assert output.floor_ms(fast_copy) == pytest.approx(seconds * 1e3)
+    assert output.floor_ms(slow_copy) == pytest.approx(2 * profile.tokens * 1024 / 1e9 * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "short"),
+    [
+        (SMALL, "small"),
+        ("quasar_segment_map_bf16", "quasar_segment_map_bf16"),
+        ("void at::native::f<8, at::native::g(at::T&)::{lambda(float)#1}>(int)", "f"),
+        ("Memset (Device)", "Memset"),
+    ],
+)
+def test_names_are_cut_to_the_kernel(kernel: str, short: str) -> None:
+    assert short_name(kernel) == short
+
+
+def test_launches_are_medians_in_order_of_start() -> None:
+    calls = [
+        [("b", at + 2.0, ms + 1), ("a", at, ms), ("a", at + 4.0, 9.0)]
+        for at, ms in ((0.0, 3.0), (10.0, 1.0), (20.0, 2.0))
+    ]
+    assert [(x.kernel, x.ms) for x in launches_of(calls)] == [("a", 2.0), ("b", 3.0), ("a", 9.0)]
+    with pytest.raises(SystemExit, match="different kernels"):
+        launches_of([calls[0], calls[1][:2]])
