@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
-from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
+from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
 from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIMS = (64, 128)
@@ -81,15 +81,9 @@ def compile_program(
             ),
             "set QUASAR_BACKEND=triton to stop trying",
         )
-    try:
-        headers = {name: (_CSRC / name).read_text() for name in (*_SOURCES, *_HEADERS)}
-    except OSError as error:
-        raise CudaUnavailableError(
-            f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
-        ) from error
-    program = "".join(f'#include "{name}"\n' for name in _SOURCES)
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
-    return compile_cached(f"segmented_scan-{width}-{dtype}", program, headers, capability, options)
+    name = f"segmented_scan-{width}-{dtype}"
+    return compile_files(name, _CSRC, _SOURCES, _HEADERS, capability, options)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import torch
 
 from fla.ops.quasar.backend import requested_backend
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
-from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_cached
+from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
 
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("pack_weights.cu", "projection.cu", "gated_output.cu")
@@ -44,15 +44,8 @@ def compile_program(dtype: str, options: tuple[str, ...] = ()) -> bytes:
     Raises:
         CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
     """
-    try:
-        headers = {name: (_CSRC / name).read_text() for name in (*_SOURCES, *_HEADERS)}
-    except OSError as error:
-        raise CudaUnavailableError(
-            f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
-        ) from error
-    program = "".join(f'#include "{name}"\n' for name in _SOURCES)
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
-    return compile_cached(f"hopper_products-{dtype}", program, headers, (9, 0), options)
+    return compile_files(f"hopper_products-{dtype}", _CSRC, _SOURCES, _HEADERS, (9, 0), options)
 
 
 @functools.cache

@@ -169,6 +169,34 @@ def compile_cached(
     return code
 
 
+def compile_files(
+    name: str,
+    folder: Path,
+    sources: Sequence[str],
+    headers: Sequence[str],
+    capability: tuple[int, int],
+    options: Sequence[str] = (),
+) -> bytes:
+    """Return `compile_cached`'s machine code of one program made of `sources`.
+
+    Args:
+        name, capability, options: as for `compile_cached`.
+        folder: of the sources and of the headers that they include.
+        sources, headers: names of files there.
+
+    Raises:
+        CudaUnavailableError: a file cannot be read, and whatever `compile_cached` raises it for.
+    """
+    try:
+        texts = {file: (folder / file).read_text() for file in (*sources, *headers)}
+    except OSError as error:
+        raise CudaUnavailableError(
+            f"the CUDA sources cannot be read ({error})", "restore the csrc folder"
+        ) from error
+    program = "".join(f'#include "{file}"\n' for file in sources)
+    return compile_cached(name, program, texts, capability, options)
+
+
 def _read(path: Path) -> bytes | None:
     # a digest stands before the code: what a crash or a full disk left is compiled again
     try:
