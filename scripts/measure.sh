@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
+#
+# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About ten
+# minutes on an H200. COMMIT names what is measured where git cannot tell. All steps run, so that one
+# failure costs its own figures alone; it decides the exit status.
+set -uo pipefail
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
+fork=${1:?usage: scripts/measure.sh FORK [FOLDER]}
+out=${2:-benchmarks/h200}
+commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
+[ -d "$fork/fla" ] || {
+  echo "$fork has no folder fla: clone https://github.com/troy12x/flash-linear-attention there" >&2
+  exit 2
+}
+mkdir -p "$out"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+status=0
+step() {
+  local since=$SECONDS script=$1
+  shift
+  printf '== %s\n' "$script"
+  python3 "scripts/$script.py" "$@" --commit "$commit" || status=1
+  printf '   %d s\n' $((SECONDS - since))
+}
+
+# the layer first: what a machine has time for is what counts most
+step benchmark_fork --fork "$fork" --out "$out"
+step benchmark_operator --out "$out/operator.json"
+step profile_kernels --out "$out/profile.json"
+step sanitize_kernels --out "$out/sanitizer.json"
+echo 'Now: python scripts/report_benchmarks.py && python scripts/report_operator.py'
+exit "$status"
