@@ -17,6 +17,11 @@ PLACES = {
 """Utilisations that a kernel may meet its limit in, and their columns."""
 
 
+def profile(run: Profile) -> str:
+    """Return the tables of a profile: how it was made, and each call's kernels."""
+    return "\n\n".join([ceilings(run), *(call_profile(run, name) for name in run.calls)])
+
+
 def ceilings(profile: Profile) -> str:
     """Return the table of where, when and how the kernels were profiled."""
     e, rates = profile.environment, profile.product_tflops

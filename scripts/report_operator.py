@@ -1,10 +1,11 @@
-"""Make the figures and the plot of docs/kernels.md from a run of benchmark_operator.py.
+"""Make the figures and the plot of docs/kernels.md from runs on a GPU.
 
     python scripts/report_operator.py [--check]
 
-Replaces what stands between the marks in docs/kernels.md and writes docs/operator.svg, from
-benchmarks/h200/operator.json. --check changes nothing and exits with 1 when the documents do not
-say what the run says, or when a figure misses its limit.
+Replaces what stands between the marks in docs/kernels.md and writes docs/operator.svg, from what
+benchmark_operator.py, profile_kernels.py and sanitize_kernels.py wrote to benchmarks/h200. --check
+changes nothing and exits with 1 when the documents do not say what the runs say, when a figure of
+benchmark_operator.py misses its limit, or when the sanitizer found something.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import profile_results
+import sanitize_kernels
 from line_plot import Line, line_plot
+from markdown_tables import facts, table
 from operator_results import (
     COPY_SHARE,
     CUDA_TARGET_MS,
@@ -30,19 +35,16 @@ from operator_results import (
     load,
     misses,
 )
+from profile_results import Profile
+from report_evidence import profile, sanitizer
+from sanitize_kernels import SanitizerResults
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "h200" / "operator.json"
+RUNS = ROOT / "benchmarks" / "h200"
 DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}
 COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
 MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is text, the others are numbers."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _ms(value: float) -> str:
@@ -60,7 +62,7 @@ def machine(results: OperatorResults) -> str:
         "date, commit": f"{results.created}, {results.commit}",
         "protocol": results.protocol,
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+    return facts(rows)
 
 
 def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
@@ -172,13 +174,43 @@ def decoding(results: OperatorResults) -> str:
     return f"{table(header, rows)}\n\n{text}"
 
 
-SECTIONS = {
-    f.__name__: f
-    for f in (machine, forward, training, accuracy, gradients, costs, decoding)
-}  # fmt: skip
+class Runs(NamedTuple):
+    """What the document is made of; None where a file is not there yet."""
+
+    operator: OperatorResults
+    profile: Profile | None
+    sanitizer: SanitizerResults | None
 
 
-def document(text: str, results: OperatorResults) -> str:
+def load_runs(folder: Path = RUNS) -> Runs:
+    """Read the runs; pydantic.ValidationError when a file is not one."""
+    profiled, watched = folder / "profile.json", folder / "sanitizer.json"
+    return Runs(
+        load(folder / "operator.json"),
+        profile_results.load(profiled) if profiled.exists() else None,
+        sanitize_kernels.load(watched) if watched.exists() else None,
+    )
+
+
+SECTIONS: Mapping[str, Callable[[Runs], str]] = {
+    "machine": lambda runs: machine(runs.operator),
+    "forward": lambda runs: forward(runs.operator),
+    "training": lambda runs: training(runs.operator),
+    "decoding": lambda runs: decoding(runs.operator),
+    "costs": lambda runs: costs(runs.operator),
+    "profile": lambda runs: profile(runs.profile) if runs.profile else _to_run("profile"),
+    "accuracy": lambda runs: accuracy(runs.operator),
+    "gradients": lambda runs: gradients(runs.operator),
+    "sanitizer": lambda runs: sanitizer(runs.sanitizer) if runs.sanitizer else _to_run("sanitize"),
+}
+"""What makes each section's figures, in the document's order."""
+
+
+def _to_run(script: str) -> str:
+    return f"No run of `scripts/{script}_kernels.py` is recorded yet; its tables will stand here."
+
+
+def document(text: str, runs: Runs) -> str:
     """Return docs/kernels.md with every figure between its marks made anew.
 
     Raises:
@@ -190,7 +222,7 @@ def document(text: str, results: OperatorResults) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- figures: {name} -->\n{SECTIONS[name](results)}\n<!-- /figures -->"
+        return f"<!-- figures: {name} -->\n{SECTIONS[name](runs)}\n<!-- /figures -->"
 
     return MARKS.sub(fill, text)
 
@@ -213,10 +245,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    results = load(RESULTS)
-    wanted = {DOCUMENT: document(DOCUMENT.read_text(), results), PLOT: plot(results)}
+    runs = load_runs()
+    wanted = {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    missed = misses(results)
+    missed = misses(runs.operator)
+    missed += sanitize_kernels.misses(runs.sanitizer) if runs.sanitizer else []
     if not args.check:
         for path in stale:
             path.write_text(wanted[path])

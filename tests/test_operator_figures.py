@@ -9,23 +9,30 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import sanitize_kernels
 from line_plot import Line, line_plot
 from operator_results import (
     CUDA_TARGET_MS,
     ERRORS,
     FORWARD_MS,
     OperatorResults,
-    load,
     misses,
 )
-from report_operator import DOCUMENT, RESULTS, document, forward, plot
+from profile_results import bytes_ms, floor_ms
+from report_operator import DOCUMENT, Runs, document, forward, load_runs, plot
+from sanitized_calls import CASES
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def results() -> OperatorResults:
-    return load(RESULTS)
+def runs() -> Runs:
+    return load_runs()
+
+
+@pytest.fixture(scope="module")
+def results(runs: Runs) -> OperatorResults:
+    return runs.operator
 
 
 def changed(results: OperatorResults, path: str, value: object) -> OperatorResults:
@@ -103,15 +110,15 @@ def test_a_figure_outside_of_its_limit_is_named(
     assert any(said in miss for miss in found)
 
 
-def test_figures_changed_by_hand_are_made_anew(results: OperatorResults) -> None:
+def test_figures_changed_by_hand_are_made_anew(runs: Runs) -> None:
     text = DOCUMENT.read_text()
     speed = re.search(r"\| 1,000,000 \| ([\d.]+)", text)
     assert speed is not None
     altered = text.replace(speed[0], "| 1,000,000 | 0.01", 1)
     assert altered != text
-    assert document(altered, results) == text
+    assert document(altered, runs) == text
     with pytest.raises(SystemExit, match="must have the marks"):
-        document(text.replace("<!-- figures: forward -->", ""), results)
+        document(text.replace("<!-- figures: forward -->", ""), runs)
 
 
 def test_the_plot_draws_a_line_for_each_implementation_and_way(results: OperatorResults) -> None:
@@ -139,3 +146,24 @@ def test_labels_do_not_lie_on_each_other() -> None:
         for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" fill', line_plot("t", "x", "y", lines))
     ]
     assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) >= 16
+
+
+def test_the_profile_is_of_both_calls_and_no_kernel_beats_its_floor(runs: Runs) -> None:
+    if runs.profile is None:
+        pytest.skip("no profile is recorded")
+    assert set(runs.profile.calls) == {"operator", "layer"}
+    for call in runs.profile.calls.values():
+        assert sum(kernel.ms for kernel in call.kernels) >= bytes_ms(runs.profile, call.least_bytes)
+        for kernel in call.kernels:
+            assert kernel.ms >= 0.9 * floor_ms(runs.profile, kernel)
+
+
+def test_the_sanitizer_watched_every_call_with_every_tool(runs: Runs) -> None:
+    if runs.sanitizer is None:
+        pytest.skip("no run of the sanitizer is recorded")
+    assert sanitize_kernels.misses(runs.sanitizer) == []
+    calls = {name: len(cases) for name, (_, cases) in CASES.items()}
+    assert runs.sanitizer.calls == calls
+    for tool, watched in runs.sanitizer.tools.items():
+        # racecheck leaves the layer out only where it reports a right kernel
+        assert set(watched.calls) == set(calls) or (tool == "racecheck" and watched.handshake)
