@@ -65,7 +65,7 @@ def test_the_second_launch_of_a_kind_is_not_bound():
     assert arguments[1:] == (7, 64)
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(range(len(KINDS)), 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(range(len(KINDS)), 2)))
 def test_what_triton_specialises_on_is_told_apart(one, other):
     kernel = Kernel(lambda: Compiled(accepts=4))
     launch = Launcher(kernel)
