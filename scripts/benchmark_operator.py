@@ -24,12 +24,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import operator_bench as bench
 import torch
 from benchmark_fork import project_commit
-from operator_bench import Inputs, eager_ms, graph_ms
-from operator_implementations import NAMES, Operator, decoders, selected
-from operator_results import (
+from measuring import operator_bench as bench
+from measuring.operator_bench import Inputs, eager_ms, graph_ms
+from measuring.operator_implementations import NAMES, Operator, decoders, selected
+from measuring.operator_results import (
     Accuracy,
     Decoding,
     Error,

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from benchmark_fork import TREES, make_tree, project_commit
-from layer_results import (
+from measuring.layer_results import (
     Accuracy,
     Decoding,
     Exchange,

@@ -33,10 +33,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import kernel_resources
 import triton
-from cubin import resource_usage
-from kernel_resources import NO_KERNEL, Compiled, Resources, Table
+from measuring import kernel_resources
+from measuring.cubin import resource_usage
+from measuring.kernel_resources import NO_KERNEL, Compiled, Resources, Table
 
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs

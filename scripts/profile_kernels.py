@@ -19,12 +19,12 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-import operator_bench as bench
 import torch
 from benchmark_fork import project_commit
 from benchmark_operator import copy_bandwidth
-from operator_implementations import selected
-from profile_results import METRICS, CallProfile, Profile, parse
+from measuring import operator_bench as bench
+from measuring.operator_implementations import selected
+from measuring.profile_results import METRICS, CallProfile, Profile, parse
 
 from harness.environment import describe
 from harness.workload import WORKLOAD

@@ -17,11 +17,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
-import operator_bench as bench
 import torch
 from benchmark_fork import TREES, make_tree, project_commit
 from benchmark_operator import copy_bandwidth
-from layer_results import Launch, Profile, write
+from measuring import operator_bench as bench
+from measuring.layer_results import Launch, Profile, write
 
 from harness.environment import describe
 from harness.timing import recording, time_layer

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from layer_limits import criteria
-from layer_results import Accuracy, Profile, load
-from layer_sections import accuracy_tables, limits_table, profile_table
-from line_plot import Line, line_plot
-from markdown_tables import facts, table
+from measuring.layer_limits import criteria
+from measuring.layer_results import Accuracy, Profile, load
+from measuring.layer_sections import accuracy_tables, limits_table, profile_table
+from measuring.line_plot import Line, line_plot
+from measuring.markdown_tables import facts, table
 
 from harness.report import Measurement, Report, load_report
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import profile_results
-import sanitize_kernels
-from line_plot import Line, line_plot
-from markdown_tables import facts, table
-from operator_results import (
+from measuring import profile_results, sanitizer_results
+from measuring.line_plot import Line, line_plot
+from measuring.markdown_tables import facts, table
+from measuring.operator_results import (
     COPY_SHARE,
     CUDA_TARGET_MS,
     ERRORS,
@@ -35,9 +34,9 @@ from operator_results import (
     load,
     misses,
 )
-from profile_results import Profile
-from report_evidence import profile, sanitizer
-from sanitize_kernels import SanitizerResults
+from measuring.profile_results import Profile
+from measuring.profile_sections import profile, sanitizer
+from measuring.sanitizer_results import SanitizerResults
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "benchmarks" / "h200"
@@ -188,7 +187,7 @@ def load_runs(folder: Path = RUNS) -> Runs:
     return Runs(
         load(folder / "operator.json"),
         profile_results.load(profiled) if profiled.exists() else None,
-        sanitize_kernels.load(watched) if watched.exists() else None,
+        sanitizer_results.load(watched) if watched.exists() else None,
     )
 
 
@@ -249,7 +248,7 @@ def main() -> None:
     wanted = {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     missed = misses(runs.operator)
-    missed += sanitize_kernels.misses(runs.sanitizer) if runs.sanitizer else []
+    missed += sanitizer_results.misses(runs.sanitizer) if runs.sanitizer else []
     if not args.check:
         for path in stale:
             path.write_text(wanted[path])

@@ -19,63 +19,21 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from operator_results import Frozen
-from pydantic import Field
-
-from harness.report import Environment
+from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched
 
 SCRIPT = Path(__file__).with_name("sanitized_calls.py")
 CALLS = ("operator", "layer")
 """What is watched, by sanitized_calls.py's names."""
-TOOLS = ("memcheck", "racecheck", "initcheck")
-"""compute-sanitizer's tools that are used."""
-
 _FOUND = 9  # our exit status for findings: no other one that a Python process ends with
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
 
-class Watched(Frozen):
-    """How much one tool found: errors or hazards; 0 is clean."""
-
-    calls: tuple[str, ...] = Field(description="of what: operator, layer")
-    findings: int = Field(ge=0)
-    faulty: int = Field(ge=1, description="findings in a faulty kernel, as there must be")
-    handshake: int | None = Field(default=None, ge=0, description="findings in a right kernel")
-
-
-class SanitizerResults(Frozen):
-    """A whole run on one GPU."""
-
-    schema_version: Literal[1] = 1
-    created: date
-    commit: str | None
-    environment: Environment
-    sanitizer: str = Field(description="compute-sanitizer's version")
-    calls: dict[str, int] = Field(description="watched and compared with float64")
-    tools: dict[str, Watched]
-
-
 class SanitizerError(Exception):
     """The tool did not run, or the calls failed in a way that is no finding."""
-
-
-def load(path: Path) -> SanitizerResults:
-    """Read a run's file; pydantic.ValidationError when it is not one."""
-    return SanitizerResults.model_validate_json(path.read_text(encoding="utf-8"))
-
-
-def misses(results: SanitizerResults) -> list[str]:
-    """Name every tool that found something, or did not run."""
-    seen = {tool: results.tools.get(tool) for tool in TOOLS}
-    return [
-        f"{tool} was not run" if one is None else f"{tool}: {one.findings} findings"
-        for tool, one in seen.items()
-        if one is None or one.findings
-    ]
 
 
 def findings_in(output: str) -> int:

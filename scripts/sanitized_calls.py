@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from sanitize_kernels import TOOLS
+from measuring.sanitizer_results import TOOLS
 
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount

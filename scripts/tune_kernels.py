@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from operator_bench import WIDTH, correlated, graph_ms, layer_like, soak
+from measuring.operator_bench import WIDTH, correlated, graph_ms, layer_like, soak
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmark_fork import PEER, TREES, make_tree
-from layer_limits import OPS_SPEED, SPEED
+from measuring.layer_limits import OPS_SPEED, SPEED
 from report_benchmarks import FIRST_CALL, IN_README, MEMORY, REPORTS, plot
 from report_benchmarks import SPEED as SPEEDS
 from report_benchmarks import TREES as LABELS

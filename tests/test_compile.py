@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import compile_kernels
-import kernel_resources
 import pytest
 import triton
 import triton.language as tl
 from compile_kernels import compile_all, compile_cuda, compile_triton, find_nvcc
-from kernel_resources import NO_KERNEL, Compiled, Resources
+from measuring import kernel_resources
+from measuring.kernel_resources import NO_KERNEL, Compiled, Resources
 
 from quasar_kernels.compile_failures import TOOLKIT_OLD
 from quasar_kernels.compile_specs import CompileSpec, compile_specs

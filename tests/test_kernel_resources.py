@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import kernel_resources
-from kernel_resources import (
+from measuring import kernel_resources
+from measuring.kernel_resources import (
     NO_KERNEL,
     Compiled,
     Resources,

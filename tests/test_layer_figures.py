@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from layer_limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
-from layer_results import Accuracy, Launch, Profile, load
-from layer_sections import profile_table
-from layer_steps import OTHER, STEPS, find_steps, short_name
+from measuring.layer_limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
+from measuring.layer_results import Accuracy, Launch, Profile, load
+from measuring.layer_sections import profile_table
+from measuring.layer_steps import OTHER, STEPS, find_steps, short_name
 from profile_layer import launches_of
 from report_benchmarks import PROFILES, REPORTS
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import sanitize_kernels
-from line_plot import Line, line_plot
-from operator_results import (
+from measuring.line_plot import Line, line_plot
+from measuring.operator_results import (
     CUDA_TARGET_MS,
     ERRORS,
     FORWARD_MS,
     OperatorResults,
     misses,
 )
-from profile_results import bytes_ms, floor_ms
+from measuring.profile_results import bytes_ms, floor_ms
+from measuring.sanitizer_results import misses as sanitizer_misses
 from report_operator import DOCUMENT, Runs, document, forward, load_runs, plot
 from sanitized_calls import CASES
 
@@ -161,7 +161,7 @@ def test_the_profile_is_of_both_calls_and_no_kernel_beats_its_floor(runs: Runs) 
 def test_the_sanitizer_watched_every_call_with_every_tool(runs: Runs) -> None:
     if runs.sanitizer is None:
         pytest.skip("no run of the sanitizer is recorded")
-    assert sanitize_kernels.misses(runs.sanitizer) == []
+    assert sanitizer_misses(runs.sanitizer) == []
     calls = {name: len(cases) for name, (_, cases) in CASES.items()}
     assert runs.sanitizer.calls == calls
     for tool, watched in runs.sanitizer.tools.items():

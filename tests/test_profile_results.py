@@ -7,8 +7,8 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from operator_results import load
-from profile_results import (
+from measuring.operator_results import load
+from measuring.profile_results import (
     METRICS,
     CallProfile,
     KernelProfile,
@@ -18,7 +18,7 @@ from profile_results import (
     parse,
     products_ms,
 )
-from report_evidence import call_profile, ceilings
+from measuring.profile_sections import call_profile, ceilings
 
 RAW = (Path(__file__).parent / "ncu_raw.csv").read_text()
 """ncu 2025.3.1 on one call of 100,000 tokens, without the columns that tell of the device."""

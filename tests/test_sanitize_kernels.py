@@ -11,16 +11,10 @@ from pathlib import Path
 import pytest
 import sanitized_calls
 import torch
-from operator_results import load
-from report_evidence import sanitizer
-from sanitize_kernels import (
-    TOOLS,
-    SanitizerError,
-    SanitizerResults,
-    Watched,
-    findings_in,
-    misses,
-)
+from measuring.operator_results import load
+from measuring.profile_sections import sanitizer
+from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched, misses
+from sanitize_kernels import SanitizerError, findings_in
 from sanitized_calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,10 +12,10 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
-from operator_results import Frozen, Positive
 from pydantic import Field
 
 from harness.report import Environment
+from measuring.operator_results import Frozen, Positive
 
 Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, Field(ge=0, le=101, allow_inf_nan=False)]

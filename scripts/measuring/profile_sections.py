@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from markdown_tables import facts, table
-from profile_results import CallProfile, Profile, bytes_ms, floor_ms, products_ms
-from sanitize_kernels import SanitizerResults
+from measuring.markdown_tables import facts, table
+from measuring.profile_results import CallProfile, Profile, bytes_ms, floor_ms, products_ms
+from measuring.sanitizer_results import SanitizerResults
 
 PLACES = {
     "dram": "DRAM",

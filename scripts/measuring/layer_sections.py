@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layer_limits import Criterion
-from layer_results import Accuracy, Profile
-from layer_steps import STEPS, find_steps
-from markdown_tables import table
+from measuring.layer_limits import Criterion
+from measuring.layer_results import Accuracy, Profile
+from measuring.layer_steps import STEPS, find_steps
+from measuring.markdown_tables import table
 
 WAYS = {
     "training": "the validator's loop",

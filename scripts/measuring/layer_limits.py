@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from layer_results import Accuracy
-
 from harness.report import Report
+from measuring.layer_results import Accuracy
 
 SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
 """Least tokens/s in the validator's loop, by tokens, with the layer published."""

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from operator_bench import Inputs
 from torch import Tensor
 
+from measuring.operator_bench import Inputs
 from quasar_kernels.reference import step_size
 
 NAMES = ("triton", "cuda", "peer")

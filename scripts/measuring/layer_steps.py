@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from layer_results import Launch, Profile
-
 from harness.workload import WORKLOAD
+from measuring.layer_results import Launch, Profile
 
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
 N = WORKLOAD.num_heads * S

@@ -18,7 +18,7 @@ from typing import Any
 
 import triton
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks" / "kernel_resources.json"
 PAGE = ROOT / "docs" / "kernel-resources.md"
 WRITE = "python scripts/compile_kernels.py --write"
