@@ -188,4 +188,12 @@ __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
                : "memory");
 }
 
+// 16 bytes from device to shared memory, under way when it returns (cp.async)
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(to), "l"(from)
+               : "memory");
+}
+
 }  // namespace quasar

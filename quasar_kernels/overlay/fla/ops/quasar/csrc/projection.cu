@@ -89,9 +89,7 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[OPERANDS][4], const Project
 
 // silu(2 h)
 __device__ __forceinline__ float silu_of_half(float h) {
-  float t;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h));
-  return h * t + h;
+  return h * tanh_fast(h) + h;
 }
 
 __device__ __forceinline__ uint2 load_shared(u32 address) {

@@ -20,13 +20,6 @@ struct ScanShared {
   float state[2][COLUMNS][S + 8];  // transposed
 };
 
-__device__ __forceinline__ void copy16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-               :
-               : "r"(to), "l"(from)
-               : "memory");
-}
-
 // Grid: (sequences * heads, S / COLUMNS).
 __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];

@@ -302,6 +302,12 @@ __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPE
 
 // ---- results ----
 
+__device__ __forceinline__ float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Write an accumulator [64, 8 * TILES], rounded (fp16 saturates), to shared memory, in rows of
 // `pitch` bytes. The pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
 template <Scalar T, int TILES>
