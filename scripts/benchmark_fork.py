@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from measuring.results import project_commit
+
 from harness.report import Failure, GateResult, Measurement, build_report, write_report
 from harness.runner import MeasurementError, check, measure, probe
 from harness.workload import LENGTHS, WORKLOAD
@@ -62,13 +64,6 @@ TREES = {
 kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them."""
 
 Gate = GateResult | Failure | None
-
-
-def project_commit() -> str | None:
-    """Return the commit of this project's checkout, or None outside of one."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
 
 
 def make_tree(fork: Path, folder: Path, tree: Tree) -> Path:

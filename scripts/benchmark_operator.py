@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import subprocess
 import sys
@@ -22,10 +21,8 @@ from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
-from benchmark_fork import project_commit
 from measuring import operator_bench as bench
 from measuring.operator_bench import Inputs, eager_ms, graph_ms
 from measuring.operator_implementations import NAMES, Operator, decoders, selected
@@ -41,6 +38,7 @@ from measuring.operator_results import (
     Timing,
     misses,
 )
+from measuring.results import project_commit, write
 from torch import Tensor
 
 from harness.environment import describe
@@ -198,25 +196,11 @@ def measure_decoding(names: Sequence[str]) -> list[Decoding]:
         rows.append(
             Decoding(
                 batch=batch, state_bytes=4 * state.numel(), sets=sets, times=times,
-                copy_ms=copy_ms(states, targets), errors=errors,
+                copy_ms=bench.copy_ms(states, targets), errors=errors,
             )
         )  # fmt: skip
     say("decoding")
     return rows
-
-
-def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Time copies, of one pair after the other, by the driver and by a kernel: the faster."""
-    pairs = list(zip(sources, targets, strict=True))
-    by_driver = [partial(target.copy_, source) for source, target in pairs]
-    by_kernel = [partial(torch.neg, source, out=target) for source, target in pairs]
-    return min(graph_ms(by_driver), graph_ms(by_kernel))
-
-
-def copy_bandwidth() -> float:
-    """Return the bandwidth of a large device copy, GB/s, both directions counted."""
-    source = torch.empty(1 << 28, device="cuda")
-    return 2 * 4 * source.numel() / copy_ms([source], [torch.empty_like(source)]) / 1e6
 
 
 def first_call(name: str) -> FirstCall:
@@ -265,7 +249,7 @@ def measure(names: Sequence[str], caches: Path, commit: str | None) -> OperatorR
     with torch.no_grad():
         bench.soak(2)
         decoding = measure_decoding(names)
-        copy = copy_bandwidth()
+        copy = bench.copy_bandwidth()
         free()
         gradients = measure_gradients(names)
         accuracy, forward, memory = measure_forward(names)
@@ -303,9 +287,7 @@ def main() -> None:
     names = [name for name in NAMES if name not in left_out]
     with tempfile.TemporaryDirectory() as folder:
         results = measure(names, Path(folder), args.commit)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    body: dict[str, Any] = results.model_dump(mode="json")
-    args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    write(args.out, results)
     for miss in misses(results):
         print(f"misses its limit: {miss}")
     say(f"wrote {args.out}")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark_fork import TREES, make_tree, project_commit
+from benchmark_fork import TREES, make_tree
 from measuring.layer_results import (
     Accuracy,
     Decoding,
@@ -30,8 +30,8 @@ from measuring.layer_results import (
     GradientErrors,
     LongRun,
     OutputError,
-    write,
 )
+from measuring.results import project_commit, write
 from torch import Tensor
 
 from harness.compare import figures

@@ -20,13 +20,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from benchmark_fork import project_commit
-from benchmark_operator import copy_bandwidth
 from measuring import operator_bench as bench
 from measuring.operator_implementations import selected
 from measuring.profile_results import METRICS, CallProfile, Profile, parse
+from measuring.results import project_commit, write
 
 from harness.environment import describe
+from harness.timing import recording
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount
 
@@ -58,7 +58,7 @@ def layer_call(tokens: int) -> tuple[Callable[[], object], int]:
     x = torch.randn(WORKLOAD.batch_size, tokens, WORKLOAD.hidden_size, device="cuda")
 
     def call() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
+        with recording(x.device):
             layer(x)
 
     return call, (4 + 2) * x.numel()
@@ -139,7 +139,7 @@ def main() -> None:
     version = ncu_version()
     with torch.no_grad():
         bench.soak(1)
-        copy, rates = copy_bandwidth(), product_rates()
+        copy, rates = bench.copy_bandwidth(), product_rates()
     torch.cuda.empty_cache()
     profile = Profile(
         created=datetime.now(timezone.utc).date(),
@@ -151,8 +151,7 @@ def main() -> None:
         product_tflops=rates,
         calls={name: profile_call(name, args.tokens) for name in CALLS},
     )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write(args.out, profile)
 
 
 if __name__ == "__main__":

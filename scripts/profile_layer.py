@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from benchmark_fork import TREES, make_tree, project_commit
-from benchmark_operator import copy_bandwidth
+from benchmark_fork import TREES, make_tree
 from measuring import operator_bench as bench
-from measuring.layer_results import Launch, Profile, write
+from measuring.layer_results import Launch, Profile
+from measuring.results import project_commit, write
 
 from harness.environment import describe
 from harness.timing import recording, time_layer
@@ -32,14 +32,6 @@ CALLS = 10
 WARMUP_CALLS = 10
 NAME_LENGTH = 300
 """Characters kept of a kernel's name; templates make some of them longer."""
-PRODUCT = 8192
-"""Rows and columns of the matrices whose product is timed."""
-
-
-def product_tflops() -> float:
-    """Return the rate of a large bf16 product."""
-    a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda").bfloat16() for _ in range(2))
-    return 2 * PRODUCT**3 / bench.graph_ms(lambda: torch.mm(a, b)) / 1e9
 
 
 def launches_of(calls: Sequence[Sequence[tuple[str, float, float]]]) -> list[Launch]:
@@ -85,7 +77,7 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
     """Time the loop, then profile calls of a layer of its own."""
     device = torch.device("cuda")
     bench.soak(1)
-    copy, product = copy_bandwidth(), product_tflops()
+    copy, product = bench.copy_bandwidth(), bench.product_tflops(torch.bfloat16)
     torch.cuda.empty_cache()
     timing = time_layer(loaded.layer_class, tokens, device)
     layer = loaded.layer_class(**WORKLOAD.layer_arguments()).to(device)

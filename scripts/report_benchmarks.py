@@ -15,10 +15,11 @@ from statistics import median
 from typing import NamedTuple
 
 from measuring.layer_limits import criteria
-from measuring.layer_results import Accuracy, Profile, load
+from measuring.layer_results import Accuracy, Profile
 from measuring.layer_sections import accuracy_tables, limits_table, profile_table
 from measuring.line_plot import Line, line_plot
 from measuring.markdown_tables import facts, table
+from measuring.results import load
 
 from harness.report import Measurement, Report, load_report
 

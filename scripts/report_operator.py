@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from measuring import profile_results, sanitizer_results
+from measuring import sanitizer_results
 from measuring.line_plot import Line, line_plot
 from measuring.markdown_tables import facts, table
 from measuring.operator_results import (
@@ -31,11 +31,11 @@ from measuring.operator_results import (
     TRAINING_LEAD,
     OperatorResults,
     Speed,
-    load,
     misses,
 )
 from measuring.profile_results import Profile
 from measuring.profile_sections import profile, sanitizer
+from measuring.results import load
 from measuring.sanitizer_results import SanitizerResults
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -185,9 +185,9 @@ def load_runs(folder: Path = RUNS) -> Runs:
     """Read the runs; pydantic.ValidationError when a file is not one."""
     profiled, watched = folder / "profile.json", folder / "sanitizer.json"
     return Runs(
-        load(folder / "operator.json"),
-        profile_results.load(profiled) if profiled.exists() else None,
-        sanitizer_results.load(watched) if watched.exists() else None,
+        load(OperatorResults, folder / "operator.json"),
+        load(Profile, profiled) if profiled.exists() else None,
+        load(SanitizerResults, watched) if watched.exists() else None,
     )
 
 

@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from measuring import results
 from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched
 
 SCRIPT = Path(__file__).with_name("sanitized_calls.py")
@@ -144,20 +145,18 @@ def write(path: Path, used: str, tools: dict[str, Watched], commit: str | None) 
     """Write the results; torch, which tells of the GPU, is imported here and not before."""
     import sanitized_calls
     import torch
-    from benchmark_fork import project_commit
 
     from harness.environment import describe
 
-    results = SanitizerResults(
+    run = SanitizerResults(
         created=datetime.now(timezone.utc).date(),
-        commit=commit or project_commit(),
+        commit=commit or results.project_commit(),
         environment=describe(torch.device("cuda")),
         sanitizer=used,
         calls={name: len(cases) for name, (_, cases) in sanitized_calls.CASES.items()},
         tools=tools,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(results.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    results.write(path, run)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from measuring.layer_limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
-from measuring.layer_results import Accuracy, Launch, Profile, load
+from measuring.layer_results import Accuracy, Launch, Profile
 from measuring.layer_sections import profile_table
 from measuring.layer_steps import OTHER, STEPS, find_steps, short_name
+from measuring.results import load
 from profile_layer import launches_of
 from report_benchmarks import PROFILES, REPORTS
 

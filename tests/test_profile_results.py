@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from measuring.operator_results import load
+from measuring.operator_results import OperatorResults
 from measuring.profile_results import (
     METRICS,
     CallProfile,
@@ -19,6 +19,7 @@ from measuring.profile_results import (
     products_ms,
 )
 from measuring.profile_sections import call_profile, ceilings
+from measuring.results import load
 
 RAW = (Path(__file__).parent / "ncu_raw.csv").read_text()
 """ncu 2025.3.1 on one call of 100,000 tokens, without the columns that tell of the device."""
@@ -100,7 +101,7 @@ def profile() -> Profile:
         created=date(2026, 1, 1),
         commit=None,
         protocol="",
-        environment=load(RESULTS).environment,
+        environment=load(OperatorResults, RESULTS).environment,
         ncu="2025.3",
         copy_gb_per_s=4000,
         product_tflops=rates,

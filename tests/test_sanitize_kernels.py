@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import sanitized_calls
 import torch
-from measuring.operator_results import load
+from measuring.operator_results import OperatorResults
 from measuring.profile_sections import sanitizer
+from measuring.results import load
 from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched, misses
 from sanitize_kernels import SanitizerError, findings_in
 from sanitized_calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
@@ -131,7 +132,7 @@ def test_a_finding_and_a_tool_that_was_not_run_are_named() -> None:
     run = SanitizerResults(
         created=date(2026, 1, 1),
         commit=None,
-        environment=load(RESULTS).environment,
+        environment=load(OperatorResults, RESULTS).environment,
         sanitizer="2025.3",
         calls={"operator": len(OPERATOR), "layer": len(LAYER)},
         tools=dict.fromkeys(TOOLS, clean),

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import date
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from harness.report import Environment
+from measuring.results import Frozen, Positive, Run
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Run(_Frozen):
-    schema_version: Literal[1] = 1
-    created: date
-    commit: str | None
-    environment: Environment
-
-
-class Launch(_Frozen):
+class Launch(Frozen):
     """One kernel or copy of a call."""
 
     kernel: str = Field(description="its name in the profile, cut after 300 characters")
     ms: Positive = Field(description="median over the profiled calls")
 
 
-class Profile(_Run):
+class Profile(Run):
     """Where the time of a call goes, in the validator's loop."""
 
     tree: str = Field(description="which of benchmark_fork.py's trees")
@@ -44,7 +30,7 @@ class Profile(_Run):
     launches: tuple[Launch, ...] = Field(description="in the order of their start")
 
 
-class OutputError(_Frozen):
+class OutputError(Frozen):
     """An output under bf16 autocast against the float64 layer."""
 
     tokens: int
@@ -55,14 +41,14 @@ class OutputError(_Frozen):
     reruns_equal: bool = Field(description="three calls gave the same bits")
 
 
-class GradientErrors(_Frozen):
+class GradientErrors(Frozen):
     """Relative RMS errors of the gradients of x and of every parameter, by name."""
 
     tokens: int
     errors: dict[str, NotNegative]
 
 
-class Decoding(_Frozen):
+class Decoding(Frozen):
     """A prefill, then one token at a time from the cache; relative RMS errors of the latter."""
 
     prefill: int
@@ -72,7 +58,7 @@ class Decoding(_Frozen):
     apart: NotNegative = Field(description="decoded tokens against those of the one call")
 
 
-class Exchange(_Frozen):
+class Exchange(Frozen):
     """State dictionaries loaded strictly both ways; relative RMS errors against float64."""
 
     tokens: int
@@ -80,7 +66,7 @@ class Exchange(_Frozen):
     public_in_ours: NotNegative = Field(description="our layer with the fork's initial weights")
 
 
-class LongRun(_Frozen):
+class LongRun(Frozen):
     """A sequence of many tokens."""
 
     tokens: int
@@ -92,7 +78,7 @@ class LongRun(_Frozen):
     )
 
 
-class Accuracy(_Run):
+class Accuracy(Run):
     """What the layer computes, on one GPU."""
 
     outputs: tuple[OutputError, ...]
@@ -100,21 +86,3 @@ class Accuracy(_Run):
     decoding: Decoding
     exchange: Exchange
     long_runs: tuple[LongRun, ...]
-
-
-Results = TypeVar("Results", Profile, Accuracy)
-
-
-def load(kind: type[Results], path: Path) -> Results:
-    """Read a file back.
-
-    Raises:
-        OSError, pydantic.ValidationError: it is missing, or of another schema.
-    """
-    return kind.model_validate_json(path.read_text(encoding="utf-8"))
-
-
-def write(path: Path, results: Profile | Accuracy) -> None:
-    """Write a file that `load` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(results.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -120,3 +121,17 @@ def _steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: fl
     times = max(1, round(least_ms / once))
     run(max(1, round(warm * 1e3 / once)))
     return median(run(times) for _ in range(repeats))
+
+
+def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
+    """Time copies, of one pair after the other, by the driver and by a kernel: the faster."""
+    pairs = list(zip(sources, targets, strict=True))
+    by_driver = [partial(target.copy_, source) for source, target in pairs]
+    by_kernel = [partial(torch.neg, source, out=target) for source, target in pairs]
+    return min(graph_ms(by_driver), graph_ms(by_kernel))
+
+
+def copy_bandwidth() -> float:
+    """Return the bandwidth of a large device copy, GB/s, both directions counted."""
+    source = torch.empty(1 << 28, device="cuda")
+    return 2 * 4 * source.numel() / copy_ms([source], [torch.empty_like(source)]) / 1e6

@@ -7,15 +7,12 @@ delta rule); what a run leaves out has no entries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import date
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from harness.report import Environment
+from measuring.results import Frozen, Positive, Run
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Entry = TypeVar("Entry")
 
 FORWARD_MS = {
@@ -41,12 +38,6 @@ MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 COPY_SHARE = 0.8
 """Share of a copy's bandwidth, of equal size, that decoding at the largest batch must reach."""
-
-
-class Frozen(BaseModel):
-    """A model that neither changes nor takes what it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Timing(Frozen):
@@ -111,14 +102,10 @@ class FirstCall(Frozen):
     call_seconds: Positive = Field(description="the first call, compiling and tuning included")
 
 
-class OperatorResults(Frozen):
+class OperatorResults(Run):
     """A whole run on one GPU."""
 
-    schema_version: Literal[1] = 1
-    created: date
-    commit: str | None
     protocol: str
-    environment: Environment
     peer: str | None = Field(description="the peer's package and version")
     copy_gb_per_s: Positive = Field(description="device copy of 1 GiB, both directions counted")
     forward: tuple[Speed, ...]
@@ -128,11 +115,6 @@ class OperatorResults(Frozen):
     memory: Memory
     decoding: tuple[Decoding, ...]
     first_call: dict[str, FirstCall]
-
-
-def load(path: Path) -> OperatorResults:
-    """Read a run's file; pydantic.ValidationError when it is not one."""
-    return OperatorResults.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def misses(results: OperatorResults) -> list[str]:

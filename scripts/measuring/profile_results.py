@@ -8,14 +8,11 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
-from datetime import date
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from harness.report import Environment
-from measuring.operator_results import Frozen, Positive
+from measuring.results import Frozen, Positive, Run
 
 Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, Field(ge=0, le=101, allow_inf_nan=False)]
@@ -65,23 +62,14 @@ class CallProfile(Frozen):
     kernels: tuple[KernelProfile, ...] = Field(min_length=1)
 
 
-class Profile(Frozen):
+class Profile(Run):
     """A run of profile_kernels.py on one GPU."""
 
-    schema_version: Literal[1] = 1
-    created: date
-    commit: str | None
     protocol: str
-    environment: Environment
     ncu: str = Field(description="version of Nsight Compute")
     copy_gb_per_s: Positive = Field(description="device copy of 1 GiB, both directions counted")
     product_tflops: dict[str, Positive] = Field(description="of large products, by operands")
     calls: dict[str, CallProfile]
-
-
-def load(path: Path) -> Profile:
-    """Read a run's file; pydantic.ValidationError when it is not one."""
-    return Profile.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> list[KernelProfile]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import date
-from pathlib import Path
-from typing import Literal
-
 from pydantic import Field
 
-from harness.report import Environment
-from measuring.operator_results import Frozen
+from measuring.results import Frozen, Run
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 """compute-sanitizer's tools that are used."""
@@ -24,21 +19,12 @@ class Watched(Frozen):
     handshake: int | None = Field(default=None, ge=0, description="findings in a right kernel")
 
 
-class SanitizerResults(Frozen):
+class SanitizerResults(Run):
     """A whole run on one GPU."""
 
-    schema_version: Literal[1] = 1
-    created: date
-    commit: str | None
-    environment: Environment
     sanitizer: str = Field(description="compute-sanitizer's version")
     calls: dict[str, int] = Field(description="watched and compared with float64")
     tools: dict[str, Watched]
-
-
-def load(path: Path) -> SanitizerResults:
-    """Read a run's file; pydantic.ValidationError when it is not one."""
-    return SanitizerResults.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def misses(results: SanitizerResults) -> list[str]:
