@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from miner_command import run
 
 from harness.kernels import Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
@@ -18,25 +17,11 @@ from neurons import kernel_checks
 from neurons.doctor import Check
 from quasar_kernels import compile_failures as known
 
-PROJECT = Path(__file__).parent.parent
 NO_NVRTC = "NVRTC was not found; to mend it, install nvidia-cuda-nvrtc"
 
 
 def _doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "neurons.miner", "doctor", "--kernels", *arguments],
-        cwd=PROJECT,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": "/nonexistent",
-            "ENV_FILE": "/dev/null",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run("doctor", "--kernels", *arguments, timeout=120, **environ)
 
 
 def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from miner_command import PROJECT, run
 
 from neurons import commands, miner, observe
 from neurons.errors import ConfigError
@@ -20,27 +19,6 @@ from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
 from neurons.mining.runtime import StateLock
 from neurons.status import JOURNAL, read_status
-
-PROJECT = Path(__file__).resolve().parent.parent
-
-
-def run(
-    *arguments: str, cwd: Path = PROJECT, entry: tuple[str, ...] = ("-m", "neurons.miner"),
-    **environ: str,
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    return subprocess.run(
-        [sys.executable, *entry, *arguments],
-        cwd=cwd,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": "/nonexistent",
-            "ENV_FILE": "/dev/null",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def journal_in(state: Path) -> Journal:
