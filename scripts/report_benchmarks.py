@@ -207,9 +207,10 @@ machine, one after the other.
 Four trees are compared. The *public fork* is timed as it is and not checked, since it computes
 something else than the recurrence. The *peer* is what the first day gives: the fork's layer over
 flash-linear-attention's `chunk_delta_rule` with the step size by torch
-([benchmarks/peer](../benchmarks/peer/fla/ops/quasar/chunk.py)). *Ours, ops* is the fork's layer,
-unchanged, over this project's operator (`FORK_SCOPE=ops`); *ours, layer* brings its layer too
-(`FORK_SCOPE=layer`, the default).
+([benchmarks/peer](../benchmarks/peer/fla/ops/quasar/chunk.py)). It is timed unchecked too, since
+with correlated keys it misses the gate by little (1.7e-2 in an eighth of the output, limit 1.5e-2).
+*Ours, ops* is the fork's layer, unchanged, over this project's operator (`FORK_SCOPE=ops`); *ours,
+layer* brings its layer too (`FORK_SCOPE=layer`, the default).
 
 {gates(reports)}
 
