@@ -6,8 +6,9 @@ memcheck finds accesses outside of memory, racecheck unordered ones of shared me
 reads of what nothing wrote. Each watches sanitized_calls.py's calls, and must show on a faulty
 kernel that it finds such faults here. racecheck does not follow an mbarrier at which one lane
 arrives for its warp, which is how the layer's kernels hand chunks over: a small right kernel that
-does only that is reported. So it watches the operator alone, until that kernel passes. Exit status
-1 on findings or wrong results.
+does only that is reported. So it watches the operator alone, until that kernel passes. All run side
+by side, and whatever is not over at --limit is cut off. The file is written anew after each tool.
+Exit status 1 unless every tool came to its end, without findings and wrong results.
 """
 
 from __future__ import annotations
@@ -18,91 +19,93 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from measuring import results
-from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched
+from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched, verdict
 
 SCRIPT = Path(__file__).with_name("sanitized_calls.py")
 CALLS = ("operator", "layer")
 """What is watched, by sanitized_calls.py's names."""
+KERNELS = {
+    "memcheck": ("quasar",),
+    "racecheck": ("quasar",),
+    "initcheck": ("quasar", "at6native"),
+}
+"""Parts of the names of kernels that a tool watches. torch's are others' to check, but initcheck
+must see them write what ours read."""
+LIMIT = 110
+"""Seconds after which a call is cut off."""
 _FOUND = 9  # our exit status for findings: no other one that a Python process ends with
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
 
-class SanitizerError(Exception):
-    """The tool did not run, or the calls failed in a way that is no finding."""
-
-
-def findings_in(output: str) -> int:
-    """Return how many errors or hazards the tool's output sums up.
-
-    Raises:
-        SanitizerError: there is no summary, so the tool did not come to its end.
-    """
-    found = _SUMMARY.findall(output)
-    if not found:
-        raise SanitizerError(f"compute-sanitizer gave no summary:\n{output[-2000:]}")
-    return int(found[-1])
-
-
 class _Run(NamedTuple):
-    status: int
-    findings: int
+    findings: int | None  # None: no summary
+    failure: str | None  # why it tells nothing of the calls
     said: str
 
 
-def run_tool(tool: str, *what: str) -> _Run:
-    """Run parts of sanitized_calls.py below a tool.
+def findings_in(output: str) -> int | None:
+    """Return how many errors or hazards the tool's output sums up; None if it came to no end."""
+    found = _SUMMARY.findall(output)
+    return int(found[-1]) if found else None
 
-    Raises:
-        SanitizerError: as `findings_in`.
-    """
+
+def run_tool(tool: str, what: str, limit: int) -> _Run:
+    """Run a part of sanitized_calls.py below a tool, for so many seconds at most."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
-    # torch's own kernels and libraries are others' to check
-    command += ["--kernel-name", "kns=quasar", "--print-limit", "20"]
+    for name in KERNELS[tool]:
+        command += ["--kernel-name", f"kns={name}"]
+    command += ["--print-limit", "20", sys.executable, str(SCRIPT), "--limit", str(limit), what]
     # a cache of memory would hide accesses beyond a tensor and give what was written before
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [*command, sys.executable, str(SCRIPT), *what],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    return _Run(done.returncode, findings_in(done.stdout), done.stdout)
+    try:
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()  # the calls themselves end by their own limit
+        return _Run(None, f"{what} was cut off after {limit} s", said)
+    findings, failure = findings_in(said), None
+    if findings is None:
+        failure = f"{what} gave no summary"
+    elif process.returncode not in (0, _FOUND):
+        failure = f"{what} ended with status {process.returncode}"
+    return _Run(findings, failure, said)
 
 
-def watch(tool: str) -> tuple[Watched, str]:
-    """Let a tool watch everything side by side; return the result and what was said of the calls.
-
-    Raises:
-        SanitizerError: a fault was not found, or a call went wrong.
-    """
-    with ThreadPoolExecutor(3) as pool:
-        faulty = pool.submit(run_tool, tool, tool)
-        handshake = pool.submit(run_tool, tool, "handshake") if tool == "racecheck" else None
-        calls = CALLS[:1] if handshake else CALLS
-        run = run_tool(tool, *calls)
-    if not faulty.result().findings:
-        said = faulty.result().said[-2000:]
-        raise SanitizerError(f"{tool} does not find a planted fault here:\n{said}")
-    if handshake and not handshake.result().findings:
-        calls, run = CALLS, run_tool(tool, *CALLS)
-    if run.status not in (0, _FOUND):
-        message = f"{tool}: the calls ended with status {run.status}:\n{run.said[-2000:]}"
-        raise SanitizerError(message)
+def watch(tool: str, limit: int) -> tuple[Watched, str]:
+    """Let a tool watch everything side by side; return the result and what was said."""
+    began = time.monotonic()
+    racecheck = tool == "racecheck"
+    calls = CALLS[:1] if racecheck else CALLS
+    todo = (tool, "handshake", *calls) if racecheck else (tool, *calls)
+    with ThreadPoolExecutor(len(todo)) as pool:
+        runs = dict(
+            zip(todo, pool.map(lambda what: run_tool(tool, what, limit), todo), strict=True)
+        )
+    handshake = runs.get("handshake")
+    if handshake and handshake.findings == 0:
+        runs["layer"], calls = run_tool(tool, "layer", limit), CALLS
+    faulty = runs[tool].findings or 0
+    failures = [] if faulty else ["a planted fault was not found"]
+    failures += [run.failure for what, run in runs.items() if run.failure and what != tool]
     found = Watched(
         calls=calls,
-        findings=run.findings,
-        faulty=faulty.result().findings,
-        handshake=handshake.result().findings if handshake else None,
+        seconds=time.monotonic() - began,
+        findings=sum(runs[call].findings or 0 for call in calls),
+        failure="; ".join(failures) or None,
+        faulty=faulty,
+        handshake=handshake.findings if handshake else None,
     )
-    return found, run.said
+    return found, "\n".join(run.said for run in runs.values())
 
 
 def version() -> str:
@@ -120,43 +123,43 @@ def main() -> int:
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one, or these")
     parser.add_argument("--out", type=Path, help="write the results there as JSON")
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
+    parser.add_argument("--limit", type=int, default=LIMIT, help=f"seconds for a call; {LIMIT}")
     args = parser.parse_args()
-    used, wanted = version(), args.tool or TOOLS
-    tools, failed = {}, False
+    used, wanted, began = version(), args.tool or TOOLS, time.monotonic()
+    tools: dict[str, Watched] = {}
     with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
-        for tool, seen in [(tool, pool.submit(watch, tool)) for tool in wanted]:
-            try:
-                tools[tool], said = seen.result()
-            except SanitizerError as error:
-                print(error, flush=True)
-                failed = True
-                continue
-            print(f"{tool}: {tools[tool].findings} findings", flush=True)
-            if tools[tool].findings:
-                print(said)
-    if failed:
-        return 1
-    if args.out:
-        write(args.out, used, tools, args.commit)
-    return int(any(one.findings for one in tools.values()))
+        running = {pool.submit(watch, tool, args.limit): tool for tool in wanted}
+        run = describe_run(used, args.commit) if args.out else None
+        for done in as_completed(running):
+            tool = running[done]
+            tools[tool], said = done.result()
+            seconds = tools[tool].seconds
+            print(f"{tool}: {verdict(tools[tool])} ({seconds:.0f} s)", flush=True)
+            if not tools[tool].clean:
+                print(said, flush=True)
+            if run:
+                ordered = {tool: tools[tool] for tool in TOOLS if tool in tools}
+                over = {"tools": ordered, "seconds": time.monotonic() - began}
+                results.write(args.out, run.model_copy(update=over))
+    return int(not all(one.clean for one in tools.values()))
 
 
-def write(path: Path, used: str, tools: dict[str, Watched], commit: str | None) -> None:
-    """Write the results; torch, which tells of the GPU, is imported here and not before."""
+def describe_run(used: str, commit: str | None) -> SanitizerResults:
+    """Return the results before any tool is over; torch tells of the GPU, so it is imported."""
     import sanitized_calls
     import torch
 
     from harness.environment import describe
 
-    run = SanitizerResults(
+    return SanitizerResults(
         created=datetime.now(timezone.utc).date(),
         commit=commit or results.project_commit(),
         environment=describe(torch.device("cuda")),
         sanitizer=used,
+        seconds=0,
         calls={name: len(cases) for name, (_, cases) in sanitized_calls.CASES.items()},
-        tools=tools,
+        tools={},
     )
-    results.write(path, run)
 
 
 if __name__ == "__main__":

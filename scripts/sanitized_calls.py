@@ -4,7 +4,7 @@
 
 Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
 sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
-result is wrong.
+result is wrong. --limit ends the process after so many seconds, whatever it does then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -117,12 +119,17 @@ def operator_error(case: OperatorCase) -> float:
 
 
 def layer_error(case: LayerCase) -> float:
-    """Run a case of the layer and return its output's relative error."""
-    from fla.layers.quasar import QuasarAttention
-    from fla.ops.quasar import projection
+    """Run a case of the layer and return its output's relative error.
 
-    projection.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
-    layer = QuasarAttention(**WORKLOAD.layer_arguments())
+    Raises:
+        RuntimeError: its own kernels did not take it.
+    """
+    from fla.layers import quasar
+    from fla.ops.quasar import fused_layer
+
+    fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    quasar.attend_fused = always(fused_layer.attend_fused)
+    layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
     with torch.no_grad():
@@ -131,6 +138,18 @@ def layer_error(case: LayerCase) -> float:
     with recorded, torch.autocast("cuda", case.dtype):
         y, _, _ = layer.cuda()(x.cuda())
     return relative_rms(y.detach().cpu(), expected)
+
+
+def always(attend: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor]:
+    """Return `attend_fused`, but raising RuntimeError where another way would be gone silently."""
+
+    def attend_or_raise(*call: object) -> torch.Tensor:
+        y = attend(*call)
+        if y is None:
+            raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
+        return y
+
+    return attend_or_raise
 
 
 CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
@@ -142,12 +161,14 @@ CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
 
 def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> list[str]:
     """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
-    wrong = []
+    wrong, began = [], time.monotonic()
     for case in cases:
-        print(case, flush=True)  # so that what a tool says stands below its call
+        # before it, so that what a tool says stands below its call
+        print(f"{time.monotonic() - began:5.1f} s: {case}", flush=True)
         error = measure(case)
         if not error <= LIMIT:
             wrong.append(f"{case}: relative error {error:.1e}")
+    print(f"{time.monotonic() - began:5.1f} s: the end", flush=True)
     return wrong
 
 
@@ -155,7 +176,9 @@ def main() -> int:
     """Run what was asked for, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", nargs="+", choices=(*CASES, "handshake", *TOOLS))
+    parser.add_argument("--limit", type=int, default=0, help="seconds; 0 for none")
     args = parser.parse_args()
+    signal.alarm(args.limit)  # ends it in the driver, too
     os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
     mount()

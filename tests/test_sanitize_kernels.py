@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
+import sanitize_kernels
 import sanitized_calls
 import torch
 from measuring.operator_results import OperatorResults
 from measuring.profile_sections import sanitizer
 from measuring.results import load
 from measuring.sanitizer_results import TOOLS, SanitizerResults, Watched, misses
-from sanitize_kernels import SanitizerError, findings_in
+from sanitize_kernels import findings_in
 from sanitized_calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,42 +26,36 @@ RESULTS = ROOT / "benchmarks" / "h200" / "operator.json"
 STAND_IN = """\
 #!/bin/sh
 [ "$PYTORCH_NO_CUDA_MEMORY_CACHING" = 1 ] || case "$*" in *--version*) ;; *) exit 3 ;; esac
-for word in "$@"; do before=$what; what=$word; done
+for what in "$@"; do :; done
 case "$what" in
   --version) echo "NVIDIA (R) Compute Sanitizer"; echo "Version 2025.3.1.0 (build 1)"; exit ;;
   *check) found=$PLANTED ;;
   handshake) found=$HANDSHAKE ;;
-  layer) [ "$before" = operator ] && found=$((FOUND + LAYER)) && status=$STATUS ;;
+  layer) found=$LAYER ;;
   operator) found=$FOUND; status=$STATUS ;;
   *) exit 4 ;;
 esac
 echo "========= COMPUTE-SANITIZER watches the $what"
+[ "$found" = stuck ] && exec sleep 20
 [ "$found" = none ] || echo "========= ERROR SUMMARY: $found errors"
 [ "$found" = 0 ] || exit 9
 exit "${status:-0}"
 """
 
 
-def sanitize(
-    folder: Path,
-    planted: str,
-    found: str,
-    status: int,
-    *options: str,
-    handshake: str = "7",
-    layer: str = "0",
-) -> subprocess.CompletedProcess[str]:
+def surroundings(folder: Path, **says: str) -> dict[str, str]:
     tool = folder / "compute-sanitizer"
     tool.write_text(STAND_IN)
     tool.chmod(0o755)
-    environ = os.environ | {
-        "PLANTED": planted, "FOUND": found, "STATUS": str(status), "HANDSHAKE": handshake,
-        "LAYER": layer,
-    }  # fmt: skip
+    said = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"} | says
+    return said | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "scripts/sanitize_kernels.py", *options],
         cwd=ROOT,
-        env=environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        env=os.environ | surroundings(folder, **says),
         capture_output=True,
         text=True,
         timeout=60,
@@ -68,45 +64,82 @@ def sanitize(
 
 
 def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
-    done = sanitize(tmp_path, "1", "0", 0)
+    done = sanitize(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [f"{tool}: 0 findings" for tool in TOOLS]
+    assert sorted(done.stdout.splitlines()) == [f"{t}: 0 findings (0 s)" for t in sorted(TOOLS)]
 
 
 @pytest.mark.parametrize(
-    ("planted", "found", "status", "said"),
+    ("says", "said"),
     [
-        ("1", "2", 9, "memcheck: 2 findings"),
-        ("0", "0", 0, "memcheck does not find a planted fault here"),
-        ("1", "0", 1, "the calls ended with status 1"),
-        ("none", "0", 0, "gave no summary"),
+        ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings (0 s)"),
+        ({"PLANTED": "0"}, "memcheck: a planted fault was not found"),
+        ({"PLANTED": "none"}, "memcheck: a planted fault was not found"),
+        ({"STATUS": "1"}, "memcheck: operator ended with status 1"),
+        ({"LAYER": "none"}, "memcheck: layer gave no summary"),
+        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 1 s"),
     ],
 )
-def test_findings_a_blind_tool_and_wrong_calls_end_with_1(
-    tmp_path: Path, planted: str, found: str, status: int, said: str
+def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
+    tmp_path: Path, says: dict[str, str], said: str
 ) -> None:
-    done = sanitize(tmp_path, planted, found, status, "--tool", "memcheck")
+    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", "1", **says)
     assert done.returncode == 1
     assert said in done.stdout
+    assert "memcheck: 0 findings" not in done.stdout
+    assert "watches the layer" in done.stdout
 
 
 def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
-    blind = sanitize(tmp_path, "1", "0", 0, "--tool", "racecheck", layer="4")
-    assert (blind.returncode, blind.stdout) == (0, "racecheck: 0 findings\n")
-    seeing = sanitize(tmp_path, "1", "0", 0, "--tool", "racecheck", handshake="0", layer="4")
+    blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
+    assert (blind.returncode, blind.stdout) == (0, "racecheck: 0 findings (0 s)\n")
+    seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
     assert seeing.returncode == 1
     assert "racecheck: 4 findings" in seeing.stdout
     assert "watches the layer" in seeing.stdout
+    unknown = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="none")
+    assert unknown.returncode == 1
+    assert "handshake gave no summary" in unknown.stdout
     for tool in ("memcheck", "initcheck"):
-        assert sanitize(tmp_path, "1", "0", 0, "--tool", tool, layer="4").returncode == 1
+        assert sanitize(tmp_path, "--tool", tool, LAYER="4").returncode == 1
+
+
+def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    write = sanitize_kernels.results.write
+
+    def record(path: Path, run: SanitizerResults) -> None:
+        write(path, run)
+        files.append(load(SanitizerResults, path))
+
+    def tools_of_operator(used: str, commit: str | None) -> SanitizerResults:
+        return results(sanitizer=used, commit=commit, tools={})
+
+    for name, value in surroundings(tmp_path, LAYER="stuck").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sanitize_kernels, "describe_run", tools_of_operator)
+    monkeypatch.setattr(sanitize_kernels.results, "write", record)
+    out = tmp_path / "sanitizer.json"
+    arguments = ["--out", str(out), "--commit", "abc", "--limit", "2"]
+    monkeypatch.setattr(sys, "argv", ["sanitize_kernels.py", *arguments])
+    assert sanitize_kernels.main() == 1
+    assert [len(run.tools) for run in files] == [1, 2, 3]
+    assert list(files[0].tools) == ["racecheck"], "it does not run the layer, which is stuck"
+    assert (files[-1].sanitizer, files[-1].commit) == ("2025.3.1.0", "abc")
+    assert list(files[-1].tools) == list(TOOLS)
+    assert misses(files[-1]) == [
+        f"{tool}: layer was cut off after 2 s" for tool in ("memcheck", "initcheck")
+    ]
+    assert files[-1].tools["memcheck"].seconds >= 2
 
 
 def test_summaries_of_every_tool_are_read() -> None:
     race = "x\n========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
     assert findings_in(race) == 3
     assert findings_in("========= ERROR SUMMARY: 0 errors\n") == 0
-    with pytest.raises(SanitizerError, match="no summary"):
-        findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n")
+    assert findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n") is None
 
 
 def test_wrong_results_are_named_nan_too() -> None:
@@ -127,19 +160,66 @@ def test_the_calls_cover_ragged_packed_and_every_dtype() -> None:
     assert {case.gradients for case in LAYER} == {True, False}
 
 
-def test_a_finding_and_a_tool_that_was_not_run_are_named() -> None:
-    clean = Watched(calls=("operator", "layer"), findings=0, faulty=1)
+def test_a_layer_that_goes_another_way_is_an_error() -> None:
+    attend = sanitized_calls.always(lambda x: x if x.numel() else None)
+    assert attend(torch.ones(1)) == torch.ones(1)
+    with pytest.raises(RuntimeError, match="own kernels did not take"):
+        attend(torch.empty(0))
+
+
+def test_calls_end_at_their_limit_whatever_they_do(tmp_path: Path) -> None:
+    calls = "import sanitized_calls, time; sanitized_calls.mount = lambda: time.sleep(20)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", calls + "sanitized_calls.main()", "--limit", "1", "operator"],
+        cwd=ROOT / "scripts",
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGALRM
+
+
+CLEAN = Watched(calls=("operator", "layer"), seconds=3, findings=0, faulty=1)
+
+
+def results(**changed: object) -> SanitizerResults:
     run = SanitizerResults(
         created=date(2026, 1, 1),
         commit=None,
         environment=load(OperatorResults, RESULTS).environment,
         sanitizer="2025.3",
+        seconds=61.7,
         calls={"operator": len(OPERATOR), "layer": len(LAYER)},
-        tools=dict.fromkeys(TOOLS, clean),
+        tools=dict.fromkeys(TOOLS, CLEAN),
     )
-    assert misses(run) == []
-    found = clean.model_copy(update={"findings": 2})
-    changed = run.model_copy(update={"tools": run.tools | {"racecheck": found}})
-    assert misses(changed) == ["racecheck: 2 findings"]
-    assert misses(run.model_copy(update={"tools": {}})) == [f"{tool} was not run" for tool in TOOLS]
-    assert f"| racecheck | {len(OPERATOR)} of the operator" in sanitizer(changed)
+    return run.model_copy(update=changed)
+
+
+def with_tool(tool: str, **changed: object) -> SanitizerResults:
+    return results(tools=results().tools | {tool: CLEAN.model_copy(update=changed)})
+
+
+def test_a_finding_a_failure_and_a_tool_that_was_not_run_are_named() -> None:
+    assert misses(results()) == []
+    assert misses(with_tool("racecheck", findings=2)) == ["racecheck: 2 findings"]
+    assert misses(with_tool("memcheck", failure="layer was cut off after 9 s")) == [
+        "memcheck: layer was cut off after 9 s"
+    ]
+    assert misses(with_tool("initcheck", findings=1, failure="layer ended with status 1")) == [
+        "initcheck: 1 findings; layer ended with status 1"
+    ]
+    assert misses(results(tools={})) == [f"{tool} was not run" for tool in TOOLS]
+
+
+def test_the_page_says_what_was_covered_how_long_it_took_and_what_was_left_out() -> None:
+    both = f"{len(OPERATOR)} of the operator and {len(LAYER)} of the layer"
+    page = sanitizer(results())
+    assert "| wall time | 62 s, all tools side by side |" in page
+    assert [line for line in page.splitlines() if "findings" in line] == [
+        f"| {tool} | {both} | 0 findings | 1 | 3 |" for tool in TOOLS
+    ]
+    assert "did not watch" not in page
+    page = sanitizer(with_tool("racecheck", calls=("operator",), handshake=8))
+    assert f"| racecheck | {len(OPERATOR)} of the operator | 0 findings" in page
+    assert "racecheck did not watch the layer's kernels: it reports 8 hazards" in page
+    assert "| was cut off" in sanitizer(with_tool("memcheck", failure="was cut off"))

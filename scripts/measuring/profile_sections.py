@@ -6,7 +6,7 @@ import math
 
 from measuring.markdown_tables import facts, table
 from measuring.profile_results import CallProfile, Profile, bytes_ms, floor_ms, products_ms
-from measuring.sanitizer_results import SanitizerResults
+from measuring.sanitizer_results import SanitizerResults, verdict
 
 PLACES = {
     "dram": "DRAM",
@@ -78,17 +78,24 @@ def _together(profile: Profile, call: CallProfile) -> list[str]:
 
 
 def sanitizer(results: SanitizerResults) -> str:
-    """Return the table of compute-sanitizer's findings."""
+    """Return the table of compute-sanitizer's findings, and what a tool left out."""
     e = results.environment
     where = facts(
         {
             "GPU": f"{e.gpu}, driver {e.driver}; compute-sanitizer {results.sanitizer}",
             "date, commit": f"{results.created}, {results.commit}",
+            "wall time": f"{results.seconds:.0f} s, all tools side by side",
         }
     )
-    rows = []
+    rows, left_out = [], []
     for tool, one in results.tools.items():
         calls = " and ".join(f"{results.calls[name]} of the {name}" for name in one.calls)
-        rows.append((tool, calls, str(one.findings), str(one.faulty)))
-    found = table(("tool", "calls", "findings", "in a faulty kernel"), rows)
-    return f"{where}\n\n{found}"
+        rows.append((tool, calls, verdict(one), str(one.faulty), f"{one.seconds:.0f}"))
+        left_out += [
+            f"{tool} did not watch the {name}'s kernels: it reports {one.handshake} hazards in a "
+            "right kernel that hands chunks over as they do."
+            for name in results.calls
+            if name not in one.calls
+        ]
+    header = ("tool", "calls", "found", "in a faulty kernel", "wall time, s")
+    return "\n\n".join([where, table(header, rows), *left_out])
