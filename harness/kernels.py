@@ -194,14 +194,14 @@ def _path(
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
     import torch
     from fla.layers.quasar import QuasarAttention
-    from fla.ops.quasar import hopper_products, projection
+    from fla.ops.quasar import fused_layer, hopper_products
 
     from quasar_kernels.reference import quasar_layer, relative_rms
 
     torch.manual_seed(0)
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     x = torch.randn(1, _TOKENS, 512)
-    projection.MANY_TOKENS = 1  # so that the layer's own kernels take the few that are compared
+    fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take the few that are compared
     found: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])
