@@ -41,7 +41,9 @@ must see them write what ours read."""
 LIMIT = 110
 """Seconds after which a call is cut off."""
 _FOUND = 9  # our exit status for findings: no other one that a Python process ends with
-_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
+_SUMMARY = re.compile(
+    r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)(?! \w+ were not printed)\b", re.MULTILINE
+)
 
 
 class _Run(NamedTuple):

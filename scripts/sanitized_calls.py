@@ -43,6 +43,7 @@ class OperatorCase(NamedTuple):
     width: int = 64
     dtype: torch.dtype = torch.bfloat16
     states: bool = False  # one enters, and the last is asked for
+    segments: int | None = None  # of each sequence: few walk over many tiles
     options: tuple[str, ...] = ()  # of NVRTC
 
 
@@ -52,6 +53,7 @@ class LayerCase(NamedTuple):
     tokens: int
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
+    multiprocessors: int | None = None  # to make do with: few take many tiles each
 
 
 OPERATOR = (
@@ -59,6 +61,7 @@ OPERATOR = (
     OperatorCase((65,), states=True),
     OperatorCase((777,), batch=2, heads=3, states=True),
     OperatorCase((1029,), dtype=torch.float16, states=True),
+    OperatorCase((1029,), states=True, segments=2),
     OperatorCase((0, 1, 200, 64, 0, 331), states=True),
     OperatorCase((63, 130), dtype=torch.float16),
     OperatorCase((333,), width=128, states=True),
@@ -72,6 +75,8 @@ LAYER = (
     LayerCase(333),
     LayerCase(1029, torch.float16),
     LayerCase(777, gradients=True),
+    LayerCase(1029, multiprocessors=2),
+    LayerCase(777, torch.float16, multiprocessors=2),
 )
 
 CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
@@ -111,7 +116,9 @@ def operator_error(case: OperatorCase) -> float:
     expected, state = quasar_chunked(q, k, v, beta, initial, bounds)
     on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
     cu = None if bounds is None else bounds.cuda()
-    found = cuda_scan.forward(*on_gpu, case.states, 1.0, cu, options=case.options)
+    found = cuda_scan.forward(
+        *on_gpu, case.states, 1.0, cu, segments=case.segments, options=case.options
+    )
     error = relative_rms(found.o.cpu(), expected)
     if case.states:
         error = max(error, relative_rms(found.final_state.cpu(), state))
@@ -125,8 +132,13 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: its own kernels did not take it.
     """
     from fla.layers import quasar
-    from fla.ops.quasar import fused_layer
+    from fla.ops.quasar import fused_layer, hopper_products
 
+    here = torch.cuda.current_device()
+    program = hopper_products.load_program(here, case.dtype)
+    if case.multiprocessors:
+        program = program._replace(multiprocessors=case.multiprocessors)
+    hopper_products._known[here, case.dtype] = program
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
     quasar.attend_fused = always(fused_layer.attend_fused)
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())

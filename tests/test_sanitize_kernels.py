@@ -136,6 +136,9 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
 
 
 def test_summaries_of_every_tool_are_read() -> None:
+    summary = "========= ERROR SUMMARY: "
+    many = f"{summary}64 errors\n{summary}44 errors were not printed. Use --print-limit\n"
+    assert findings_in(many) == 64
     race = "x\n========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
     assert findings_in(race) == 3
     assert findings_in("========= ERROR SUMMARY: 0 errors\n") == 0
@@ -153,11 +156,14 @@ def test_wrong_results_are_named_nan_too() -> None:
 
 
 def test_the_calls_cover_ragged_packed_and_every_dtype() -> None:
-    assert {case.dtype for case in OPERATOR} == {torch.bfloat16, torch.float16}
+    both = {torch.bfloat16, torch.float16}
+    assert {case.dtype for case in OPERATOR} == both
     assert any(length % 64 for case in OPERATOR for length in case.lengths)
     assert any(len(case.lengths) > 1 and 0 in case.lengths for case in OPERATOR)
     assert any(case.options == sanitized_calls.PORTABLE for case in OPERATOR)
+    assert any(case.segments for case in OPERATOR)
     assert {case.gradients for case in LAYER} == {True, False}
+    assert {case.dtype for case in LAYER if case.multiprocessors} == both
 
 
 def test_a_layer_that_goes_another_way_is_an_error() -> None:
