@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from gpu_inputs import (  # noqa: F401
@@ -182,6 +184,31 @@ def test_packed_sequences_equal_separate_calls(lengths, width):
             assert relative_rms(result.o[:, start : start + length], expected) <= 6e-3
         assert relative_rms(result.final_state[n : n + 1], state) <= 6e-3
         start += length
+
+
+@both_widths
+def test_a_packed_sequence_knows_nothing_of_its_neighbours(width):
+    lengths = [700, 65, 9000, 5]
+    bounds = [0, *itertools.accumulate(lengths)]
+    *qkv, beta = inputs_of(bounds[-1], width)
+    cu = torch.tensor(bounds, device="cuda")
+    alone = cuda_scan.forward(*qkv, beta, output_final_state=True, cu_seqlens=cu)
+    for x in qkv:
+        x[:, bounds[1] : bounds[2]] = float("nan")
+    beside = cuda_scan.forward(*qkv, beta, output_final_state=True, cu_seqlens=cu)
+    for n in (0, 2, 3):
+        rows = slice(bounds[n], bounds[n + 1])
+        assert torch.equal(beside.o[:, rows], alone.o[:, rows])
+        assert torch.equal(beside.final_state[n], alone.final_state[n])
+
+
+@both_widths
+def test_an_expanded_tensor_is_left_to_triton(width):
+    q, k, v, beta = inputs_of(300, width)
+    shared = k[:, :, :1].expand_as(k)
+    assert "expanded" in cuda_scan.reason_against(q, shared, v)
+    expected, _ = quasar_recurrence(q, shared, v, beta)
+    assert_close(chunk_quasar(q, shared, v, beta)[0], expected, LIMIT[torch.bfloat16])
 
 
 @both_widths

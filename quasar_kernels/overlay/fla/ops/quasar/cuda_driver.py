@@ -16,6 +16,9 @@ import torch
 from fla.ops.quasar.nvrtc import CudaUnavailableError
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_UINT16 = 1  # CU_TENSOR_MAP_DATA_TYPE_UINT16
+_PERMUTED_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_PROMOTED = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -115,3 +118,47 @@ def _kernel(driver, module, name: str, device: int) -> Kernel:
     if not function.value or blocks.value < 1:
         raise CudaUnavailableError(f"{name} does not fit this GPU", "set QUASAR_BACKEND=triton")
     return Kernel(function.value, threads, shared, blocks.value, device)
+
+
+TENSOR_MAP = 128
+"""Bytes of a tensor map, CUtensorMap."""
+
+
+@functools.lru_cache(4096)
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """Return the description of a tensor of 16-bit elements that Hopper's bulk copies take.
+
+    Tiles land in shared memory as rows of 128 bytes whose 16-byte pieces are permuted by the row's
+    number; what lies outside of the tensor reads as zero and is not written.
+
+    Args:
+        address: of its first element, a multiple of 16.
+        sizes, strides: in elements, the innermost first; the innermost stride, 1, is left out, and
+            the others are multiples of 8.
+        box: the sizes of a tile; the innermost is 64.
+
+    Raises:
+        CudaUnavailableError: the driver does not take it.
+    """
+    encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
+    if encode is None:
+        raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
+    pointer = ctypes.c_void_p
+    encode.argtypes = [
+        pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4,
+    ]  # fmt: skip
+    rank = len(sizes)
+    storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
+    place = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
+    # a stride that nothing steps by may be anything
+    outer = zip(sizes[1:], strides, strict=True)
+    steps = [2 * stride if size > 1 else 16 for size, stride in outer]
+    status = encode(
+        place, _UINT16, rank, address, (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*steps), (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank), 0, _PERMUTED_128, _PROMOTED, 0,
+    )  # fmt: skip
+    _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
+    return ctypes.string_at(place, TENSOR_MAP)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar.cuda_driver import Kernel, load_kernels
+from fla.ops.quasar.cuda_driver import Kernel, TENSOR_MAP, load_kernels, tensor_map
 from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
 from fla.ops.quasar.segments import Segments, packed_table
 
@@ -23,6 +23,8 @@ HEAD_DIMS = (64, 128)
 """The head widths that the CUDA kernels are written for."""
 PANEL = 64
 """Rows (pass 1) or columns (pass 2) of a state that a block takes; PANEL in csrc/fragments.cuh."""
+CHUNK = 16
+"""Tokens that a warp copies at once; CHUNK in csrc/fragments.cuh."""
 CAPABILITY = (8, 0)
 """The oldest compute capability that they compile for."""
 TILE = 64
@@ -33,14 +35,18 @@ _SOURCES = ("segment_map.cu", "segment_scan.cu", "segment_output.cu")
 _HEADERS = (
     "fragments.cuh",
     "wgmma.cuh",
+    "barriers.cuh",
     "chunk.cuh",
     "segments.cuh",
+    "copies.cuh",
     "map_chunk.cuh",
     "output_chunk.cuh",
 )
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
+_BULK_COPIES = (9, 0)  # the capability whose kernels copy by tensor maps
+_NO_MAPS = bytes(4 * TENSOR_MAP)
 
 
 ARGUMENTS = struct.Struct("11P14q2if0q")  # 0q: padded as C pads
@@ -63,6 +69,7 @@ class _Program(NamedTuple):
     scan: Kernel
     output: Kernel
     multiprocessors: int
+    takes_maps: bool  # copies by tensor maps: compiled for Hopper
 
 
 def compile_program(
@@ -98,15 +105,20 @@ def load_program(
         CudaUnavailableError: they cannot be built or loaded there.
     """
     properties = torch.cuda.get_device_properties(device)
+    capability = properties.major, properties.minor
     suffix = _DTYPES[dtype]
-    code = compile_program((properties.major, properties.minor), suffix, options, width)
+    code = compile_program(capability, suffix, options, width)
     names = [
         f"quasar_segment_map_{suffix}",
         "quasar_segment_scan",
         f"quasar_segment_output_{suffix}",
     ]
     kernels = load_kernels(code, names, device)
-    return _Program(*(kernels[name] for name in names), properties.multi_processor_count)
+    return _Program(
+        *(kernels[name] for name in names),
+        properties.multi_processor_count,
+        capability == _BULK_COPIES,
+    )
 
 
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
@@ -127,6 +139,8 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
         # 8 elements are 16 bytes
         if x.stride(3) != 1 or x.data_ptr() % _ALIGNMENT or any(s % 8 for s in x.stride()[:3]):
             return f"rows of {name} must be contiguous and start at multiples of 16 bytes"
+        if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
+            return f"{name} is expanded: tensor maps take no stride of zero"
     return None
 
 
@@ -170,6 +184,13 @@ def cut_segments(
     packed = packed_table(bounds, length, q.device)
     total = packed.table.shape[0]
     return Segments(total, len(bounds) - 1, 0, 0, packed.table, packed.first)
+
+
+def _tensor_map(x: torch.Tensor) -> bytes:
+    # of x [B, T, H, S], in tiles of a chunk's tokens and a panel's channels
+    B, T, H, S = x.shape
+    batch, token, head = x.stride()[:3]
+    return tensor_map(x.data_ptr(), (S, H, T, B), (head, token, batch), (PANEL, 1, CHUNK, 1))
 
 
 def forward(
@@ -217,7 +238,8 @@ def forward(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
         cut.per_sequence, H, scale,
     )  # fmt: skip
-    parameters = (ctypes.c_char_p * 1)(packed)
+    maps = b"".join(map(_tensor_map, (q, k, v, o))) if program.takes_maps else _NO_MAPS
+    parameters = (ctypes.c_char_p * 2)(packed, maps)
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     if G is not None:
         program.map.launch(grid, parameters, stream)

@@ -21,7 +21,13 @@ from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
 
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("pack_weights.cu", "projection.cu", "gated_output.cu")
-_HEADERS = ("fragments.cuh", "wgmma.cuh", "warpgroup_product.cuh", "gated_rows.cuh")
+_HEADERS = (
+    "fragments.cuh",
+    "wgmma.cuh",
+    "barriers.cuh",
+    "warpgroup_product.cuh",
+    "gated_rows.cuh",
+)
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 _log = logging.getLogger("fla.ops.quasar")

@@ -196,4 +196,13 @@ __device__ __forceinline__ void copy16(u32 to, const void* from) {
                : "memory");
 }
 
+__device__ __forceinline__ void commit_loads() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void wait_loads() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+}
+
 }  // namespace quasar

@@ -1,8 +1,8 @@
 // Pass 2 of the segmented scan: walk each segment from the state that enters it, and write o.
 // output_chunk.cuh has the algebra.
 
+#include "copies.cuh"
 #include "output_chunk.cuh"
-#include "segments.cuh"
 
 #ifndef QUASAR_OUTPUT_WARPS
 #if QUASAR_WGMMA
@@ -13,7 +13,6 @@
 #define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 6 : 4)
 #endif
 #endif
-
 namespace quasar {
 
 template <int WARPS>
@@ -22,56 +21,62 @@ struct OutputShared {
   uint4 values[2][WARPS * CHUNK_BYTES / 16];  // o takes v's place
   Triangle mix[WARPS];                        // -A diag(a)
   Triangle scores[WARPS];                     // tril(Q K^T)
+  u64 arrived[2], values_arrived[2];
 };
 
 // One block a segment, head and panel of values. Tiles of 16 * WARPS tokens are copied in while
 // the one before is prepared (warp w its chunk w), then walked (every warp all chunks, its own
 // columns).
 template <Scalar T, int WARPS>
-__device__ __forceinline__ void segment_output(const Arguments& arg) {
+__device__ __forceinline__ void segment_output(const Arguments& arg, const TensorMaps& maps) {
   constexpr int BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
   extern __shared__ __align__(1024) uint4 raw[];
   OutputShared<WARPS>& shared = *(OutputShared<WARPS>*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
-  const int head = unit % arg.heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int head = unit % arg.heads, lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, unit / arg.heads);
   const float beta = arg.beta[head];
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
 
-  typedef Rows<WARPS, 2 * PANELS> Wide;
-  typedef Rows<WARPS> Narrow;
-  Wide keys(arg.k, arg.k_stride, segment, head), queries(arg.q, arg.q_stride, segment, head);
-  Narrow values(arg.v, arg.v_stride, segment, head, panel);
-  Narrow outputs(arg.o, arg.o_stride, segment, head, panel);
-  const u32 wide_place = shared_address(shared.keys_queries[0]) + Wide::place();
-  const u32 narrow_place = shared_address(shared.values[0]) + Narrow::place();
-  constexpr u32 WIDE_STAGE = sizeof(shared.keys_queries[0]), STAGE = sizeof(shared.values[0]);
-  const int own_tokens = segment.tokens - (threadIdx.x >> 3);  // from this thread's first row on
+  constexpr u32 BYTES = KeysQueries::BYTES, TILE = WARPS * BYTES, VALUES_TILE = WARPS * CHUNK_BYTES;
+  const u32 keys_queries = shared_address(shared.keys_queries);
+  const u32 own_keys_queries = keys_queries + warp * BYTES;
+  const u32 values = shared_address(shared.values), own_values = values + warp * CHUNK_BYTES;
+  const Chunks k(maps.k, arg.k, arg.k_stride, segment, head, lane);
+  const Chunks q(maps.q, arg.q, arg.q_stride, segment, head, lane);
+  const Chunks v(maps.v, arg.v, arg.v_stride, segment, head, lane);
+  const Chunks o(maps.o, arg.o, arg.o_stride, segment, head, lane);
+  const Arrivals<2> arrivals{shared_address(shared.arrived)};
+  const Arrivals<2> values_arrivals{shared_address(shared.values_arrived)};
+  if (threadIdx.x == 0) {
+    arrivals.init(WARPS);
+    values_arrivals.init(WARPS);
+  }
+  __syncthreads();
 
-  // each is called for one tile after another
+  auto token = [&](int s) { return s * TOKENS + warp * CHUNK; };
   auto load_keys_queries = [&](int s) {
-    if (s >= tiles) return;
-    const u32 to = wide_place + (s & 1) * WIDE_STAGE;
+    if (s < tiles) {
+      const int stage = s & 1;
+      const u32 to = own_keys_queries + stage * TILE;
+      arrivals.open(stage, BYTES);
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p) {
-      keys.load(to + 2 * p * CHUNK_BYTES, own_tokens - s * TOKENS, p);
-      queries.load(to + (2 * p + 1) * CHUNK_BYTES, own_tokens - s * TOKENS, p);
+      for (int p = 0; p < PANELS; ++p) {
+        k.load(to + 2 * p * CHUNK_BYTES, token(s), p * PANEL, arrivals, stage);
+        q.load(to + (2 * p + 1) * CHUNK_BYTES, token(s), p * PANEL, arrivals, stage);
+      }
     }
-    keys.advance();
-    queries.advance();
+    arrivals.close();
   };
   auto load_values = [&](int s) {
     if (s < tiles) {
-      values.load(narrow_place + (s & 1) * STAGE, own_tokens - s * TOKENS);
-      values.advance();
+      const int stage = s & 1;
+      values_arrivals.open(stage, CHUNK_BYTES);
+      v.load(own_values + stage * VALUES_TILE, token(s), panel * PANEL, values_arrivals, stage);
     }
-    commit_loads();
-  };
-  auto store_output = [&](int s) {
-    if (s < 0) return;
-    outputs.store(narrow_place + (s & 1) * STAGE, own_tokens - s * TOKENS);
-    outputs.advance();
+    values_arrivals.close();
   };
   load_keys_queries(0);
   load_values(0);
@@ -94,29 +99,49 @@ __device__ __forceinline__ void segment_output(const Arguments& arg) {
         for (int e = 0; e < 4; ++e)
           state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f;
 
-  const u32 own_values = row_address(shared_address(shared.values[0]), lane) ^ 32 * warp * BLOCKS;
+  const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
+  // where another sequence follows in the same tile
+  const bool runs_over = Chunks::RUNS_OVER && arg.table && segment.tokens % TOKENS;
   for (int s = 0; s < tiles; ++s) {
-    wait_loads<0>();
-#if QUASAR_WGMMA
+    const int stage = s & 1;
+    const u32 parity = s >> 1 & 1;
+    arrivals.template wait<1>(stage, parity);
+    if (runs_over && s == tiles - 1) {  // keys of zero change no state
+      values_arrivals.template wait<0>(stage, parity);
+      const int left = segment.tokens - token(s);
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p)
+        clear_rows(own_keys_queries + stage * TILE + 2 * p * CHUNK_BYTES, left, lane);
+      clear_rows(own_values + stage * VALUES_TILE, left, lane);
+    }
     publish_shared();
-#endif
     __syncthreads();
-    store_output(s - 1);
+    if (s) o.store(own_values + (stage ^ 1) * VALUES_TILE, token(s - 1), panel * PANEL);
     load_keys_queries(s + 1);
-    const u32 chunks = shared_address(shared.keys_queries[s & 1]);
-    prepare_chunk<T>({chunks + warp * KeysQueries::BYTES}, beta, mask, shared.mix[warp],
-                     shared.scores[warp], lane);
-    __syncthreads();
+    const u32 chunks = keys_queries + stage * TILE;
+    prepare_chunk<T>({chunks + warp * BYTES}, beta, mask, shared.mix[warp], shared.scores[warp],
+                     lane);
+    o.finish_stores();
     load_values(s + 1);  // where the output before was
+    values_arrivals.template wait<2>(stage, parity);
+    __syncthreads();
+    const u32 columns = own_columns + stage * VALUES_TILE;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i)
-      walk_chunk<T, BLOCKS>(state, {chunks + i * KeysQueries::BYTES},
-                            own_values + (s & 1) * STAGE + i * CHUNK_BYTES, shared.mix[i],
+      walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.mix[i],
                             shared.scores[i], arg.scale, lane);
     finish_state<BLOCKS>(state);
   }
+  publish_shared();
   __syncthreads();
-  store_output(tiles - 1);
+  if (tiles > 0) {
+    const u32 from = own_values + (tiles - 1 & 1) * VALUES_TILE;
+    if (runs_over)
+      Rows(arg.o, arg.o_stride, segment, head, lane).store(from, token(tiles - 1), panel * PANEL);
+    else
+      o.store(from, token(tiles - 1), panel * PANEL);
+    o.finish_stores();
+  }
   if (!segment.is_last || !arg.final_state) return;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
@@ -136,14 +161,16 @@ extern "C" __constant__ int quasar_segment_output_launch[2] = {
 
 #ifndef QUASAR_ONLY_FP16
 extern "C" __global__ void __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
-    quasar_segment_output_bf16(const __grid_constant__ quasar::Arguments arg) {
-  quasar::segment_output<quasar::Scalar::bf16, QUASAR_OUTPUT_WARPS>(arg);
+    quasar_segment_output_bf16(const __grid_constant__ quasar::Arguments arg,
+                               const __grid_constant__ quasar::TensorMaps maps) {
+  quasar::segment_output<quasar::Scalar::bf16, QUASAR_OUTPUT_WARPS>(arg, maps);
 }
 #endif
 
 #ifndef QUASAR_ONLY_BF16
 extern "C" __global__ void __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
-    quasar_segment_output_fp16(const __grid_constant__ quasar::Arguments arg) {
-  quasar::segment_output<quasar::Scalar::fp16, QUASAR_OUTPUT_WARPS>(arg);
+    quasar_segment_output_fp16(const __grid_constant__ quasar::Arguments arg,
+                               const __grid_constant__ quasar::TensorMaps maps) {
+  quasar::segment_output<quasar::Scalar::fp16, QUASAR_OUTPUT_WARPS>(arg, maps);
 }
 #endif

@@ -1,0 +1,45 @@
+// Barriers in shared memory (mbarrier), which bulk copies report to; on Hopper.
+
+#pragma once
+
+#include "wgmma.cuh"
+
+#if QUASAR_WGMMA
+namespace quasar {
+
+// all take a barrier's address
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :
+               : "r"(barrier), "r"(arrivals)
+               : "memory");
+}
+
+// initial values become visible to the other block and to bulk copies; before cluster_sync
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// one arrival; the phase also waits for so many bytes of bulk copies
+__device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// until the phase of this parity is over
+__device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred over;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+      "@!over bra again;\n}"
+      :
+      : "r"(barrier), "r"(parity)
+      : "memory");
+}
+
+}  // namespace quasar
+#endif
