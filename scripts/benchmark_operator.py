@@ -63,13 +63,14 @@ chunk_quasar without gradients, step size included, with QUASAR_BACKEND of that 
 chunk_delta_rule with scale 1 and the step size computed by torch, which is timed too. Each \
 output is compared with the float64 chunk form before it is timed. The GPU is warmed with matrix \
 products first, and each call runs for 0.2 s before it is timed, so that the clocks are those of \
-sustained work. Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the host's \
-clock between synchronizes around calls in a row. Decoding: one token, many states taken in turn \
-so that the L2 cache does not serve them, ours updated in place; the peer is given its step size \
-and writes a new state into storage that its allocator uses again; the copy is of such states, \
-also in turn, the faster of the driver's and of an elementwise kernel. First call: 100,000 \
-tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any compiler but \
-torch's own."""
+sustained work. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
+without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
+eager: the host's clock between synchronizes around calls in a row. Decoding: one token, many \
+states taken in turn so that the L2 cache does not serve them, ours updated in place; the peer is \
+given its step size and writes a new state into storage that its allocator uses again; the copy \
+is of such states, also in turn, the faster of the driver's and of an elementwise kernel. First \
+call: 100,000 tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any \
+compiler but torch's own."""
 
 
 def say(text: str) -> None:
@@ -77,9 +78,10 @@ def say(text: str) -> None:
     print(f"{time.perf_counter() - START:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def timing(call: Callable[[], object]) -> Timing:
-    """Time one call as a graph and eagerly."""
-    return Timing(graph_ms=graph_ms(call), eager_ms=eager_ms(call))
+def timing(call: Callable[[], object], rested: bool = False) -> Timing:
+    """Time one call as a graph and eagerly, and from rest where that is asked for."""
+    from_rest = bench.rested_ms(call) if rested else None
+    return Timing(graph_ms=graph_ms(call), eager_ms=eager_ms(call), rested_ms=from_rest)
 
 
 def free() -> None:
@@ -117,7 +119,7 @@ def measure_forward(names: Sequence[str]) -> tuple[list[Accuracy], list[Speed], 
         for name in names:
             with selected(name) as run:
                 peaks[name] = peak_bytes(run, inputs)
-                times[name] = timing(partial(run, *inputs))
+                times[name] = timing(partial(run, *inputs), rested=name == "cuda")
         speed.append(Speed(tokens=tokens, times=times))
         output_bytes = inputs[0].numel() * inputs[0].element_size()
         memory = Memory(tokens=tokens, output_bytes=output_bytes, peak_bytes=peaks)
