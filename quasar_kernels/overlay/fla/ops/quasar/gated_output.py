@@ -26,7 +26,7 @@ _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PIECE = 8  # elements that a thread packs
 _MATRICES = 8  # that one launch packs
 
-_MATRIX = struct.Struct("3P6if0P")
+_MATRIX = struct.Struct("3P6ifi0P")
 """`quasar::PackedMatrix` of csrc/pack_weights.cu."""
 _ARGUMENTS = struct.Struct("6P2q2if0q")
 """`quasar::OutputArguments` of csrc/gated_output.cu."""
@@ -40,6 +40,7 @@ class Packing(NamedTuple):
     input_group: int = 8  # the same of inputs
     factor: float = 1.0  # of every element
     scale: torch.Tensor | None = None  # [64], a factor by input % 64
+    fp16: bool = False  # the images are, whatever the others are
 
 
 def pack_weights(
@@ -53,7 +54,7 @@ def pack_weights(
         dtype: bf16 or fp16, which saturates.
 
     Returns:
-        The images of each matrix, flat, in `dtype`; they lie one behind the other.
+        The images of each matrix, flat, in `dtype` or in fp16; they lie one behind the other.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -62,17 +63,22 @@ def pack_weights(
     sizes = [p.weight.numel() for p in packings]
     images = first.new_empty(sum(sizes), dtype=dtype).split(sizes)
     packed = b""
-    for (weight, row_group, input_group, factor, scale), to in zip(packings, images, strict=True):
+    for (weight, row_group, input_group, factor, scale, fp16), to in zip(
+        packings, images, strict=True
+    ):
         packed += _MATRIX.pack(
             weight.data_ptr(), 0 if scale is None else scale.data_ptr(), to.data_ptr(),
             _SOURCE_TYPES[weight.dtype], 0 if scale is None else _SOURCE_TYPES[scale.dtype],
-            *weight.shape, row_group, input_group, factor,
+            *weight.shape, row_group, input_group, factor, fp16,
         )  # fmt: skip
     packed += bytes(_MATRIX.size * (_MATRICES - len(packings)))
     blocks = -(-max(sizes) // (_PIECE * program.pack.threads))
     stream = torch._C._cuda_getCurrentRawStream(first.device.index)
     program.pack.launch((blocks, len(packings)), (ctypes.c_char_p * 1)(packed), stream)
-    return list(images)
+    return [
+        image.view(torch.float16) if packing.fp16 else image
+        for packing, image in zip(packings, images, strict=True)
+    ]
 
 
 def output_packings(
@@ -88,7 +94,7 @@ def output_packings(
     # sigmoid(x) = (1 + tanh(x / 2)) / 2
     return (
         Packing(gate_weight, factor=0.5),
-        Packing(out_weight, row_group=32, factor=0.5, scale=norm_weight),
+        Packing(out_weight, row_group=32, factor=0.5, scale=norm_weight, fp16=True),
     )
 
 
@@ -116,7 +122,7 @@ def gated_output(
 
     Returns:
         `[R, outputs]` contiguous, in o's dtype. The norm and the gate are computed in fp32 and
-        rounded once, as the product's operand.
+        rounded once, to fp16, as the product's operand.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

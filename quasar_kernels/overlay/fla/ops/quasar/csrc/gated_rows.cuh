@@ -9,7 +9,7 @@ namespace quasar {
 
 constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
 constexpr int GATE_IMAGES = HEADS / 2;       // an image holds two heads
-constexpr int RING = 6, CHUNKS = 3;          // as much as shared memory holds
+constexpr int RING = 9, CHUNKS = 4;          // as much as shared memory holds
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
 // mirrored by gated_output.py
@@ -24,12 +24,11 @@ struct OutputArguments {
 };
 
 struct OutputShared {
-  uint4 gates[GATE_IMAGES][IMAGE_BYTES / 16];  // these tiles are 1024-byte aligned
-  uint4 narrow[WORKERS][ROWS_BYTES / 16];
+  uint4 narrow[WORKERS][ROWS_BYTES / 16];  // these tiles are 1024-byte aligned
   uint4 chunks[WORKERS][CHUNKS][ROWS_BYTES / 16];
   RingShared<RING> ring;
   float bias[WIDTH];  // halved
-  u64 gates_full, narrow_filled[WORKERS], narrow_taken[WORKERS];
+  u64 narrow_filled[WORKERS], narrow_taken[WORKERS];
   u64 filled[WORKERS][CHUNKS], taken[WORKERS][CHUNKS];
 };
 

@@ -32,6 +32,7 @@ struct PackedMatrix {
   Source type, scale_type;
   int rows, inputs, row_group, input_group;
   float factor;
+  int fp16;  // the images are, whatever the others are
 };
 
 struct PackArguments {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void pack_weights(const PackArguments& arg) {
       low *= read_source(m.scale, m.scale_type, input % S);
       high *= read_source(m.scale, m.scale_type, input % S + 1);
     }
-    out[e / 2] = pack_saturated<T>(low, high);
+    out[e / 2] = m.fp16 ? pack_saturated<Scalar::fp16>(low, high) : pack_saturated<T>(low, high);
   }
   ((uint4*)m.images)[piece] = make_uint4(out[0], out[1], out[2], out[3]);
 }
