@@ -26,6 +26,7 @@ _HEADERS = (
     "wgmma.cuh",
     "barriers.cuh",
     "warpgroup_product.cuh",
+    "convolution.cuh",
     "gated_rows.cuh",
 )
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -72,12 +72,12 @@ def project(
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
         images: q's, by `pack_weights(projection_packings(...), dtype)`; the others follow it.
         taps: by `halved_taps`.
-        dtype: bf16 or fp16; x is rounded to it. Products are fp16 before the convolution, and
-            saturate at 65504.
+        dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
+            in both, and saturate at 65504.
 
     Returns:
-        `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. The convolution is
-        computed in fp32.
+        `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. SiLU is computed
+        in fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

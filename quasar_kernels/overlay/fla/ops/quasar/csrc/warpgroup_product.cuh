@@ -55,7 +55,7 @@ __device__ __forceinline__ u32 in_block(u32 address, u32 rank) {
   return there;
 }
 
-// ---- named barriers of a block, for whole warps; `threads` counts both who waits and who does not ----
+// ---- named barriers of a block; `threads` are all who come, to wait or not ----
 
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
