@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +39,8 @@ KERNELS = {
 }
 """Parts of the names of kernels that a tool watches. torch's are others' to check, but initcheck
 must see them write what ours read."""
+SEES_BULK_COPIES = (2025, 4)
+"""The first compute-sanitizer whose initcheck does, by its release notes."""
 LIMIT = 110
 """Seconds after which a call is cut off."""
 _FOUND = 9  # our exit status for findings: no other one that a Python process ends with
@@ -58,12 +61,13 @@ def findings_in(output: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def run_tool(tool: str, what: str, limit: int) -> _Run:
+def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _Run:
     """Run a part of sanitized_calls.py below a tool, for so many seconds at most."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
     for name in KERNELS[tool]:
         command += ["--kernel-name", f"kns={name}"]
-    command += ["--print-limit", "20", sys.executable, str(SCRIPT), "--limit", str(limit), what]
+    command += ["--print-limit", "20", sys.executable, str(SCRIPT), *options]
+    command += ["--limit", str(limit), what]
     # a cache of memory would hide accesses beyond a tensor and give what was written before
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
     process = subprocess.Popen(
@@ -83,7 +87,13 @@ def run_tool(tool: str, what: str, limit: int) -> _Run:
     return _Run(findings, failure, said)
 
 
-def watch(tool: str, limit: int) -> tuple[Watched, str]:
+def call_options(tool: str, used: str) -> tuple[str, ...]:
+    """Return sanitized_calls.py's options below a tool of a version like 2025.3.1.0."""
+    number = tuple(int(part) for part in used.split(".")[:2] if part.isdigit())
+    return ("--clear",) if tool == "initcheck" and number < SEES_BULK_COPIES else ()
+
+
+def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Watched, str]:
     """Let a tool watch everything side by side; return the result and what was said."""
     began = time.monotonic()
     racecheck = tool == "racecheck"
@@ -91,11 +101,11 @@ def watch(tool: str, limit: int) -> tuple[Watched, str]:
     todo = (tool, "handshake", *calls) if racecheck else (tool, *calls)
     with ThreadPoolExecutor(len(todo)) as pool:
         runs = dict(
-            zip(todo, pool.map(lambda what: run_tool(tool, what, limit), todo), strict=True)
+            zip(todo, pool.map(lambda x: run_tool(tool, x, limit, options), todo), strict=True)
         )
     handshake = runs.get("handshake")
     if handshake and handshake.findings == 0:
-        runs["layer"], calls = run_tool(tool, "layer", limit), CALLS
+        runs["layer"], calls = run_tool(tool, "layer", limit, options), CALLS
     faulty = runs[tool].findings or 0
     failures = [] if faulty else ["a planted fault was not found"]
     failures += [run.failure for what, run in runs.items() if run.failure and what != tool]
@@ -130,7 +140,9 @@ def main() -> int:
     used, wanted, began = version(), args.tool or TOOLS, time.monotonic()
     tools: dict[str, Watched] = {}
     with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
-        running = {pool.submit(watch, tool, args.limit): tool for tool in wanted}
+        running = {
+            pool.submit(watch, tool, args.limit, call_options(tool, used)): tool for tool in wanted
+        }
         run = describe_run(used, args.commit) if args.out else None
         for done in as_completed(running):
             tool = running[done]

@@ -4,7 +4,8 @@
 
 Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
 sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
-result is wrong. --limit ends the process after so many seconds, whatever it does then.
+result is wrong. --limit ends the process after so many seconds, whatever it does then; --clear is
+for a tool that does not see bulk stores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from measuring.sanitizer_results import TOOLS
@@ -164,6 +165,21 @@ def always(attend: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Te
     return attend_or_raise
 
 
+def clear_outputs() -> None:
+    """Let the operator's outputs be zero before they are written, in this process from now on.
+
+    On Hopper o is written by bulk stores. A tool that does not see these takes what reads o for a
+    reader of nothing; whether all of o is written is seen in what it is compared with.
+    """
+    empty_like = torch.empty_like
+
+    def cleared(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        found = empty_like(x, **options)
+        return found.zero_() if x.dtype in (torch.bfloat16, torch.float16) else found
+
+    torch.empty_like = cleared  # type: ignore[assignment]
+
+
 CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
     "operator": (operator_error, OPERATOR),
     "layer": (layer_error, LAYER),
@@ -189,7 +205,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", nargs="+", choices=(*CASES, "handshake", *TOOLS))
     parser.add_argument("--limit", type=int, default=0, help="seconds; 0 for none")
+    parser.add_argument("--clear", action="store_true", help="outputs are zero before")
     args = parser.parse_args()
+    if args.clear:
+        clear_outputs()
     signal.alarm(args.limit)  # ends it in the driver, too
     os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without

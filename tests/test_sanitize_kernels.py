@@ -35,6 +35,7 @@ case "$what" in
   operator) found=$FOUND; status=$STATUS ;;
   *) exit 4 ;;
 esac
+case "$*" in *--clear*) echo "========= outputs cleared" ;; esac
 echo "========= COMPUTE-SANITIZER watches the $what"
 [ "$found" = stuck ] && exec sleep 20
 [ "$found" = none ] || echo "========= ERROR SUMMARY: $found errors"
@@ -102,6 +103,26 @@ def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: 
     assert "handshake gave no summary" in unknown.stdout
     for tool in ("memcheck", "initcheck"):
         assert sanitize(tmp_path, "--tool", tool, LAYER="4").returncode == 1
+
+
+def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(tmp_path: Path) -> None:
+    # a finding, so that what the tool says is shown
+    assert "outputs cleared" in sanitize(tmp_path, "--tool", "initcheck", FOUND="1").stdout
+    assert "outputs cleared" not in sanitize(tmp_path, "--tool", "memcheck", FOUND="1").stdout
+    for version, options in {"2025.3.1.0": ("--clear",), "2025.4.0": (), "2026.1": ()}.items():
+        assert sanitize_kernels.call_options("initcheck", version) == options
+
+
+def test_clearing_is_for_the_operators_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", empty_like)  # restored afterwards
+    sanitized_calls.clear_outputs()
+    dirty = torch.full((4, 2), 7.0, dtype=torch.bfloat16).mT
+    for form in (torch.contiguous_format, torch.preserve_format):
+        cleared = torch.empty_like(dirty, memory_format=form)
+        assert (cleared.dtype, cleared.shape) == (dirty.dtype, dirty.shape)
+        assert not cleared.any()
+    assert torch.empty_like is not empty_like
 
 
 def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(

@@ -17,7 +17,7 @@ Entry = TypeVar("Entry")
 
 FORWARD_MS = {
     "triton": {2048: 0.06, 16_384: 0.15, 100_000: 0.55, 1_000_000: 4.5},
-    "cuda": {2048: 0.03, 16_384: 0.07, 100_000: 0.28, 1_000_000: 2.3},
+    "cuda": {2048: 0.03, 16_384: 0.07, 100_000: 0.24, 1_000_000: 2.1},
 }
 """Longest accepted time of the forward pass by tokens, graph replay: none may become slower.
 
