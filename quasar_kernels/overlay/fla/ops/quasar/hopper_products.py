@@ -25,6 +25,7 @@ _HEADERS = (
     "fragments.cuh",
     "wgmma.cuh",
     "barriers.cuh",
+    "weight_stream.cuh",
     "warpgroup_product.cuh",
     "convolution.cuh",
     "gated_rows.cuh",
