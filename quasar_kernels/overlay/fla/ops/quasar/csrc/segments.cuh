@@ -1,5 +1,4 @@
-// What a block of the segmented scan is given: its arguments, its run of tokens, its rows in
-// memory.
+// What a block of the segmented scan is given: its arguments and its run of tokens.
 
 #pragma once
 
