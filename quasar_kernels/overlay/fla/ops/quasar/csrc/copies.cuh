@@ -117,11 +117,11 @@ struct Arrivals {
 struct Chunks {
   static constexpr bool RUNS_OVER = true;
   const TensorMap& map;
-  int head, row, begin, lane;
+  int head, row, begin;
 
   __device__ __forceinline__ Chunks(const TensorMap& map, const void*, const i64 (&)[3],
-                                    const Segment& segment, int head, int lane)
-      : map(map), head(head), row((int)segment.row), begin((int)segment.begin), lane(lane) {}
+                                    const Segment& segment, int head, int)
+      : map(map), head(head), row((int)segment.row), begin((int)segment.begin) {}
 
   template <int STAGES>
   __device__ __forceinline__ void load(u32 to, int token, int channel,
