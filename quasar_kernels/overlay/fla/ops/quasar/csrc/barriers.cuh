@@ -21,6 +21,15 @@ __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+
+// the barrier's phase also waits for this thread's copies so far (cp.async), as one of its arrivals
+__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(barrier) : "memory");
+}
+
 // one arrival; the phase also waits for so many bytes of bulk copies
 __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"

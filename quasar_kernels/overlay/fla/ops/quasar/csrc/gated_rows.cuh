@@ -34,15 +34,6 @@ struct OutputShared {
 
 // ---- rows of narrow and o, from a warp of the feeding warpgroup to its worker ----
 
-__device__ __forceinline__ void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
-}
-
-// the barrier's phase also waits for this thread's copies so far, as one of its arrivals
-__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(barrier) : "memory");
-}
-
 // 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
 __device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
   const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
@@ -82,39 +73,6 @@ __device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShar
     row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
   }
 }
-
-// ---- the gate's product, both operands in shared memory ----
-
-#define QUASAR_WGMMA_SHARED(TYPE, OUT, KEEP)                                                     \
-  asm volatile(                                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, " KEEP ", 1, 1, 0, 0;"                        \
-      : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]), OUT(d[1][1]),      \
-        OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]), OUT(d[2][2]), OUT(d[2][3]),      \
-        OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]), OUT(d[3][3]), OUT(d[4][0]), OUT(d[4][1]),      \
-        OUT(d[4][2]), OUT(d[4][3]), OUT(d[5][0]), OUT(d[5][1]), OUT(d[5][2]), OUT(d[5][3]),      \
-        OUT(d[6][0]), OUT(d[6][1]), OUT(d[6][2]), OUT(d[6][3]), OUT(d[7][0]), OUT(d[7][1]),      \
-        OUT(d[7][2]), OUT(d[7][3])                                                               \
-      : "l"(a), "l"(b))
-
-// d [64, 64] = a [64, 16] b^T, added to d unless FIRST
-template <Scalar T, bool FIRST>
-__device__ __forceinline__ void multiply_shared(float (&d)[8][4], u64 a, u64 b) {
-  if constexpr (FIRST) {
-    if constexpr (T == Scalar::bf16)
-      QUASAR_WGMMA_SHARED("bf16", "=&f", "0");
-    else
-      QUASAR_WGMMA_SHARED("f16", "=&f", "0");
-  } else {
-    if constexpr (T == Scalar::bf16)
-      QUASAR_WGMMA_SHARED("bf16", "+f", "1");
-    else
-      QUASAR_WGMMA_SHARED("f16", "+f", "1");
-  }
-}
-
-#undef QUASAR_WGMMA_SHARED
 
 }  // namespace quasar
 #endif

@@ -72,7 +72,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const u32 (&a)[4], u6
   }
 }
 
-// a [64, 16] in shared memory, in 16 columns of a tile
+// a [64, 16] in shared memory, in 16 columns of a tile; d's old values count but with FIRST
 template <Scalar T>
 __device__ __forceinline__ void multiply_tile(float (&d)[16][4], u64 a, u64 b) {
   if constexpr (T == Scalar::bf16)
@@ -81,12 +81,22 @@ __device__ __forceinline__ void multiply_tile(float (&d)[16][4], u64 a, u64 b) {
     QUASAR_WGMMA_128("f16", "+f", "%64, %65", "1", "0, 0", "l"(a), "l"(b));
 }
 
-template <Scalar T>
+#define QUASAR_NARROW_TILE(TYPE, OUT, KEEP) \
+  QUASAR_WGMMA_64(TYPE, OUT, "%32, %33", KEEP, "0, 0", "l"(a), "l"(b))
+
+template <Scalar T, bool FIRST = false>
 __device__ __forceinline__ void multiply_tile(float (&d)[8][4], u64 a, u64 b) {
-  if constexpr (T == Scalar::bf16)
-    QUASAR_WGMMA_64("bf16", "+f", "%32, %33", "1", "0, 0", "l"(a), "l"(b));
-  else
-    QUASAR_WGMMA_64("f16", "+f", "%32, %33", "1", "0, 0", "l"(a), "l"(b));
+  if constexpr (FIRST) {
+    if constexpr (T == Scalar::bf16)
+      QUASAR_NARROW_TILE("bf16", "=&f", "0");
+    else
+      QUASAR_NARROW_TILE("f16", "=&f", "0");
+  } else {
+    if constexpr (T == Scalar::bf16)
+      QUASAR_NARROW_TILE("bf16", "+f", "1");
+    else
+      QUASAR_NARROW_TILE("f16", "+f", "1");
+  }
 }
 
 #undef QUASAR_OUT_4
@@ -95,6 +105,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[8][4], u64 a, u64 b) {
 #undef QUASAR_REGISTERS
 #undef QUASAR_WIDE
 #undef QUASAR_NARROW
+#undef QUASAR_NARROW_TILE
 
 // Multiply by the stream's next images, one for each 64 inputs (4 operands) of a; TILES is 16 for
 // images of 128 rows and 8 for images of 64. An image is released while the next is multiplied.
