@@ -1,4 +1,4 @@
-"""What the GPU tests share: inputs like a layer's, a fresh start with poisoned memory, limits."""
+"""What the GPU tests share: marks, inputs like a layer's, a fresh start with poisoned memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from quasar_kernels.reference import relative_rms
 H, S = 8, 64
 LIMIT = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 2e-5}
 """Largest relative RMS error against float64, by operand dtype, on layer-like inputs."""
+
+
+CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _on_gpu_if(fits, reason):
+    # where there is no GPU, conftest.py skips what is marked `gpu`
+    return [pytest.mark.gpu, pytest.mark.skipif(CAPABILITY is not None and not fits, reason=reason)]
+
+
+ON_CUDA_KERNELS = _on_gpu_if(CAPABILITY and CAPABILITY >= (8, 0), "needs compute capability 8.0")
+"""Marks of tests of the kernels that are compiled for every GPU from 8.0 on."""
+ON_HOPPER = _on_gpu_if(CAPABILITY == (9, 0), "needs compute capability 9.0")
+"""Marks of tests of the kernels that are for Hopper alone."""
 
 
 def layer_like(T, B=1, heads=H, width=S, dtype=torch.bfloat16):

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import fresh, layer_like  # noqa: F401
+from gpu_inputs import ON_CUDA_KERNELS, fresh, layer_like  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
@@ -20,13 +20,7 @@ mount()
 from fla.ops.quasar import chunk_quasar, cuda_scan, nvrtc  # noqa: E402
 from fla.ops.quasar.backend import choose_backend  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0),
-        reason="needs compute capability 8.0",
-    ),
-]
+pytestmark = ON_CUDA_KERNELS
 
 
 @pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)

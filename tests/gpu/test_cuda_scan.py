@@ -9,6 +9,7 @@ import torch
 from gpu_inputs import (  # noqa: F401
     ADVERSARIAL_KEYS,
     LIMIT,
+    ON_CUDA_KERNELS,
     assert_close,
     common_key,
     fresh,
@@ -23,13 +24,7 @@ mount()
 from fla.ops.quasar import chunk_quasar, cuda_scan  # noqa: E402
 from fla.ops.quasar.backend import choose_backend  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0),
-        reason="needs compute capability 8.0",
-    ),
-]
+pytestmark = ON_CUDA_KERNELS
 
 CHANNELS = 512
 """Of all heads together: 8 heads of 64 or 4 of 128."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import fresh  # noqa: F401
+from gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
@@ -20,13 +20,7 @@ from fla.ops.quasar.gated_output import (  # noqa: E402
 )
 from fla.ops.quasar.hopper_products import load_program  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="the kernel is for compute capability 9.0",
-    ),
-]
+pytestmark = ON_HOPPER
 
 H, S = 8, 64
 EPS = 1e-5

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import fresh  # noqa: F401
+from gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
@@ -25,13 +25,7 @@ from fla.ops.quasar.projection import (  # noqa: E402
     projection_packings,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-        reason="needs compute capability 9.0",
-    ),
-]
+pytestmark = ON_HOPPER
 
 LIMIT = {torch.bfloat16: 2.5e-3, torch.float16: 8e-4}
 """Rounding the exact result costs 1.7e-3 and 2.1e-4, products, taps and sums in fp16 4.8e-4."""
