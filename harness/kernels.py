@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from harness.workload import WORKLOAD
+
 TOLERANCE = 1e-2
 """Relative RMS error above which a result is wrong: twice what bf16 tensor cores are left with."""
-
-HOPPER = (9, 0)
-"""The capability that the layer's fused products are written for."""
 
 _TOKENS = 128
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -86,6 +85,7 @@ def compile_for(capability: tuple[int, int]) -> Builds:
     mount()
     from fla.ops.quasar.cuda_scan import compile_program
     from fla.ops.quasar.hopper_products import compile_program as compile_products
+    from fla.ops.quasar.nvrtc import HOPPER
 
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(compile_program, capability, options=()),
@@ -144,6 +144,7 @@ def find_paths(device: str) -> PathsTaken:
 
 def _paths(device: str) -> Iterator[PathTaken]:
     import torch
+    from fla.ops.quasar.nvrtc import HOPPER
 
     for dtype in _DTYPES:
         if device != "cuda":
@@ -199,14 +200,15 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     from quasar_kernels.reference import quasar_layer, relative_rms
 
     torch.manual_seed(0)
-    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
-    x = torch.randn(1, _TOKENS, 512)
+    layer = QuasarAttention(**WORKLOAD.layer_arguments())
+    x = torch.randn(1, _TOKENS, WORKLOAD.hidden_size)
+    H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take the few that are compared
     found: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
-            expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
+            expected = quasar_layer(layer.state_dict(), x, num_heads=H, head_dim=S)
             hopper_products.load_program(device.index, kind)  # where it fails it says why
             y, _, _ = layer.to(device)(x.to(device))
         found |= {"backend": "cuda", "reason": "the layer's kernels take long sequences"}

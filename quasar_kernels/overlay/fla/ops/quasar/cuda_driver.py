@@ -124,7 +124,6 @@ TENSOR_MAP = 128
 """Bytes of a tensor map, CUtensorMap."""
 
 
-@functools.lru_cache(4096)
 def tensor_map(
     address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import struct
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from fla.ops.quasar.cuda_driver import Kernel, TENSOR_MAP, load_kernels, tensor_map
-from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
+from fla.ops.quasar.nvrtc import HOPPER, CudaUnavailableError, compile_files
 from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIMS = (64, 128)
@@ -45,7 +46,6 @@ _HEADERS = (
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
-_BULK_COPIES = (9, 0)  # the capability whose kernels copy by tensor maps
 _NO_MAPS = bytes(4 * TENSOR_MAP)
 
 
@@ -69,7 +69,7 @@ class _Program(NamedTuple):
     scan: Kernel
     output: Kernel
     multiprocessors: int
-    takes_maps: bool  # copies by tensor maps: compiled for Hopper
+    takes_maps: bool  # copies by tensor maps, as Hopper's kernels do
 
 
 def compile_program(
@@ -117,7 +117,7 @@ def load_program(
     return _Program(
         *(kernels[name] for name in names),
         properties.multi_processor_count,
-        capability == _BULK_COPIES,
+        capability == HOPPER,
     )
 
 
@@ -186,11 +186,17 @@ def cut_segments(
     return Segments(total, len(bounds) - 1, 0, 0, packed.table, packed.first)
 
 
-def _tensor_map(x: torch.Tensor) -> bytes:
-    # of x [B, T, H, S], in tiles of a chunk's tokens and a panel's channels
-    B, T, H, S = x.shape
-    batch, token, head = x.stride()[:3]
-    return tensor_map(x.data_ptr(), (S, H, T, B), (head, token, batch), (PANEL, 1, CHUNK, 1))
+@functools.lru_cache(1024)
+def _tensor_maps(
+    shape: tuple[int, ...], addresses: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+) -> bytes:
+    # of tensors [B, T, H, S], by batch, token and head, in tiles of a chunk's tokens and a panel
+    B, T, H, S = shape
+    sizes, box = (S, H, T, B), (PANEL, 1, CHUNK, 1)
+    return b"".join(
+        tensor_map(address, sizes, (head, token, batch), box)
+        for address, (batch, token, head) in zip(addresses, strides, strict=True)
+    )
 
 
 def forward(
@@ -233,12 +239,12 @@ def forward(
         G = beta.new_empty(cut.total, H, S, S)
         states = torch.empty_like(G)
     tensors = (q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first)
+    addresses = tuple(0 if x is None else x.data_ptr() for x in tensors)
+    strides = tuple(x.stride()[:3] for x in (q, k, v, o))
     packed = ARGUMENTS.pack(
-        *(0 if x is None else x.data_ptr() for x in tensors), T, cut.length,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
-        cut.per_sequence, H, scale,
-    )  # fmt: skip
-    maps = b"".join(map(_tensor_map, (q, k, v, o))) if program.takes_maps else _NO_MAPS
+        *addresses, T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, scale
+    )
+    maps = _tensor_maps(q.shape, addresses[:4], strides) if program.takes_maps else _NO_MAPS
     parameters = (ctypes.c_char_p * 2)(packed, maps)
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     if G is not None:

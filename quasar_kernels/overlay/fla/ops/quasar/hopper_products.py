@@ -17,7 +17,7 @@ import torch
 
 from fla.ops.quasar.backend import requested_backend
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
-from fla.ops.quasar.nvrtc import CudaUnavailableError, compile_files
+from fla.ops.quasar.nvrtc import HOPPER, CudaUnavailableError, compile_files
 
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("pack_weights.cu", "projection.cu", "gated_output.cu")
@@ -53,7 +53,7 @@ def compile_program(dtype: str, options: tuple[str, ...] = ()) -> bytes:
         CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
     """
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
-    return compile_files(f"hopper_products-{dtype}", _CSRC, _SOURCES, _HEADERS, (9, 0), options)
+    return compile_files(f"hopper_products-{dtype}", _CSRC, _SOURCES, _HEADERS, HOPPER, options)
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ())
 
 @functools.cache
 def _is_hopper(device: int) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == (9, 0)
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> Program | None:

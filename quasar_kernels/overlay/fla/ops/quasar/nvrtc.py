@@ -24,6 +24,9 @@ LIBRARY = "QUASAR_NVRTC"
 CACHE = "QUASAR_CACHE_DIR"
 """Environment variable: the folder of compiled kernels instead of ~/.cache/quasar."""
 
+HOPPER = (9, 0)
+"""The capability with `wgmma`, which is compiled for as sm_90a: no other one runs that code."""
+
 _DIGEST = hashlib.sha256().digest_size
 
 _REMEDIES = (
@@ -113,7 +116,7 @@ def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     """
     wanted = 10 * capability[0] + capability[1]
     if wanted in supported:
-        return "sm_90a" if wanted == 90 else f"sm_{wanted}"  # wgmma is Hopper's alone
+        return "sm_90a" if capability == HOPPER else f"sm_{wanted}"
     older = [arch for arch in supported if arch < wanted]
     if not older:
         raise CudaUnavailableError(f"this NVRTC does not compile --gpu-architecture=sm_{wanted}")
