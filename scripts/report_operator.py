@@ -183,20 +183,23 @@ def decoding(results: OperatorResults) -> str:
 
 
 class Runs(NamedTuple):
-    """What the document is made of; None where a file is not there yet."""
+    """What the document is made of."""
 
     operator: OperatorResults
-    profile: Profile | None
-    sanitizer: SanitizerResults | None
+    profile: Profile
+    sanitizer: SanitizerResults
 
 
-def load_runs(folder: Path = RUNS) -> Runs:
-    """Read the runs; pydantic.ValidationError when a file is not one."""
-    profiled, watched = folder / "profile.json", folder / "sanitizer.json"
+def load_runs() -> Runs:
+    """Read the runs.
+
+    Raises:
+        OSError, pydantic.ValidationError: a file is missing, or is no run of its kind.
+    """
     return Runs(
-        load(OperatorResults, folder / "operator.json"),
-        load(Profile, profiled) if profiled.exists() else None,
-        load(SanitizerResults, watched) if watched.exists() else None,
+        load(OperatorResults, RUNS / "operator.json"),
+        load(Profile, RUNS / "profile.json"),
+        load(SanitizerResults, RUNS / "sanitizer.json"),
     )
 
 
@@ -206,16 +209,12 @@ SECTIONS: Mapping[str, Callable[[Runs], str]] = {
     "training": lambda runs: training(runs.operator),
     "decoding": lambda runs: decoding(runs.operator),
     "costs": lambda runs: costs(runs.operator),
-    "profile": lambda runs: profile(runs.profile) if runs.profile else _to_run("profile"),
+    "profile": lambda runs: profile(runs.profile),
     "accuracy": lambda runs: accuracy(runs.operator),
     "gradients": lambda runs: gradients(runs.operator),
-    "sanitizer": lambda runs: sanitizer(runs.sanitizer) if runs.sanitizer else _to_run("sanitize"),
+    "sanitizer": lambda runs: sanitizer(runs.sanitizer),
 }
 """What makes each section's figures, in the document's order."""
-
-
-def _to_run(script: str) -> str:
-    return f"No run of `scripts/{script}_kernels.py` is recorded yet; its tables will stand here."
 
 
 def document(text: str, runs: Runs) -> str:
@@ -256,8 +255,7 @@ def main() -> None:
     runs = load_runs()
     wanted = {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    missed = misses(runs.operator)
-    missed += sanitizer_results.misses(runs.sanitizer) if runs.sanitizer else []
+    missed = misses(runs.operator) + sanitizer_results.misses(runs.sanitizer)
     if not args.check:
         for path in stale:
             path.write_text(wanted[path])
