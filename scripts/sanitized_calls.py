@@ -63,6 +63,7 @@ OPERATOR = (
     OperatorCase((777,), batch=2, heads=3, states=True),
     OperatorCase((1029,), dtype=torch.float16, states=True),
     OperatorCase((1029,), states=True, segments=2),
+    OperatorCase((2600,), states=True, segments=2),  # long enough to stop in a segment
     OperatorCase((0, 1, 200, 64, 0, 331), states=True),
     OperatorCase((63, 130), dtype=torch.float16),
     OperatorCase((333,), width=128, states=True),
@@ -107,6 +108,7 @@ def operator_error(case: OperatorCase) -> float:
     """Run a case of the operator and return the larger relative error of output and state."""
     from fla.ops.quasar import cuda_scan
 
+    cuda_scan.LONG = 1024  # so that segments this short may stop, too
     T, N = sum(case.lengths), len(case.lengths)
     shape = (case.batch, T, case.heads, case.width)
     q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))

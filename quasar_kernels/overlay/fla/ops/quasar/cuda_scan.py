@@ -31,6 +31,10 @@ CAPABILITY = (8, 0)
 TILE = 64
 """Segments are multiples of this many tokens, which the kernels take at once."""
 
+LONG = 6144
+"""Tokens of a segment from which on pass 1 may stop within it: in shorter ones heads forget too
+little to pay for the launches that compute again what was stopped wrongly."""
+
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("segment_map.cu", "segment_scan.cu", "segment_output.cu")
 _HEADERS = (
@@ -46,12 +50,12 @@ _HEADERS = (
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
-_NO_MAPS = bytes(4 * TENSOR_MAP)
+_NO_MAPS = bytes(5 * TENSOR_MAP)
 
 
-ARGUMENTS = struct.Struct("11P14q2if0q")  # 0q: padded as C pads
-"""`quasar::Arguments` of csrc/segments.cuh: 11 addresses, T, length and 4 x 3 strides, two counts,
-the scale."""
+ARGUMENTS = struct.Struct("13P14q3if")
+"""`quasar::Arguments` of csrc/segments.cuh: 13 addresses, T, length and 4 x 3 strides, two counts,
+`repeat`, the scale."""
 
 
 class Forward(NamedTuple):
@@ -95,17 +99,25 @@ def compile_program(
 
 @functools.cache
 def load_program(
-    device: int, dtype: torch.dtype, width: int, options: tuple[str, ...] = ()
+    device: int,
+    dtype: torch.dtype,
+    width: int,
+    options: tuple[str, ...] = (),
+    *,
+    pairs: bool = True,
 ) -> _Program:
     """Compile (or read from the cache) and load the kernels for a device; about a second once.
 
-    `width` is that of the heads, one of `HEAD_DIMS`.
+    `width` is that of the heads, one of `HEAD_DIMS`; `pairs` tells that a token has an even number
+    of panels of them, so that Hopper's blocks can work in pairs.
 
     Raises:
         CudaUnavailableError: they cannot be built or loaded there.
     """
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
+    if capability == HOPPER and not pairs:
+        options = ("-DQUASAR_ALONE", *options)
     suffix = _DTYPES[dtype]
     code = compile_program(capability, suffix, options, width)
     names = [
@@ -190,13 +202,14 @@ def cut_segments(
 def _tensor_maps(
     shape: tuple[int, ...], addresses: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 ) -> bytes:
-    # of tensors [B, T, H, S], by batch, token and head, in tiles of a chunk's tokens and a panel
+    # of q, k, v and o [B, T, H, S], strides by batch, token and head: TensorMaps of csrc/copies.cuh
     B, T, H, S = shape
-    sizes, box = (S, H, T, B), (PANEL, 1, CHUNK, 1)
-    return b"".join(
-        tensor_map(address, sizes, (head, token, batch), box)
-        for address, (batch, token, head) in zip(addresses, strides, strict=True)
-    )
+    maps = []
+    for i, tokens in ((0, CHUNK), (1, CHUNK), (1, TILE), (2, TILE), (3, TILE)):
+        batch, token, head = strides[i]
+        sizes, box = (S, H, T, B), (PANEL, 1, tokens, 1)
+        maps.append(tensor_map(addresses[i], sizes, (head, token, batch), box))
+    return b"".join(maps)
 
 
 def forward(
@@ -228,9 +241,10 @@ def forward(
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    program = load_program(q.device.index, q.dtype, S, options)
+    panels = H * (S // PANEL)
+    program = load_program(q.device.index, q.dtype, S, options, pairs=panels % 2 == 0)
     cut = cut_segments(program, q, cu_seqlens, segments)
-    grid = cut.total * H * (S // PANEL), 1
+    grid = cut.total * panels, 1
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
@@ -238,17 +252,21 @@ def forward(
     if cut.total > cut.sequences:
         G = beta.new_empty(cut.total, H, S, S)
         states = torch.empty_like(G)
+    stops = unfinished = None
+    if G is not None and cut.length >= LONG:
+        stops = beta.new_empty(grid[0], dtype=torch.int32)
+        unfinished = beta.new_empty(cut.sequences * H, dtype=torch.int32)
     tensors = (q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first)
-    addresses = tuple(0 if x is None else x.data_ptr() for x in tensors)
+    addresses = tuple(0 if x is None else x.data_ptr() for x in (*tensors, stops, unfinished))
     strides = tuple(x.stride()[:3] for x in (q, k, v, o))
-    packed = ARGUMENTS.pack(
-        *addresses, T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, scale
-    )
+    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H
     maps = _tensor_maps(q.shape, addresses[:4], strides) if program.takes_maps else _NO_MAPS
-    parameters = (ctypes.c_char_p * 2)(packed, maps)
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
-    if G is not None:
-        program.map.launch(grid, parameters, stream)
-        program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
-    program.output.launch(grid, parameters, stream)
+    for repeat in (0, 1) if stops is not None else (0,):
+        packed = ARGUMENTS.pack(*addresses, *sizes, repeat, scale)
+        parameters = (ctypes.c_char_p * 2)(packed, maps)
+        if G is not None:
+            program.map.launch(grid, parameters, stream)
+            program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
+        program.output.launch(grid, parameters, stream)
     return Forward(o, final, G, states, cut)

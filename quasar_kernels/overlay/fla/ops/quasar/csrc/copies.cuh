@@ -1,5 +1,5 @@
-// Copies of chunks, 16 tokens x 64 channels, between a segment's tensors and shared memory; each
-// warp copies chunks of its own.
+// Copies of chunks, 16 tokens x 64 channels, and of tiles, 64 tokens x 64 channels, between a
+// segment's tensors and shared memory.
 //
 // On Hopper one lane asks for a bulk copy by a tensor map (CUtensorMap, made by cuda_driver.py), and
 // barriers tell what has arrived. Elsewhere all lanes copy 16 bytes at a time (cp.async), and groups
@@ -17,9 +17,9 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
-// the kernels' second argument; filled for Hopper alone
+// the kernels' second argument; filled for Hopper alone. q and k in chunks, the others in tiles.
 struct TensorMaps {
-  TensorMap q, k, v, o;
+  TensorMap q, k, k_tiles, v, o;
 };
 
 // A segment's rows of one head, of which a lane takes 16 bytes of every fourth.
@@ -89,7 +89,8 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// When groups of copies have arrived: a barrier for each stage, on which every warp arrives.
+// When groups of copies have arrived: a barrier for each stage, on which every warp arrives that
+// copies a part.
 template <int STAGES>
 struct Arrivals {
   u32 barriers;
@@ -113,14 +114,14 @@ struct Arrivals {
   }
 };
 
-// A segment's chunks of one head. Copies run over its end, where the next sequence may begin.
-struct Chunks {
-  static constexpr bool RUNS_OVER = true;
+// A segment's chunks or tiles of one head, whichever `map` has. Copies run over the segment's end,
+// where the next sequence may begin.
+struct Copies {
+  static constexpr bool RUN_OVER = true;
   const TensorMap& map;
   int head, row, begin;
 
-  __device__ __forceinline__ Chunks(const TensorMap& map, const void*, const i64 (&)[3],
-                                    const Segment& segment, int head, int)
+  __device__ __forceinline__ Copies(const TensorMap& map, const Segment& segment, int head)
       : map(map), head(head), row((int)segment.row), begin((int)segment.begin) {}
 
   template <int STAGES>
@@ -151,6 +152,21 @@ struct Chunks {
   }
 };
 
+struct Chunks : Copies {
+  __device__ __forceinline__ Chunks(const TensorMap& map, const void*, const i64 (&)[3],
+                                    const Segment& segment, int head, int)
+      : Copies(map, segment, head) {}
+};
+
+struct Tiles : Copies {
+  __device__ __forceinline__ Tiles(const TensorMap& map, const void*, const i64 (&)[3],
+                                   const Segment& segment, int head, int, int)
+      : Copies(map, segment, head) {}
+
+  // whether a warp takes part in the copies, and calls the functions above
+  static __device__ __forceinline__ bool copied_by(int warp) { return warp == 0; }
+};
+
 #else
 
 template <int STAGES>
@@ -169,7 +185,7 @@ struct Arrivals {
 };
 
 struct Chunks {
-  static constexpr bool RUNS_OVER = false;
+  static constexpr bool RUN_OVER = false;
   Rows rows;
 
   __device__ __forceinline__ Chunks(const TensorMap&, const void* x, const i64 (&strides)[3],
@@ -185,6 +201,26 @@ struct Chunks {
     rows.store(from, token, channel);
   }
   __device__ __forceinline__ void finish_stores() const {}
+};
+
+// every warp copies its chunk of a tile
+struct Tiles : Chunks {
+  int warp;
+
+  __device__ __forceinline__ Tiles(const TensorMap& map, const void* x, const i64 (&strides)[3],
+                                   const Segment& segment, int head, int warp, int lane)
+      : Chunks(map, x, strides, segment, head, lane), warp(warp) {}
+
+  static __device__ __forceinline__ bool copied_by(int) { return true; }
+
+  template <int STAGES>
+  __device__ __forceinline__ void load(u32 to, int token, int channel,
+                                       const Arrivals<STAGES>& arrivals, int stage) const {
+    Chunks::load(to + warp * CHUNK_BYTES, token + warp * CHUNK, channel, arrivals, stage);
+  }
+  __device__ __forceinline__ void store(u32 from, int token, int channel) const {
+    Chunks::store(from + warp * CHUNK_BYTES, token + warp * CHUNK, channel);
+  }
 };
 
 __device__ __forceinline__ void publish_shared() {}  // only bulk copies and wgmma need it

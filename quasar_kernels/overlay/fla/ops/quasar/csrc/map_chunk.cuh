@@ -7,7 +7,9 @@
 // Precision: errors of G in the directions that keys share little of last for a whole segment, so
 // everything that G passes through has 11 bits: keys become fp16 after division by a power of two
 // of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
-// has bf16 operands.
+// has bf16 operands. As long as G is near I, G - I is kept in its place, and Z = K^T + (G - I) K^T:
+// where keys are alike Z is a small difference, and beside the ones on its diagonal too few of G's
+// digits would be left for it.
 
 #pragma once
 
@@ -15,6 +17,10 @@
 #include "wgmma.cuh"
 
 namespace quasar {
+
+constexpr int MAP_WARPS = 4;
+// A tile has a chunk for each warp; in shared memory its panels of channels follow one another.
+constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
 
 // What every warp needs of a prepared chunk. With keys k~ = 2^-e k, the products are Z = G K~^T,
 // Y = Z mix / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
@@ -113,7 +119,8 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const Block
   constexpr int PIECES = 4 * PANELS;  // of 16 columns
   u32 keys[PIECES][4];
 #pragma unroll
-  for (int i = 0; i < PIECES; ++i) load_rows(keys[i], (rows ^ 32 * (i % 4)) + i / 4 * CHUNK_BYTES);
+  for (int i = 0; i < PIECES; ++i)
+    load_rows(keys[i], (rows ^ 32 * (i % 4)) + i / 4 * MAP_PANEL_BYTES);
   ChunkKeys at = {};
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) add_products<T>(at.gram, keys[i], keys[i]);
@@ -121,7 +128,7 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const Block
   const Scales scales(at, beta);
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) {
-    const int panel = i / 4 * CHUNK_BYTES, t = i % 4;
+    const int panel = i / 4 * MAP_PANEL_BYTES, t = i % 4;
 #pragma unroll
     for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
     store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
@@ -175,26 +182,96 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
 // 16 rows of G or R: tile m of panel p holds columns 64 p + 8 m on
 typedef float MapRows[PANELS][8][4];
 
-// Phase B: 16 * BLOCKS rows of G and R absorb one prepared chunk.
-template <Scalar T, int BLOCKS>
+// 16 rows of a chunk's K~^T; `at` is row_address of their panel, ^ 32 t where they are its t-th
+__device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at) {
+  constexpr Scalar H = Scalar::fp16;
+  u32 k[4];
+  load_columns(k, at);
+  unpack<H>(k[0], out[0][0], out[0][1]);
+  unpack<H>(k[1], out[1][0], out[1][1]);
+  unpack<H>(k[2], out[0][2], out[0][3]);
+  unpack<H>(k[3], out[1][2], out[1][3]);
+}
+
+// The identity's element e of tile m, in a lane's part of 16 rows from `row` on.
+__device__ __forceinline__ float identity(int row, int panel, int m, int e, int lane) {
+  const bool crossed = row / 8 + (e >> 1) == 8 * panel + m;  // the same in all lanes
+  return crossed && lane >> 2 == 2 * (lane & 3) + (e & 1) ? 1.f : 0.f;
+}
+
+// G from G - I
+template <int BLOCKS>
+__device__ __forceinline__ void add_identity(MapRows (&G)[BLOCKS], int row, int lane) {
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) G[b][p][m][e] += identity(row + 16 * b, p, m, e, lane);
+}
+
+// whether the magnitudes in each row of G, or G - I if LESS_ONE, sum to less than `bound`
+template <bool LESS_ONE, int BLOCKS>
+__device__ __forceinline__ bool is_below(const MapRows (&G)[BLOCKS], int row, float bound,
+                                         int lane) {
+  bool below = true;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+    float sums[2] = {};
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          sums[e >> 1] += fabsf(
+              G[b][p][m][e] + (LESS_ONE ? identity(row + 16 * b, p, m, e, lane) : 0.f));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sums[r] += __shfl_xor_sync(ALL, sums[r], 1);
+      sums[r] += __shfl_xor_sync(ALL, sums[r], 2);
+      below = below && sums[r] < bound;  // NaN is not
+    }
+  }
+  return below;
+}
+
+// Phase B: 16 * BLOCKS rows of G, or of G - I if LESS_ONE, and of R absorb one prepared chunk;
+// `own` is where load_channels finds the same rows of K~^T.
+template <Scalar T, bool LESS_ONE, int BLOCKS>
 __device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[BLOCKS], u32 keys,
-                                             u32 values, const Prepared& chunk, int lane) {
+                                             u32 own, u32 values, const Prepared& chunk,
+                                             int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.mix[lane];
   const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
   Shares Y[BLOCKS];
+  float Z[BLOCKS][2][4];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+    if (LESS_ONE) {
+      load_channels(Z[b], own ^ 32 * b);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) Z[b][e / 4][e % 4] = 0.f;
+    }
+  }
 #if QUASAR_WGMMA
   if constexpr (BLOCKS == 1) {
-    float Z[1][2][4];
     u32 rows[4 * PANELS][4];
 #pragma unroll
     for (int i = 0; i < 4 * PANELS; ++i) pack_rows(rows[i], G[0][i / 4], i % 4);
     warpgroup_arrive();
-    wgmma_first_rows<H>(Z[0], rows[0], tile_descriptor(keys));
 #pragma unroll
-    for (int i = 1; i < 4 * PANELS; ++i)
-      wgmma_rows<H>(Z[0], rows[i],
-                    at_columns(tile_descriptor(keys + i / 4 * CHUNK_BYTES), i % 4));
+    for (int i = 0; i < 4 * PANELS; ++i) {
+      const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
+      if (i == 0 && !LESS_ONE)
+        wgmma_first_rows<H>(Z[0], rows[i], columns);
+      else
+        wgmma_rows<H>(Z[0], rows[i], columns);
+    }
     warpgroup_commit();
     warpgroup_wait<0>();
     settle(Z[0]);
@@ -204,11 +281,11 @@ __device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[
     warpgroup_arrive();
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
-      wgmma_columns<H>(G[0][p], Y[0].keys, tile_descriptor(keys + p * CHUNK_BYTES));
+      wgmma_columns<H>(G[0][p], Y[0].keys, tile_descriptor(keys + p * MAP_PANEL_BYTES));
     warpgroup_commit();
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
-      wgmma_columns<T>(R[0][p], Y[0].values, tile_descriptor(values + p * CHUNK_BYTES));
+      wgmma_columns<T>(R[0][p], Y[0].values, tile_descriptor(values + p * MAP_PANEL_BYTES));
     warpgroup_commit();
     warpgroup_wait<1>();  // R is not needed before the next wait
 #pragma unroll
@@ -216,12 +293,11 @@ __device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[
     return;
   }
 #endif
-  float Z[BLOCKS][2][4] = {};
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
     u32 k[4];
-    load_rows(k, pair_address(keys + p * CHUNK_BYTES, lane) ^ 32 * t);
+    load_rows(k, pair_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
       u32 rows[4];
@@ -236,8 +312,8 @@ __device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
     u32 k[4], v[4];
-    load_columns(k, row_address(keys + p * CHUNK_BYTES, lane) ^ 32 * t);
-    load_columns(v, row_address(values + p * CHUNK_BYTES, lane) ^ 32 * t);
+    load_columns(k, row_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
+    load_columns(v, row_address(values + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
       mma<H>(G[b][p][2 * t], Y[b].keys, k[0], k[1]);

@@ -6,7 +6,8 @@
 // [D^T, -O^T] = [V^T, 0] - S^T [K^T, Q^T], and -V'^T that of -V'^T tril(Q K^T)^T and of -V'^T K.
 //
 // Precision: the large products' operands have the inputs' dtype, the small ones, with the inverse
-// and the scores, are tf32.
+// and the scores, are tf32; and V' is the sum of two operands where it enters the state, where its
+// rounding would stay.
 
 #pragma once
 
@@ -84,6 +85,19 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta,
   keep_triangle(mix, inverse, lane);
 }
 
+// x as the sum of two operands' tiles
+template <Scalar T>
+__device__ __forceinline__ void split(const float (&x)[2][4], u32 (&high)[4], u32 (&low)[4]) {
+  pack_tiles<T>(high, x[0], x[1]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* from = &x[i >> 1][2 * (i & 1)];
+    float left, right;
+    unpack<T>(high[i], left, right);
+    low[i] = pack_saturated<T>(from[0] - left, from[1] - right);
+  }
+}
+
 // 16 columns of -S, transposed: tile m of panel p holds keys' channels 64 p + 8 m on
 typedef float StateColumns[PANELS][8][4];
 
@@ -142,17 +156,20 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
     }
 }
 
-// state -= V'^T K. On Hopper it is left under way: finish_state.
+// state -= V'^T K, V' as the sum of two operands. On Hopper it is left under way: finish_state.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void write_state(StateColumns (&state)[BLOCKS],
-                                            const u32 (&updates)[BLOCKS][4], KeysQueries chunk,
+                                            const u32 (&high)[BLOCKS][4],
+                                            const u32 (&low)[BLOCKS][4], KeysQueries chunk,
                                             int lane) {
 #if QUASAR_WGMMA
   if constexpr (BLOCKS == 1) {
     warpgroup_arrive();
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-      wgmma_columns<T>(state[0][p], updates[0], tile_descriptor(chunk.keys(p)));
+    for (int p = 0; p < PANELS; ++p) {
+      wgmma_columns<T>(state[0][p], high[0], tile_descriptor(chunk.keys(p)));
+      wgmma_columns<T>(state[0][p], low[0], tile_descriptor(chunk.keys(p)));
+    }
     warpgroup_commit();
     return;
   }
@@ -165,8 +182,10 @@ __device__ __forceinline__ void write_state(StateColumns (&state)[BLOCKS],
       load_columns(k, row_address(chunk.keys(p), lane) ^ 32 * t);
 #pragma unroll
       for (int b = 0; b < BLOCKS; ++b) {
-        mma<T>(state[b][p][2 * t], updates[b], k[0], k[1]);
-        mma<T>(state[b][p][2 * t + 1], updates[b], k[2], k[3]);
+        mma<T>(state[b][p][2 * t], high[b], k[0], k[1]);
+        mma<T>(state[b][p][2 * t + 1], high[b], k[2], k[3]);
+        mma<T>(state[b][p][2 * t], low[b], k[0], k[1]);
+        mma<T>(state[b][p][2 * t + 1], low[b], k[2], k[3]);
       }
     }
 }
@@ -180,6 +199,22 @@ __device__ __forceinline__ void finish_state(StateColumns (&state)[BLOCKS]) {
     for (int p = 0; p < PANELS; ++p) settle(state[0][p]);
   }
 #endif
+}
+
+// a warp's largest magnitude; NaN counts as infinite
+template <int BLOCKS>
+__device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
+  u32 most = 0;  // magnitudes compare as integers do
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int m = 0; m < 8; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          most = max(most, __float_as_uint(state[b][p][m][e]) & 0x7fffffffu);
+  return __uint_as_float(min(__reduce_max_sync(ALL, most), 0x7f800000u));
 }
 
 // Put 16 columns of a chunk's o, given as -O^T, where its values were; `at` is row_address there.
@@ -227,7 +262,7 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
   float read[BLOCKS][4][4];
   read_state<T, BLOCKS>(state, read, chunk, lane);
   float V[BLOCKS][2][4] = {};  // -V'^T
-  u32 updates[BLOCKS][4];
+  u32 high[BLOCKS][4], low[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     float D[2][4];
@@ -240,9 +275,9 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
 #pragma unroll
       for (int e = 0; e < 4; ++e) D[n][e] += read[b][n][e];
     multiply(V[b][0], V[b][1], D[0], D[1], m, m_corner);
-    pack_tiles<T>(updates[b], V[b][0], V[b][1]);
+    split<T>(V[b], high[b], low[b]);
   }
-  write_state<T, BLOCKS>(state, updates, chunk, lane);
+  write_state<T, BLOCKS>(state, high, low, chunk, lane);
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
 #pragma unroll

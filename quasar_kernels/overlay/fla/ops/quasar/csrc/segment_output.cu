@@ -13,7 +13,29 @@
 #define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 6 : 4)
 #endif
 #endif
+
+// On Hopper two blocks keep the same pace, those of neighbouring heads, or panels of one: what they
+// read and write lies side by side, and memory is faster with twice as long a piece of it at once.
+// QUASAR_ALONE is for an odd number of them.
+#if QUASAR_WGMMA && !defined(QUASAR_ALONE)
+#define QUASAR_PACED 1
+#define QUASAR_IN_PAIRS __cluster_dims__(2, 1, 1)
+#else
+#define QUASAR_PACED 0
+#define QUASAR_IN_PAIRS
+#endif
+
 namespace quasar {
+
+// until the other block of the pair is here too, or has ended
+__device__ __forceinline__ void keep_pace() {
+#if QUASAR_PACED
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;"
+               :
+               :
+               : "memory");
+#endif
+}
 
 template <int WARPS>
 struct OutputShared {
@@ -30,12 +52,15 @@ struct OutputShared {
 template <Scalar T, int WARPS>
 __device__ __forceinline__ void segment_output(const Arguments& arg, const TensorMaps& maps) {
   constexpr int BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
+  static_assert(!Tiles::RUN_OVER || TOKENS == 64, "the tensor maps' tiles have 64 tokens");
   extern __shared__ __align__(1024) uint4 raw[];
   OutputShared<WARPS>& shared = *(OutputShared<WARPS>*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, unit / arg.heads);
+  const i64 chain = segment.sequence * arg.heads + head;
+  if (is_idle(arg, chain)) return;
   const float beta = arg.beta[head];
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
@@ -46,13 +71,13 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const u32 values = shared_address(shared.values), own_values = values + warp * CHUNK_BYTES;
   const Chunks k(maps.k, arg.k, arg.k_stride, segment, head, lane);
   const Chunks q(maps.q, arg.q, arg.q_stride, segment, head, lane);
-  const Chunks v(maps.v, arg.v, arg.v_stride, segment, head, lane);
-  const Chunks o(maps.o, arg.o, arg.o_stride, segment, head, lane);
+  const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
+  const Tiles o(maps.o, arg.o, arg.o_stride, segment, head, warp, lane);
   const Arrivals<2> arrivals{shared_address(shared.arrived)};
   const Arrivals<2> values_arrivals{shared_address(shared.values_arrived)};
   if (threadIdx.x == 0) {
     arrivals.init(WARPS);
-    values_arrivals.init(WARPS);
+    values_arrivals.init(1);
   }
   __syncthreads();
 
@@ -71,10 +96,10 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     arrivals.close();
   };
   auto load_values = [&](int s) {
-    if (s < tiles) {
+    if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      values_arrivals.open(stage, CHUNK_BYTES);
-      v.load(own_values + stage * VALUES_TILE, token(s), panel * PANEL, values_arrivals, stage);
+      values_arrivals.open(stage, VALUES_TILE);
+      v.load(values + stage * VALUES_TILE, s * TOKENS, panel * PANEL, values_arrivals, stage);
     }
     values_arrivals.close();
   };
@@ -82,7 +107,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   load_values(0);
 
   StateColumns state[BLOCKS];
-  const i64 own = (segment.sequence * arg.heads + head) * S * S;
+  const i64 own = chain * S * S;
   const float* enter = segment.is_first ? (arg.initial_state ? arg.initial_state + own : nullptr)
                                         : arg.states + ((i64)unit - arg.heads) * S * S;
   auto place = [&](int b, int p, int m, int e) {
@@ -101,10 +126,18 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
   // where another sequence follows in the same tile
-  const bool runs_over = Chunks::RUNS_OVER && arg.table && segment.tokens % TOKENS;
+  const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
+  int stops[PANELS];       // tiles that pass 1 left out
+  float left_out = 0.f;  // the largest entry of the state behind them
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    stops[p] = arg.stops && !arg.repeat ? arg.stops[(i64)unit * PANELS + p] / TOKENS : 0;
   for (int s = 0; s < tiles; ++s) {
     const int stage = s & 1;
     const u32 parity = s >> 1 & 1;
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+      if (s && s == stops[p]) left_out = fmaxf(left_out, largest(state));
     arrivals.template wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // keys of zero change no state
       values_arrivals.template wait<0>(stage, parity);
@@ -116,12 +149,13 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     }
     publish_shared();
     __syncthreads();
-    if (s) o.store(own_values + (stage ^ 1) * VALUES_TILE, token(s - 1), panel * PANEL);
+    if (s && Tiles::copied_by(warp))
+      o.store(values + (stage ^ 1) * VALUES_TILE, (s - 1) * TOKENS, panel * PANEL);
     load_keys_queries(s + 1);
     const u32 chunks = keys_queries + stage * TILE;
     prepare_chunk<T>({chunks + warp * BYTES}, beta, mask, shared.mix[warp], shared.scores[warp],
                      lane);
-    o.finish_stores();
+    if (Tiles::copied_by(warp)) o.finish_stores();
     load_values(s + 1);  // where the output before was
     values_arrivals.template wait<2>(stage, parity);
     __syncthreads();
@@ -131,17 +165,23 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
       walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.mix[i],
                             shared.scores[i], arg.scale, lane);
     finish_state<BLOCKS>(state);
+    keep_pace();
   }
   publish_shared();
   __syncthreads();
   if (tiles > 0) {
-    const u32 from = own_values + (tiles - 1 & 1) * VALUES_TILE;
-    if (runs_over)
-      Rows(arg.o, arg.o_stride, segment, head, lane).store(from, token(tiles - 1), panel * PANEL);
-    else
-      o.store(from, token(tiles - 1), panel * PANEL);
-    o.finish_stores();
+    const u32 from = (tiles - 1 & 1) * VALUES_TILE;
+    if (runs_over) {
+      Rows(arg.o, arg.o_stride, segment, head, lane)
+          .store(own_values + from, token(tiles - 1), panel * PANEL);
+    } else if (Tiles::copied_by(warp)) {
+      o.store(values + from, (tiles - 1) * TOKENS, panel * PANEL);
+      o.finish_stores();
+    }
   }
+  // columns of the state are independent of one another: each warp tells of its own
+  if (left_out > 0.f && !(left_out <= TIMES * largest(state)) && lane == 0)
+    arg.unfinished[chain] = 1;
   if (!segment.is_last || !arg.final_state) return;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
@@ -160,7 +200,8 @@ extern "C" __constant__ int quasar_segment_output_launch[2] = {
     32 * QUASAR_OUTPUT_WARPS, sizeof(quasar::OutputShared<QUASAR_OUTPUT_WARPS>)};
 
 #ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
+extern "C" __global__ void QUASAR_IN_PAIRS
+    __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
     quasar_segment_output_bf16(const __grid_constant__ quasar::Arguments arg,
                                const __grid_constant__ quasar::TensorMaps maps) {
   quasar::segment_output<quasar::Scalar::bf16, QUASAR_OUTPUT_WARPS>(arg, maps);
@@ -168,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OU
 #endif
 
 #ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
+extern "C" __global__ void QUASAR_IN_PAIRS
+    __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
     quasar_segment_output_fp16(const __grid_constant__ quasar::Arguments arg,
                                const __grid_constant__ quasar::TensorMaps maps) {
   quasar::segment_output<quasar::Scalar::fp16, QUASAR_OUTPUT_WARPS>(arg, maps);

@@ -26,6 +26,7 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   ScanShared& shared = *(ScanShared*)raw;
   const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, c = lane & 3;
   const int row = (tid >> 5) * 16 + g;  // this lane's rows are row and row + 8
+  if (is_idle(arg, blockIdx.x)) return;
   const i64 sequence = blockIdx.x / arg.heads, head = blockIdx.x % arg.heads;
   const i64 begin = arg.first ? arg.first[sequence] : sequence * arg.per_sequence;
   const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
