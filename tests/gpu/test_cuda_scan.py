@@ -190,7 +190,7 @@ def test_what_was_left_out_but_matters_is_computed_again(width, monkeypatch):
     assert full.G[:-1, others].any()
     expected, _ = quasar_chunked(q, k, v, beta)
     for part in (slice(2 * length, 2 * length + 200), slice(2 * length + 200, None)):
-        assert relative_rms(again.o[:, part], expected[:, part]) <= 6e-3
+        assert relative_rms(again.o[:, part], expected[:, part]) <= 8e-3
 
 
 @both_widths

@@ -7,9 +7,9 @@
 // Precision: errors of G in the directions that keys share little of last for a whole segment, so
 // everything that G passes through has 11 bits: keys become fp16 after division by a power of two
 // of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
-// has bf16 operands. As long as G is near I, G - I is kept in its place, and Z = K^T + (G - I) K^T:
-// where keys are alike Z is a small difference, and beside the ones on its diagonal too few of G's
-// digits would be left for it.
+// has bf16 operands. As long as G is closer to I than to 0, G - I is kept in its place, and Z =
+// K^T + (G - I) K^T: where keys are alike Z is a small difference, and beside the ones on its
+// diagonal too few of G's digits would be left for it.
 
 #pragma once
 
@@ -212,10 +212,31 @@ __device__ __forceinline__ void add_identity(MapRows (&G)[BLOCKS], int row, int 
         for (int e = 0; e < 4; ++e) G[b][p][m][e] += identity(row + 16 * b, p, m, e, lane);
 }
 
-// whether the magnitudes in each row of G, or G - I if LESS_ONE, sum to less than `bound`
-template <bool LESS_ONE, int BLOCKS>
-__device__ __forceinline__ bool is_below(const MapRows (&G)[BLOCKS], int row, float bound,
-                                         int lane) {
+// Given G - I, whether G's diagonal has fallen below 1/2 in all of these rows: from there on G
+// itself loses less to rounding.
+template <int BLOCKS>
+__device__ __forceinline__ bool is_halved(const MapRows (&G)[BLOCKS], int row, int lane) {
+  bool halved = true;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float own[2] = {};  // of the tile that the diagonal crosses; ptxas finds it in local memory
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+        for (int m = r; m < 8; m += 2)
+          if ((row + 16 * b) / 8 + r == 8 * p + m)  // the same in all lanes
+            own[0] = G[b][p][m][2 * r], own[1] = G[b][p][m][2 * r + 1];
+      const bool crossed = lane >> 3 == (lane & 3);
+      halved = halved && !(crossed && (lane & 4 ? own[1] : own[0]) > -0.5f);
+    }
+  return halved;
+}
+
+// whether the magnitudes in each of these rows of G sum to less than `bound`
+template <int BLOCKS>
+__device__ __forceinline__ bool is_below(const MapRows (&G)[BLOCKS], float bound) {
   bool below = true;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
@@ -225,9 +246,7 @@ __device__ __forceinline__ bool is_below(const MapRows (&G)[BLOCKS], int row, fl
 #pragma unroll
       for (int m = 0; m < 8; ++m)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          sums[e >> 1] += fabsf(
-              G[b][p][m][e] + (LESS_ONE ? identity(row + 16 * b, p, m, e, lane) : 0.f));
+        for (int e = 0; e < 4; ++e) sums[e >> 1] += fabsf(G[b][p][m][e]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] += __shfl_xor_sync(ALL, sums[r], 1);

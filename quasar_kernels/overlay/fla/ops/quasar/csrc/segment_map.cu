@@ -14,8 +14,7 @@
 
 namespace quasar {
 
-constexpr int LOOK = 8;
-constexpr float SMALL = 0x1p-4f;  // a sum of a row's magnitudes
+constexpr int LOOK = 8;  // tiles
 
 struct MapShared {
   static constexpr int TILE = PANELS * MAP_PANEL_BYTES;
@@ -32,8 +31,8 @@ __device__ __forceinline__ bool all_agree(bool x) {
 // One block a segment, head and panel of rows. Tiles of 64 tokens, from the last one on, go
 // through three steps, each one barrier apart: copied in, prepared (warp w its chunk w), absorbed
 // (every warp all chunks, its own rows). Segments that are not a sequence's last are whole tiles.
-// Every LOOK tiles G is looked at: once it is small it is kept itself, and once it is next to
-// nothing the block may stop.
+// Once G is far from I it is kept itself; then it is looked at every LOOK tiles, and once it is
+// next to nothing the block may stop.
 template <Scalar T>
 __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMaps& maps) {
   constexpr int WARPS = MAP_WARPS, BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
@@ -103,9 +102,9 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {  // unrolled: G - I first, then G
     const bool less_one = phase == 0;
-    bool below = false;
-    while (s < tiles && !below) {
-      for (const int end = min(s + LOOK, tiles); s < end; ++s) {
+    bool done = false;
+    while (s < tiles && !done) {
+      for (const int end = min(s + (less_one ? 1 : LOOK), tiles); s < end; ++s) {
         arrivals.template wait<0>(s & 1, s >> 1 & 1);
         publish_shared();
         __syncthreads();
@@ -131,9 +130,9 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
       }
       if (s < tiles) {
         if (less_one)
-          below = all_agree(is_below<true>(G, row, SMALL, lane));
+          done = all_agree(is_halved(G, row, lane));
         else if (may_stop)
-          below = all_agree(is_below<false>(G, row, NOTHING<T>, lane));
+          done = all_agree(is_below(G, NOTHING<T>));
       }
     }
     if (less_one) add_identity(G, row, lane);
