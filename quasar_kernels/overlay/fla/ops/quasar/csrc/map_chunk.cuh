@@ -220,17 +220,15 @@ __device__ __forceinline__ bool is_halved(const MapRows (&G)[BLOCKS], int row, i
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float own[2] = {};  // of the tile that the diagonal crosses; ptxas finds it in local memory
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-        for (int m = r; m < 8; m += 2)
-          if ((row + 16 * b) / 8 + r == 8 * p + m)  // the same in all lanes
-            own[0] = G[b][p][m][2 * r], own[1] = G[b][p][m][2 * r + 1];
-      const bool crossed = lane >> 3 == (lane & 3);
-      halved = halved && !(crossed && (lane & 4 ? own[1] : own[0]) > -0.5f);
-    }
+        for (int m = r; m < 8; m += 2) {
+          const bool crossed = (row + 16 * b) / 8 + r == 8 * p + m;  // the same in all lanes
+          const float x = lane & 4 ? G[b][p][m][2 * r + 1] : G[b][p][m][2 * r];
+          halved = halved && !(crossed && lane >> 3 == (lane & 3) && x > -0.5f);
+        }
   return halved;
 }
 

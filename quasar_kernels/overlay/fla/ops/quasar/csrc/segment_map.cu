@@ -14,7 +14,7 @@
 
 namespace quasar {
 
-constexpr int LOOK = 8;  // tiles
+constexpr int LOOK = 4;  // tiles
 
 struct MapShared {
   static constexpr int TILE = PANELS * MAP_PANEL_BYTES;
@@ -31,8 +31,8 @@ __device__ __forceinline__ bool all_agree(bool x) {
 // One block a segment, head and panel of rows. Tiles of 64 tokens, from the last one on, go
 // through three steps, each one barrier apart: copied in, prepared (warp w its chunk w), absorbed
 // (every warp all chunks, its own rows). Segments that are not a sequence's last are whole tiles.
-// Once G is far from I it is kept itself; then it is looked at every LOOK tiles, and once it is
-// next to nothing the block may stop.
+// Every LOOK tiles G is looked at: once it is far from I it is kept itself, and once it is next to
+// nothing the block may stop.
 template <Scalar T>
 __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMaps& maps) {
   constexpr int WARPS = MAP_WARPS, BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     const bool less_one = phase == 0;
     bool done = false;
     while (s < tiles && !done) {
-      for (const int end = min(s + (less_one ? 1 : LOOK), tiles); s < end; ++s) {
+      for (const int end = min(s + LOOK, tiles); s < end; ++s) {
         arrivals.template wait<0>(s & 1, s >> 1 & 1);
         publish_shared();
         __syncthreads();
