@@ -94,6 +94,7 @@ def test_a_target_is_reported_and_only_a_limit_fails(
         ("forward_backward.0.times.peer.graph_ms", 1e-3, "of 16384 tokens, triton, times the peer"),
         ("accuracy.1.errors.triton.overall", 0.5, "2048 tokens, correlated 10%, triton: 0.5"),
         ("accuracy.2.errors.triton.worst_eighth", 0.5, "correlated 1%, triton, worst eighth: 0.5"),
+        ("accuracy.0.errors.triton.overall", 1e-4, "2048 tokens, layer-like, cuda over triton"),
         ("gradients.errors.triton.k", 0.5, "gradient of k, triton: 0.5"),
         ("memory.peak_bytes.triton", 1 << 40, "peak memory over the output, triton"),
         ("first_call.triton.call_seconds", 41.0, "first call, triton, s: 41, limit 8"),

@@ -29,7 +29,10 @@ CUDA_TARGET_MS = {2048: 0.03, 16_384: 0.07, 100_000: 0.24, 1_000_000: 1.8}
 clocks of sustained work and from rest."""
 
 ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
-"""Largest accepted relative RMS error by kind of keys."""
+"""Largest accepted relative RMS error by kind of keys.
+
+CUDA's must also be at most Triton's, in the same run and at every length.
+"""
 
 TRAINING_LEAD = {16_384: 2.0, 262_144: 2.0}
 """How many times faster than the peer forward and backward must be, by tokens."""
@@ -142,6 +145,9 @@ def _checks(results: OperatorResults) -> Iterator[tuple[str, float, float, bool]
             text, limit = f"error of {row.tokens} tokens, {row.keys}, {name}", ERRORS[row.keys]
             yield text, error.overall, limit, False
             yield f"{text}, worst eighth", error.worst_eighth, limit * 1.05, False
+        if "cuda" in row.errors:
+            text = f"error of {row.tokens} tokens, {row.keys}, cuda over triton"
+            yield text, row.errors["cuda"].overall / row.errors["triton"].overall, 1.0, False
     for name, gradients in _ours(results.gradients.errors):
         for tensor, value in gradients.items():
             yield f"error of the gradient of {tensor}, {name}", value, GRADIENT_ERROR, False
