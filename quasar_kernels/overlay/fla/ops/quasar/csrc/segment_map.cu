@@ -57,7 +57,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const Tiles values(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const int tiles = segment.tokens / TOKENS;
 
-  MapRows G[BLOCKS] = {}, R[BLOCKS] = {};  // G is G - I at first
+  MapRows G[BLOCKS] = {}, R[BLOCKS] = {};  // G - I at first
   const int row = panel * PANEL + warp * BLOCKS * 16;
 
   // Step s handles the tile that is s-th from the end. A group of copies, on its way for a step, is

@@ -127,7 +127,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
   // where another sequence follows in the same tile
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
-  int stops[PANELS];       // tiles that pass 1 left out
+  int stops[PANELS];     // tiles that pass 1 left out
   float left_out = 0.f;  // the largest entry of the state behind them
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

@@ -13,7 +13,7 @@ struct Arguments {
   const float *beta, *initial_state;  // initial_state may be null
   float *final_state, *maps, *states; // any may be null where a launch does not use it
   const i64 *table, *first;           // packed sequences; else null
-  int *stops, *unfinished;            // is_idle; null: pass 1 walks all of every segment
+  int *stops, *unfinished;            // see is_idle; null: pass 1 never stops
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, repeat;
   float scale;
