@@ -24,7 +24,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.launches: list[tuple[str, tuple[int, int], tuple]] = []
-        self.pairs: list[bool] = []
+        self.keys: list[cuda_scan.ProgramKey] = []
 
     def kernel(self, name: str) -> SimpleNamespace:
         def launch(grid, parameters, stream) -> None:
@@ -35,8 +35,8 @@ class Recorder:
 
         return SimpleNamespace(launch=launch, blocks=4)
 
-    def load(self, device, dtype, width, options=(), *, pairs=True):
-        self.pairs.append(pairs)
+    def load(self, key, options=()):
+        self.keys.append(key)
         kernels = (self.kernel(name) for name in ("map", "scan", "output"))
         return cuda_scan._Program(*kernels, 132, False)
 
@@ -92,7 +92,7 @@ def test_packed_sequences_are_walked_whole(recorder):
 )
 def test_blocks_work_in_pairs_where_their_number_is_even(recorder, heads, width, pairs):
     call(1000, heads, width)
-    assert recorder.pairs == [pairs]
+    assert [(key.width, key.pairs) for key in recorder.keys] == [(width, pairs)]
     walks = [blocks for name, (blocks, _), _ in recorder.launches if name != "scan"]
     assert walks
     assert all(blocks % 2 == 0 for blocks in walks) or not pairs
@@ -117,7 +117,7 @@ def test_hopper_compiles_for_blocks_without_a_pair(capability, pairs, alone, mon
         cuda_scan, "load_kernels", lambda code, names, device: dict.fromkeys(names, object())
     )
     load = cuda_scan.load_program.__wrapped__
-    program = load(0, torch.bfloat16, 64, ("-DX",), pairs=pairs)
+    program = load(cuda_scan.ProgramKey(0, torch.bfloat16, 64, pairs), ("-DX",))
     assert asked == [("-DQUASAR_ALONE", "-DX") if alone else ("-DX",)]
     assert program.takes_maps == (major == 9)
 

@@ -12,9 +12,12 @@ import functools
 import logging
 import os
 import threading
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:  # nothing of CUDA is loaded before a GPU is asked for
+    from fla.ops.quasar.cuda_scan import ProgramKey
 
 SWITCH = "QUASAR_BACKEND"
 """Environment variable with one of `BACKENDS`; read at every call."""
@@ -22,11 +25,9 @@ BACKENDS = ("auto", "cuda", "triton", "torch")
 
 _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
-_Key = tuple[int, torch.dtype, int]
-"""What the kernels are compiled for: a device, a dtype, and the heads' width."""
-_failures: dict[_Key, str] = {}
+_failures: dict[ProgramKey, str] = {}
 """Why the CUDA kernels of a key cannot be used, once that is known."""
-_loaded: set[_Key] = set()
+_loaded: set[ProgramKey] = set()
 
 
 class Choice(NamedTuple):
@@ -51,8 +52,8 @@ def requested_backend() -> str:
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     """Return which implementation `chunk_quasar` takes for q, k, v `[B, T, H, S]`, and why.
 
-    The first call for a device, dtype and head width compiles the CUDA kernels where they apply, or
-    reads them from the cache.
+    The first call for a device, dtype and kind of heads compiles the CUDA kernels where they apply,
+    or reads them from the cache.
 
     Raises:
         ValueError: QUASAR_BACKEND has no known value.
@@ -77,12 +78,12 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
 
 
 def _reason_against_cuda(q, k, v) -> str | None:
-    from fla.ops.quasar.cuda_scan import reason_against
+    from fla.ops.quasar.cuda_scan import program_key, reason_against
 
     reason = reason_against(q, k, v)
     if reason is not None:
         return reason
-    key = _key(q)
+    key = program_key(q)
     if key not in _loaded and key not in _failures:
         if torch.cuda.is_current_stream_capturing():
             return "a CUDA graph is captured before the kernels were loaded; call once before"
@@ -90,11 +91,7 @@ def _reason_against_cuda(q, k, v) -> str | None:
     return _failures.get(key)
 
 
-def _key(q: torch.Tensor) -> _Key:
-    return q.device.index, q.dtype, q.shape[-1]
-
-
-def _load(key: _Key) -> None:
+def _load(key: ProgramKey) -> None:
     from fla.ops.quasar.cuda_scan import load_program
     from fla.ops.quasar.nvrtc import CudaUnavailableError
 
@@ -102,14 +99,14 @@ def _load(key: _Key) -> None:
         if key in _loaded or key in _failures:
             return
         try:
-            load_program(*key)
+            load_program(key)
         except CudaUnavailableError as error:
             record_failure(key, error)
         else:
             _loaded.add(key)
 
 
-def record_failure(key: _Key, error: Exception) -> None:
+def record_failure(key: ProgramKey, error: Exception) -> None:
     """Remember that the CUDA kernels of a key failed; the first time, log it."""
     first = not _failures
     _failures[key] = str(error)
@@ -137,7 +134,7 @@ def cuda_forward(
     """
     if choose_backend(q, k, v).backend != "cuda":
         return None
-    from fla.ops.quasar.cuda_scan import forward
+    from fla.ops.quasar.cuda_scan import forward, program_key
     from fla.ops.quasar.nvrtc import CudaUnavailableError
 
     try:
@@ -145,5 +142,5 @@ def cuda_forward(
     except CudaUnavailableError as error:
         if requested_backend() == "cuda":
             raise
-        record_failure(_key(q), error)
+        record_failure(program_key(q), error)
         return None

@@ -97,23 +97,29 @@ def compile_program(
     return compile_files(name, _CSRC, _SOURCES, _HEADERS, capability, options)
 
 
-@functools.cache
-def load_program(
-    device: int,
-    dtype: torch.dtype,
-    width: int,
-    options: tuple[str, ...] = (),
-    *,
-    pairs: bool = True,
-) -> _Program:
-    """Compile (or read from the cache) and load the kernels for a device; about a second once.
+class ProgramKey(NamedTuple):
+    """What the kernels are compiled and loaded for."""
 
-    `width` is that of the heads, one of `HEAD_DIMS`; `pairs` tells that a token has an even number
-    of panels of them, so that Hopper's blocks can work in pairs.
+    device: int
+    dtype: torch.dtype
+    width: int  # of the heads, one of HEAD_DIMS
+    pairs: bool  # a token has an even number of panels, so that Hopper's blocks can work in pairs
+
+
+def program_key(q: torch.Tensor) -> ProgramKey:
+    """Return what a call with q `[B, T, H, S]` needs the kernels for."""
+    _, _, H, S = q.shape
+    return ProgramKey(q.device.index, q.dtype, S, H * (S // PANEL) % 2 == 0)
+
+
+@functools.cache
+def load_program(key: ProgramKey, options: tuple[str, ...] = ()) -> _Program:
+    """Compile (or read from the cache) and load the kernels; about a second once.
 
     Raises:
         CudaUnavailableError: they cannot be built or loaded there.
     """
+    device, dtype, width, pairs = key
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     if capability == HOPPER and not pairs:
@@ -241,10 +247,9 @@ def forward(
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    panels = H * (S // PANEL)
-    program = load_program(q.device.index, q.dtype, S, options, pairs=panels % 2 == 0)
+    program = load_program(program_key(q), options)
     cut = cut_segments(program, q, cu_seqlens, segments)
-    grid = cut.total * panels, 1
+    grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
