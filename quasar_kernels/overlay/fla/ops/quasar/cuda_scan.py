@@ -25,12 +25,11 @@ HEAD_DIMS = (64, 128)
 PANEL = 64
 """Rows (pass 1) or columns (pass 2) of a state that a block takes; PANEL in csrc/fragments.cuh."""
 CHUNK = 16
-"""Tokens that a warp copies at once; CHUNK in csrc/fragments.cuh."""
+"""Tokens of a chunk; CHUNK in csrc/fragments.cuh."""
 CAPABILITY = (8, 0)
 """The oldest compute capability that they compile for."""
 TILE = 64
 """Segments are multiples of this many tokens, which the kernels take at once."""
-
 LONG = 6144
 """Tokens of a segment from which on pass 1 may stop within it: in shorter ones heads forget too
 little to pay for the launches that compute again what was stopped wrongly."""

@@ -197,10 +197,6 @@ struct Chunks {
                                        int) const {
     rows.load(to, token, channel);
   }
-  __device__ __forceinline__ void store(u32 from, int token, int channel) const {
-    rows.store(from, token, channel);
-  }
-  __device__ __forceinline__ void finish_stores() const {}
 };
 
 // every warp copies its chunk of a tile
@@ -214,13 +210,14 @@ struct Tiles : Chunks {
   static __device__ __forceinline__ bool copied_by(int) { return true; }
 
   template <int STAGES>
-  __device__ __forceinline__ void load(u32 to, int token, int channel,
-                                       const Arrivals<STAGES>& arrivals, int stage) const {
-    Chunks::load(to + warp * CHUNK_BYTES, token + warp * CHUNK, channel, arrivals, stage);
+  __device__ __forceinline__ void load(u32 to, int token, int channel, const Arrivals<STAGES>&,
+                                       int) const {
+    rows.load(to + warp * CHUNK_BYTES, token + warp * CHUNK, channel);
   }
   __device__ __forceinline__ void store(u32 from, int token, int channel) const {
-    Chunks::store(from + warp * CHUNK_BYTES, token + warp * CHUNK, channel);
+    rows.store(from + warp * CHUNK_BYTES, token + warp * CHUNK, channel);
   }
+  __device__ __forceinline__ void finish_stores() const {}
 };
 
 __device__ __forceinline__ void publish_shared() {}  // only bulk copies and wgmma need it

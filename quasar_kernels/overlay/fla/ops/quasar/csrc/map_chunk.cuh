@@ -2,7 +2,7 @@
 //
 // The scan runs over the segment backward. From G = I, R = 0, a chunk gives Z = G K^T,
 // Y = Z A diag(a), R += Y V, G -= Y K, where A = (I + strict_tril(a K K^T))^-1. Rows of G and R are
-// independent of one another, so a warp owns 16 * (4 / WARPS) of them and keeps them in registers.
+// independent of one another, so a warp owns 16 of them and keeps them in registers.
 //
 // Precision: errors of G in the directions that keys share little of last for a whole segment, so
 // everything that G passes through has 11 bits: keys become fp16 after division by a power of two
@@ -200,145 +200,121 @@ __device__ __forceinline__ float identity(int row, int panel, int m, int e, int 
 }
 
 // G from G - I
-template <int BLOCKS>
-__device__ __forceinline__ void add_identity(MapRows (&G)[BLOCKS], int row, int lane) {
+__device__ __forceinline__ void add_identity(MapRows& G, int row, int lane) {
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b)
+  for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p)
+    for (int m = 0; m < 8; ++m)
 #pragma unroll
-      for (int m = 0; m < 8; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) G[b][p][m][e] += identity(row + 16 * b, p, m, e, lane);
+      for (int e = 0; e < 4; ++e) G[p][m][e] += identity(row, p, m, e, lane);
 }
 
 // Given G - I, whether G's diagonal has fallen below 1/2 in all of these rows: from there on G
 // itself loses less to rounding.
-template <int BLOCKS>
-__device__ __forceinline__ bool is_halved(const MapRows (&G)[BLOCKS], int row, int lane) {
+__device__ __forceinline__ bool is_halved(const MapRows& G, int row, int lane) {
   bool halved = true;
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b)
+  for (int r = 0; r < 2; ++r)
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-      for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-        for (int m = r; m < 8; m += 2) {
-          const bool crossed = (row + 16 * b) / 8 + r == 8 * p + m;  // the same in all lanes
-          const float x = lane & 4 ? G[b][p][m][2 * r + 1] : G[b][p][m][2 * r];
-          halved = halved && !(crossed && lane >> 3 == (lane & 3) && x > -0.5f);
-        }
+      for (int m = r; m < 8; m += 2) {
+        const bool crossed = row / 8 + r == 8 * p + m;  // the same in all lanes
+        const float x = lane & 4 ? G[p][m][2 * r + 1] : G[p][m][2 * r];
+        halved = halved && !(crossed && lane >> 3 == (lane & 3) && x > -0.5f);
+      }
   return halved;
 }
 
 // whether the magnitudes in each of these rows of G sum to less than `bound`
-template <int BLOCKS>
-__device__ __forceinline__ bool is_below(const MapRows (&G)[BLOCKS], float bound) {
-  bool below = true;
+__device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
+  float sums[2] = {};
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b) {
-    float sums[2] = {};
+  for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p)
+    for (int m = 0; m < 8; ++m)
 #pragma unroll
-      for (int m = 0; m < 8; ++m)
+      for (int e = 0; e < 4; ++e) sums[e >> 1] += fabsf(G[p][m][e]);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[e >> 1] += fabsf(G[b][p][m][e]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sums[r] += __shfl_xor_sync(ALL, sums[r], 1);
-      sums[r] += __shfl_xor_sync(ALL, sums[r], 2);
-      below = below && sums[r] < bound;  // NaN is not
-    }
+  for (int r = 0; r < 2; ++r) {
+    sums[r] += __shfl_xor_sync(ALL, sums[r], 1);
+    sums[r] += __shfl_xor_sync(ALL, sums[r], 2);
   }
-  return below;
+  return sums[0] < bound && sums[1] < bound;  // NaN is not
 }
 
-// Phase B: 16 * BLOCKS rows of G, or of G - I if LESS_ONE, and of R absorb one prepared chunk;
-// `own` is where load_channels finds the same rows of K~^T.
-template <Scalar T, bool LESS_ONE, int BLOCKS>
-__device__ __forceinline__ void absorb_chunk(MapRows (&G)[BLOCKS], MapRows (&R)[BLOCKS], u32 keys,
-                                             u32 own, u32 values, const Prepared& chunk,
-                                             int lane) {
+// Phase B: 16 rows of G, or of G - I if LESS_ONE, and of R absorb one prepared chunk; `own` is
+// where load_channels finds the same rows of K~^T. On Hopper R is left under way: finish_rows.
+template <Scalar T, bool LESS_ONE>
+__device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, u32 keys, u32 own, u32 values,
+                                             const Prepared& chunk, int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.mix[lane];
   const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
-  Shares Y[BLOCKS];
-  float Z[BLOCKS][2][4];
-#pragma unroll
-  for (int b = 0; b < BLOCKS; ++b) {
-    if (LESS_ONE) {
-      load_channels(Z[b], own ^ 32 * b);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) Z[b][e / 4][e % 4] = 0.f;
-    }
-  }
+  float Z[2][4] = {};
+  if (LESS_ONE) load_channels(Z, own);
 #if QUASAR_WGMMA
-  if constexpr (BLOCKS == 1) {
-    u32 rows[4 * PANELS][4];
+  u32 rows[4 * PANELS][4];
 #pragma unroll
-    for (int i = 0; i < 4 * PANELS; ++i) pack_rows(rows[i], G[0][i / 4], i % 4);
-    warpgroup_arrive();
+  for (int i = 0; i < 4 * PANELS; ++i) pack_rows(rows[i], G[i / 4], i % 4);
+  warpgroup_arrive();
 #pragma unroll
-    for (int i = 0; i < 4 * PANELS; ++i) {
-      const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
-      if (i == 0 && !LESS_ONE)
-        wgmma_first_rows<H>(Z[0], rows[i], columns);
-      else
-        wgmma_rows<H>(Z[0], rows[i], columns);
-    }
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(Z[0]);
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p) settle(R[0][p]);
-    Y[0] = mix_chunk<T>(Z[0], m, u);
-    warpgroup_arrive();
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-      wgmma_columns<H>(G[0][p], Y[0].keys, tile_descriptor(keys + p * MAP_PANEL_BYTES));
-    warpgroup_commit();
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-      wgmma_columns<T>(R[0][p], Y[0].values, tile_descriptor(values + p * MAP_PANEL_BYTES));
-    warpgroup_commit();
-    warpgroup_wait<1>();  // R is not needed before the next wait
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p) settle(G[0][p]);
-    return;
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
+    if (i == 0 && !LESS_ONE)
+      wgmma_first_rows<H>(Z, rows[i], columns);
+    else
+      wgmma_rows<H>(Z, rows[i], columns);
   }
-#endif
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(Z);
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(R[p]);
+  const Shares Y = mix_chunk<T>(Z, m, u);
+  warpgroup_arrive();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    wgmma_columns<H>(G[p], Y.keys, tile_descriptor(keys + p * MAP_PANEL_BYTES));
+  warpgroup_commit();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    wgmma_columns<T>(R[p], Y.values, tile_descriptor(values + p * MAP_PANEL_BYTES));
+  warpgroup_commit();
+  warpgroup_wait<1>();  // R is not needed before the next wait
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(G[p]);
+#else
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
-    u32 k[4];
+    u32 k[4], rows[4];
     load_rows(k, pair_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-      u32 rows[4];
-      pack_rows(rows, G[b][p], t);
-      mma<H>(Z[b][0], rows, k[0], k[1]);
-      mma<H>(Z[b][1], rows, k[2], k[3]);
-    }
+    pack_rows(rows, G[p], t);
+    mma<H>(Z[0], rows, k[0], k[1]);
+    mma<H>(Z[1], rows, k[2], k[3]);
   }
-#pragma unroll
-  for (int b = 0; b < BLOCKS; ++b) Y[b] = mix_chunk<T>(Z[b], m, u);
+  const Shares Y = mix_chunk<T>(Z, m, u);
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
     u32 k[4], v[4];
     load_columns(k, row_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
     load_columns(v, row_address(values + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-      mma<H>(G[b][p][2 * t], Y[b].keys, k[0], k[1]);
-      mma<H>(G[b][p][2 * t + 1], Y[b].keys, k[2], k[3]);
-      mma<T>(R[b][p][2 * t], Y[b].values, v[0], v[1]);
-      mma<T>(R[b][p][2 * t + 1], Y[b].values, v[2], v[3]);
-    }
+    mma<H>(G[p][2 * t], Y.keys, k[0], k[1]);
+    mma<H>(G[p][2 * t + 1], Y.keys, k[2], k[3]);
+    mma<T>(R[p][2 * t], Y.values, v[0], v[1]);
+    mma<T>(R[p][2 * t + 1], Y.values, v[2], v[3]);
   }
+#endif
+}
+
+__device__ __forceinline__ void finish_rows(MapRows& R) {
+#if QUASAR_WGMMA
+  warpgroup_wait<0>();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(R[p]);
+#endif
 }
 
 }  // namespace quasar

@@ -4,16 +4,9 @@
 #include "copies.cuh"
 #include "map_chunk.cuh"
 
-#ifndef QUASAR_MAP_BLOCKS
-#if QUASAR_WGMMA
-#define QUASAR_MAP_BLOCKS (QUASAR_HEAD == 64 ? 4 : 2)  // that share a multiprocessor
-#else
-#define QUASAR_MAP_BLOCKS (QUASAR_HEAD == 64 ? 3 : 2)
-#endif
-#endif
-
 namespace quasar {
 
+constexpr int MAP_BLOCKS = S > 64 ? 2 : QUASAR_WGMMA ? 4 : 3;  // that share a multiprocessor
 constexpr int LOOK = 4;  // tiles
 
 struct MapShared {
@@ -35,8 +28,8 @@ __device__ __forceinline__ bool all_agree(bool x) {
 // nothing the block may stop.
 template <Scalar T>
 __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMaps& maps) {
-  constexpr int WARPS = MAP_WARPS, BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
-  constexpr u32 TILE = PANELS * MAP_PANEL_BYTES;
+  constexpr int TOKENS = MAP_WARPS * CHUNK;
+  constexpr u32 TILE = MapShared::TILE;
   extern __shared__ __align__(1024) uint4 raw[];
   MapShared& shared = *(MapShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
@@ -57,8 +50,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const Tiles values(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const int tiles = segment.tokens / TOKENS;
 
-  MapRows G[BLOCKS] = {}, R[BLOCKS] = {};  // G - I at first
-  const int row = panel * PANEL + warp * BLOCKS * 16;
+  MapRows G = {}, R = {};  // G - I at first
+  const int row = panel * PANEL + warp * 16;  // the first of this warp's 16
 
   // Step s handles the tile that is s-th from the end. A group of copies, on its way for a step, is
   // one step's values and the next one's keys; the first keys are one more.
@@ -97,7 +90,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   __syncwarp();
   prepare(0);
   // this warp's rows of K~^T in a chunk
-  const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp * BLOCKS) + panel * MAP_PANEL_BYTES;
+  const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp) + panel * MAP_PANEL_BYTES;
   int s = 0;
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {  // unrolled: G - I first, then G
@@ -112,7 +105,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
         const u32 k = all_keys + s % 3 * TILE, v = all_values + (s & 1) * TILE;
         if (s + 1 < tiles) prepare(s + 1);
 #pragma unroll
-        for (int i = WARPS - 1; i >= 0; --i) {
+        for (int i = MAP_WARPS - 1; i >= 0; --i) {
           const u32 at = i * CHUNK_BYTES;
           if (less_one)
             absorb_chunk<T, true>(G, R, k + at, own_rows + s % 3 * TILE + at, v + at,
@@ -120,13 +113,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           else
             absorb_chunk<T, false>(G, R, k + at, 0, v + at, shared.chunks[s & 1][i], lane);
         }
-#if QUASAR_WGMMA
-        if constexpr (BLOCKS == 1) {
-          warpgroup_wait<0>();
-#pragma unroll
-          for (int p = 0; p < PANELS; ++p) settle(R[0][p]);
-        }
-#endif
+        finish_rows(R);
       }
       if (s < tiles) {
         if (less_one)
@@ -145,21 +132,19 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
 
   const i64 own = (i64)unit * S * S;
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b)
+  for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p)
+    for (int m = 0; m < 8; ++m)
 #pragma unroll
-      for (int m = 0; m < 8; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float(&g)[4] = G[b][p][m], (&x)[4] = R[b][p][m];
-          const i64 at = own + (row + b * 16 + (lane >> 2) + 8 * r) * S + p * PANEL + 8 * m +
-                         2 * (lane & 3);
-          *(float2*)(arg.maps + at) =
-              stops ? make_float2(0.f, 0.f)
-                    : make_float2(round_tf32(g[2 * r]), round_tf32(g[2 * r + 1]));
-          *(float2*)(arg.states + at) = make_float2(x[2 * r], x[2 * r + 1]);
-        }
+      for (int r = 0; r < 2; ++r) {
+        const float(&g)[4] = G[p][m], (&x)[4] = R[p][m];
+        const i64 at =
+            own + (row + (lane >> 2) + 8 * r) * S + p * PANEL + 8 * m + 2 * (lane & 3);
+        *(float2*)(arg.maps + at) =
+            stops ? make_float2(0.f, 0.f)
+                  : make_float2(round_tf32(g[2 * r]), round_tf32(g[2 * r + 1]));
+        *(float2*)(arg.states + at) = make_float2(x[2 * r], x[2 * r + 1]);
+      }
 }
 
 }  // namespace quasar
@@ -169,7 +154,7 @@ extern "C" __constant__ int quasar_segment_map_launch[2] = {
     32 * quasar::MAP_WARPS, sizeof(quasar::MapShared)};
 
 #ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __launch_bounds__(32 * quasar::MAP_WARPS, QUASAR_MAP_BLOCKS)
+extern "C" __global__ void __launch_bounds__(32 * quasar::MAP_WARPS, quasar::MAP_BLOCKS)
     quasar_segment_map_bf16(const __grid_constant__ quasar::Arguments arg,
                             const __grid_constant__ quasar::TensorMaps maps) {
   quasar::segment_map<quasar::Scalar::bf16>(arg, maps);
@@ -177,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(32 * quasar::MAP_WARPS, QUASAR_MAP_
 #endif
 
 #ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __launch_bounds__(32 * quasar::MAP_WARPS, QUASAR_MAP_BLOCKS)
+extern "C" __global__ void __launch_bounds__(32 * quasar::MAP_WARPS, quasar::MAP_BLOCKS)
     quasar_segment_map_fp16(const __grid_constant__ quasar::Arguments arg,
                             const __grid_constant__ quasar::TensorMaps maps) {
   quasar::segment_map<quasar::Scalar::fp16>(arg, maps);

@@ -4,16 +4,6 @@
 #include "copies.cuh"
 #include "output_chunk.cuh"
 
-#ifndef QUASAR_OUTPUT_WARPS
-#if QUASAR_WGMMA
-#define QUASAR_OUTPUT_WARPS 4
-#define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 4 : 2)  // blocks that share a multiprocessor
-#else
-#define QUASAR_OUTPUT_WARPS 2
-#define QUASAR_OUTPUT_BLOCKS (QUASAR_HEAD == 64 ? 6 : 4)
-#endif
-#endif
-
 // On Hopper two blocks keep the same pace, those of neighbouring heads, or panels of one: what they
 // read and write lies side by side, and memory is faster with twice as long a piece of it at once.
 // QUASAR_ALONE is for an odd number of them.
@@ -27,6 +17,10 @@
 
 namespace quasar {
 
+constexpr int OUTPUT_WARPS = QUASAR_WGMMA ? 4 : 2;
+// that share a multiprocessor
+constexpr int OUTPUT_BLOCKS = QUASAR_WGMMA ? (S == 64 ? 4 : 2) : (S == 64 ? 6 : 4);
+
 // until the other block of the pair is here too, or has ended
 __device__ __forceinline__ void keep_pace() {
 #if QUASAR_PACED
@@ -37,8 +31,8 @@ __device__ __forceinline__ void keep_pace() {
 #endif
 }
 
-template <int WARPS>
 struct OutputShared {
+  static constexpr int WARPS = OUTPUT_WARPS;
   uint4 keys_queries[2][WARPS * KeysQueries::BYTES / 16];
   uint4 values[2][WARPS * CHUNK_BYTES / 16];  // o takes v's place
   Triangle mix[WARPS];                        // -A diag(a)
@@ -49,12 +43,12 @@ struct OutputShared {
 // One block a segment, head and panel of values. Tiles of 16 * WARPS tokens are copied in while
 // the one before is prepared (warp w its chunk w), then walked (every warp all chunks, its own
 // columns).
-template <Scalar T, int WARPS>
+template <Scalar T>
 __device__ __forceinline__ void segment_output(const Arguments& arg, const TensorMaps& maps) {
-  constexpr int BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
+  constexpr int WARPS = OUTPUT_WARPS, BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
   static_assert(!Tiles::RUN_OVER || TOKENS == 64, "the tensor maps' tiles have 64 tokens");
   extern __shared__ __align__(1024) uint4 raw[];
-  OutputShared<WARPS>& shared = *(OutputShared<WARPS>*)raw;
+  OutputShared& shared = *(OutputShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
@@ -197,22 +191,22 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 
 // threads and shared bytes of a block, for whoever launches it
 extern "C" __constant__ int quasar_segment_output_launch[2] = {
-    32 * QUASAR_OUTPUT_WARPS, sizeof(quasar::OutputShared<QUASAR_OUTPUT_WARPS>)};
+    32 * quasar::OUTPUT_WARPS, sizeof(quasar::OutputShared)};
 
 #ifndef QUASAR_ONLY_FP16
 extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
+    __launch_bounds__(32 * quasar::OUTPUT_WARPS, quasar::OUTPUT_BLOCKS)
     quasar_segment_output_bf16(const __grid_constant__ quasar::Arguments arg,
                                const __grid_constant__ quasar::TensorMaps maps) {
-  quasar::segment_output<quasar::Scalar::bf16, QUASAR_OUTPUT_WARPS>(arg, maps);
+  quasar::segment_output<quasar::Scalar::bf16>(arg, maps);
 }
 #endif
 
 #ifndef QUASAR_ONLY_BF16
 extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * QUASAR_OUTPUT_WARPS, QUASAR_OUTPUT_BLOCKS)
+    __launch_bounds__(32 * quasar::OUTPUT_WARPS, quasar::OUTPUT_BLOCKS)
     quasar_segment_output_fp16(const __grid_constant__ quasar::Arguments arg,
                                const __grid_constant__ quasar::TensorMaps maps) {
-  quasar::segment_output<quasar::Scalar::fp16, QUASAR_OUTPUT_WARPS>(arg, maps);
+  quasar::segment_output<quasar::Scalar::fp16>(arg, maps);
 }
 #endif
