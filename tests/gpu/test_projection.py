@@ -141,7 +141,8 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
         raise CudaUnavailableError("no such luck", "try again")
 
     monkeypatch.setattr(hopper_products, "load_program", fail)
-    monkeypatch.setattr(hopper_products, "_known", {})
+    monkeypatch.setattr(hopper_products._programs, "_loaded", {})
+    monkeypatch.setattr(hopper_products._programs, "_failures", {})
     x = torch.randn(1, MANY_TOKENS, 512, device="cuda")
     with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
         first, second = forward(layer, x), forward(layer, x)

@@ -203,8 +203,8 @@ def test_known_failures_have_a_remedy(text, remedy):
 @pytest.fixture
 def gpu_call(monkeypatch):
     """q, k and v that look like a call on a GPU, and no memory of earlier failures."""
-    monkeypatch.setattr(backend, "_failures", {})
-    monkeypatch.setattr(backend, "_loaded", set())
+    monkeypatch.setattr(backend._programs, "_loaded", {})
+    monkeypatch.setattr(backend._programs, "_failures", {})
     monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv(backend.SWITCH, raising=False)
@@ -312,14 +312,15 @@ def test_python_packs_the_arguments_as_cuda_declares_them():
     assert written == declared
 
 
-def test_importing_the_operator_loads_nothing_of_cuda():
+def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda():
     code = (
-        "import sys; from quasar_kernels.mount import mount; mount(); import fla.ops.quasar; "
-        "names = ('nvrtc', 'cuda_driver', 'cuda_scan'); "
-        "print([n for n in names if f'fla.ops.quasar.{n}' in sys.modules])"
+        "from quasar_kernels.mount import mount; mount(); import fla.layers.quasar; "
+        "from fla.ops.quasar import cuda_driver, nvrtc; "
+        "loaders = cuda_driver._driver, nvrtc.load_library; "
+        "print([f.cache_info().currsize for f in loaders])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split("\n")[-2] == "[]"
+    assert run.stdout.split("\n")[-2] == "[0, 0]"
 
 
 def _real_nvrtc() -> bool:

@@ -8,26 +8,22 @@ names the cause and the remedy, and Triton serves from then on.
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:  # nothing of CUDA is loaded before a GPU is asked for
-    from fla.ops.quasar.cuda_scan import ProgramKey
+from fla.ops.quasar import cuda_scan
+from fla.ops.quasar.nvrtc import CudaUnavailableError
+from fla.ops.quasar.programs import Programs
 
 SWITCH = "QUASAR_BACKEND"
 """Environment variable with one of `BACKENDS`; read at every call."""
 BACKENDS = ("auto", "cuda", "triton", "torch")
 
-_log = logging.getLogger("fla.ops.quasar")
-_lock = threading.Lock()
-_failures: dict[ProgramKey, str] = {}
-"""Why the CUDA kernels of a key cannot be used, once that is known."""
-_loaded: set[ProgramKey] = set()
+_programs = Programs(
+    lambda key: cuda_scan.load_program(key), "the CUDA kernels are not used, Triton serves: %s"
+)
 
 
 class Choice(NamedTuple):
@@ -71,47 +67,13 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     if reason is None:
         return Choice("cuda", "the CUDA kernels take this call")
     if name == "cuda":
-        from fla.ops.quasar.nvrtc import CudaUnavailableError
-
         raise CudaUnavailableError(f"{SWITCH}=cuda, but {reason}", f"set {SWITCH}=auto")
     return Choice("triton" if q.is_cuda else "torch", reason)
 
 
 def _reason_against_cuda(q, k, v) -> str | None:
-    from fla.ops.quasar.cuda_scan import program_key, reason_against
-
-    reason = reason_against(q, k, v)
-    if reason is not None:
-        return reason
-    key = program_key(q)
-    if key not in _loaded and key not in _failures:
-        if torch.cuda.is_current_stream_capturing():
-            return "a CUDA graph is captured before the kernels were loaded; call once before"
-        _load(key)
-    return _failures.get(key)
-
-
-def _load(key: ProgramKey) -> None:
-    from fla.ops.quasar.cuda_scan import load_program
-    from fla.ops.quasar.nvrtc import CudaUnavailableError
-
-    with _lock:
-        if key in _loaded or key in _failures:
-            return
-        try:
-            load_program(key)
-        except CudaUnavailableError as error:
-            record_failure(key, error)
-        else:
-            _loaded.add(key)
-
-
-def record_failure(key: ProgramKey, error: Exception) -> None:
-    """Remember that the CUDA kernels of a key failed; the first time, log it."""
-    first = not _failures
-    _failures[key] = str(error)
-    if first:
-        _log.warning("the CUDA kernels are not used, Triton serves: %s", error)
+    reason = cuda_scan.reason_against(q, k, v)
+    return reason or _programs.reason_against(cuda_scan.program_key(q))
 
 
 def cuda_forward(
@@ -123,7 +85,7 @@ def cuda_forward(
     output_final_state: bool,
     scale: float,
     cu_seqlens: torch.Tensor | None,
-):
+) -> cuda_scan.Forward | None:
     """Run the CUDA forward pass: `cuda_scan.Forward`, or None where another implementation serves.
 
     Args: as `cuda_scan.forward`; q's device is the current one.
@@ -134,13 +96,12 @@ def cuda_forward(
     """
     if choose_backend(q, k, v).backend != "cuda":
         return None
-    from fla.ops.quasar.cuda_scan import forward, program_key
-    from fla.ops.quasar.nvrtc import CudaUnavailableError
-
     try:
-        return forward(q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens)
+        return cuda_scan.forward(
+            q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens
+        )
     except CudaUnavailableError as error:
         if requested_backend() == "cuda":
             raise
-        record_failure(program_key(q), error)
+        _programs.give_up(cuda_scan.program_key(q), error)
         return None

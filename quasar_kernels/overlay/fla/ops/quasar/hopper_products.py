@@ -8,8 +8,6 @@ the way that every GPU can.
 from __future__ import annotations
 
 import functools
-import logging
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +15,8 @@ import torch
 
 from fla.ops.quasar.backend import requested_backend
 from fla.ops.quasar.cuda_driver import Kernel, load_kernels
-from fla.ops.quasar.nvrtc import HOPPER, CudaUnavailableError, compile_files
+from fla.ops.quasar.nvrtc import HOPPER, compile_files
+from fla.ops.quasar.programs import Programs
 
 _CSRC = Path(__file__).with_name("csrc")
 _SOURCES = ("pack_weights.cu", "projection.cu", "gated_output.cu")
@@ -31,10 +30,6 @@ _HEADERS = (
     "gated_rows.cuh",
 )
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-_log = logging.getLogger("fla.ops.quasar")
-_lock = threading.Lock()
-_known: dict[tuple[int, torch.dtype], Program | None] = {}
 
 
 class Program(NamedTuple):
@@ -70,6 +65,9 @@ def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ())
     return Program(*(kernels[name] for name in names), multiprocessors)
 
 
+_programs = Programs(lambda key: load_program(*key), "the layer's fused products are not used: %s")
+
+
 @functools.cache
 def _is_hopper(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
@@ -85,25 +83,9 @@ def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> Program | None:
         return None
     if requested_backend() not in ("auto", "cuda"):
         return None
-    key = (x.device.index, dtype)
-    if key not in _known:
-        if torch.cuda.is_current_stream_capturing():
-            return None  # loading would break the capture
-        with _lock:
-            if key not in _known:
-                _known[key] = _load_or_explain(key)
-    return _known[key]
-
-
-def _load_or_explain(key: tuple[int, torch.dtype]) -> Program | None:
-    try:
-        return load_program(*key)
-    except CudaUnavailableError as error:
-        _log.warning("the layer's fused products are not used: %s", error)
-        return None
+    return _programs.get((x.device.index, dtype))
 
 
 def abandon(x: torch.Tensor, dtype: torch.dtype, error: Exception) -> None:
-    """Use the kernels no more on x's device for `dtype`, and log why: a launch has failed."""
-    _known[(x.device.index, dtype)] = None
-    _log.warning("the layer's fused products are not used any more: %s", error)
+    """Use the kernels no more on x's device for `dtype`: a launch has failed."""
+    _programs.give_up((x.device.index, dtype), error)
