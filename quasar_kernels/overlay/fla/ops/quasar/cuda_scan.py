@@ -30,7 +30,7 @@ CAPABILITY = (8, 0)
 """The oldest compute capability that they compile for."""
 TILE = 64
 """Segments are multiples of this many tokens, which the kernels take at once."""
-LONG = 6144
+LONG = 3072
 """Tokens of a segment from which on pass 1 may stop within it: in shorter ones heads forget too
 little to pay for the launches that compute again what was stopped wrongly."""
 

@@ -26,21 +26,26 @@ __device__ __forceinline__ bool all_agree(bool x) {
 // (every warp all chunks, its own rows). Segments that are not a sequence's last are whole tiles.
 // Every LOOK tiles G is looked at: once it is far from I it is kept itself, and once it is next to
 // nothing the block may stop.
+// Blocks that are launched a fixed number apart share a multiprocessor. The order of the heads
+// turns once around over the segments, so that these are of different heads: the head that forgets
+// last has as many multiprocessors as blocks.
 template <Scalar T>
 __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMaps& maps) {
   constexpr int TOKENS = MAP_WARPS * CHUNK;
   constexpr u32 TILE = MapShared::TILE;
   extern __shared__ __align__(1024) uint4 raw[];
   MapShared& shared = *(MapShared*)raw;
-  const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
-  const int head = unit % arg.heads, lane = threadIdx.x & 31;
+  const int place = blockIdx.x / PANELS, panel = blockIdx.x % PANELS, lane = threadIdx.x & 31;
+  const int index = place / arg.heads, total = gridDim.x / PANELS / arg.heads;  // of segments
+  const int head = (place + index * arg.heads / total) % arg.heads;
+  const int unit = index * arg.heads + head;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
-  const Segment segment = find_segment(arg, unit / arg.heads);
+  const Segment segment = find_segment(arg, index);
   const i64 chain = segment.sequence * arg.heads + head;
   if (is_idle(arg, chain)) return;
   const bool may_stop = arg.stops && !arg.repeat;
   if (may_stop && threadIdx.x == 0) {
-    arg.stops[blockIdx.x] = 0;
+    arg.stops[unit * PANELS + panel] = 0;
     if (segment.is_first) arg.unfinished[chain] = 0;
   }
   if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
@@ -126,7 +131,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   }
   const bool stops = s < tiles;
   if (stops) {
-    if (threadIdx.x == 0) arg.stops[blockIdx.x] = segment.tokens - s * TOKENS;
+    if (threadIdx.x == 0) arg.stops[unit * PANELS + panel] = segment.tokens - s * TOKENS;
     arrivals.template wait<0>(s & 1, s >> 1 & 1);  // copies are under way to this block's memory
   }
 
