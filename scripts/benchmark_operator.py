@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
@@ -31,6 +32,7 @@ from measuring.operator_results import (
     Decoding,
     Error,
     FirstCall,
+    Forgetting,
     Gradients,
     Memory,
     OperatorResults,
@@ -51,6 +53,7 @@ from quasar_kernels.reference import (
 
 LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
 TRAINING_LENGTHS = (16_384, 262_144, 1_000_000)
+FORGETTING_LENGTHS, SLOW_HEADS = (200_000, 1_000_000), (0, 1, 2, 8)
 BATCHES = (1, 8, 32, 128)
 TENSORS = ("q", "k", "v", "beta")
 GRADIENT_TOKENS, FIRST_CALL_TOKENS = 4096, 100_000
@@ -65,7 +68,8 @@ output is compared with the float64 chunk form before it is timed. The GPU is wa
 products first, and each call runs for 0.2 s before it is timed, so that the clocks are those of \
 sustained work. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
 without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
-eager: the host's clock between synchronizes around calls in a row. Decoding: one token, many \
+eager: the host's clock between synchronizes around calls in a row. Forgetting: CUDA alone; \
+keys are noise in all directions, beta is 1, and 0.001 in slow heads. Decoding: one token, many \
 states taken in turn so that the L2 cache does not serve them, ours updated in place; the peer is \
 given its step size and writes a new state into storage that its allocator uses again; the copy \
 is of such states, also in turn, the faster of the driver's and of an elementwise kernel. First \
@@ -127,6 +131,41 @@ def measure_forward(names: Sequence[str]) -> tuple[list[Accuracy], list[Speed], 
         free()
         say(f"forward of {tokens} tokens")
     return accuracy, speed, memory
+
+
+@contextmanager
+def walking_in_full() -> Iterator[None]:
+    """Keep CUDA's pass 1 from stopping early."""
+    from fla.ops.quasar import cuda_scan
+
+    before, cuda_scan.LONG = cuda_scan.LONG, sys.maxsize
+    yield
+    cuda_scan.LONG = before
+
+
+def measure_forgetting() -> list[Forgetting]:
+    """Check and time the CUDA forward pass where heads forget, and without making use of it."""
+    rows = []
+    for tokens in FORGETTING_LENGTHS:
+        for slow in SLOW_HEADS:
+            inputs = bench.forgetting(tokens, slow)
+            error = output_error("cuda", inputs, quasar_chunked(*inputs, chunk=128)[0]).overall
+            free()
+            with selected("cuda") as run:
+                call = partial(run, *inputs)
+                times = graph_ms(call), bench.rested_ms(call)
+                with walking_in_full():
+                    full = graph_ms(call), bench.rested_ms(call)
+            rows.append(
+                Forgetting(
+                    tokens=tokens, slow_heads=slow, error=error, graph_ms=times[0],
+                    rested_ms=times[1], full_graph_ms=full[0], full_rested_ms=full[1],
+                )
+            )  # fmt: skip
+            del inputs, call
+            free()
+    say("forgetting")
+    return rows
 
 
 def peak_bytes(run: Operator, inputs: Inputs) -> int:
@@ -255,6 +294,7 @@ def measure(names: Sequence[str], caches: Path, commit: str | None) -> OperatorR
         free()
         gradients = measure_gradients(names)
         accuracy, forward, memory = measure_forward(names)
+        forgetting = measure_forgetting() if "cuda" in names else []
         training = measure_training(names)
     return OperatorResults(
         created=datetime.now(timezone.utc).date(),
@@ -264,6 +304,7 @@ def measure(names: Sequence[str], caches: Path, commit: str | None) -> OperatorR
         peer=f"fla-core {metadata.version('fla-core')}" if "peer" in names else None,
         copy_gb_per_s=copy,
         forward=tuple(forward),
+        forgetting=tuple(forgetting),
         forward_backward=tuple(training),
         accuracy=tuple(accuracy),
         gradients=gradients,

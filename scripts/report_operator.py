@@ -22,7 +22,6 @@ from measuring.line_plot import Line, line_plot
 from measuring.markdown_tables import facts, table
 from measuring.operator_results import (
     COPY_SHARE,
-    CUDA_TARGET_MS,
     ERRORS,
     FIRST_CALL_SECONDS,
     FORWARD_MS,
@@ -46,7 +45,9 @@ COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
 MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 
-def _ms(value: float) -> str:
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}"
 
 
@@ -68,46 +69,43 @@ def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
     names = list(rows[0].times)
     ours = [name for name in names if name != "peer"]
     leads = ours if "peer" in names else []
+    rested = [name for name in names if rows[0].times[name].rested_ms is not None]
     header = ["tokens", *(f"{LABELS[n]}, ms" for n in names)]
     header += [f"peer / {LABELS[n]}" for n in leads]
+    header += [f"{LABELS[n]} from rest, ms" for n in rested]
     header += [*(f"{LABELS[n]} eager, ms" for n in names), "limit"]
     lines = []
     for row in rows:
         line = [f"{row.tokens:,}", *(_ms(row.times[n].graph_ms) for n in names)]
         line += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
+        line += [_ms(row.times[n].rested_ms) for n in rested]
         line += [_ms(row.times[n].eager_ms) for n in names]
         lines.append([*line, limits.get(row.tokens, "")])
     return table(header, lines)
 
 
 def forward(results: OperatorResults) -> str:
-    """Return the tables of the forward pass: the times, and the targets beside them."""
+    """Return the table of the forward pass."""
     limits: dict[int, str] = {}
     for name, by_length in FORWARD_MS.items():
         for tokens, ms in by_length.items():
             before = f"{limits[tokens]}, " if tokens in limits else ""
             limits[tokens] = f"{before}{LABELS[name]} {ms:g}"
-    return f"{_speeds(results.forward, limits)}\n\n{_targets(results)}"
+    return _speeds(results.forward, limits)
 
 
-def _targets(results: OperatorResults) -> str:
-    header = ("tokens", "target of CUDA, ms", "found, ms", "the target is", "from rest, ms", "")
+def forgetting(results: OperatorResults) -> str:
+    """Return the table of what stopping early gains."""
+    header = (
+        "tokens", "slow heads", "from rest, ms", "in full", "without a pause, ms", "in full",
+        "error",
+    )  # fmt: skip
     rows = []
-    for row in results.forward:
-        target, times = CUDA_TARGET_MS.get(row.tokens), row.times.get("cuda")
-        if target is not None and times is not None:
-            cells = [_ms(times.graph_ms), _verdict(times.graph_ms, target)]
-            if times.rested_ms is not None:
-                cells += [_ms(times.rested_ms), _verdict(times.rested_ms, target)]
-            else:
-                cells += ["-", ""]
-            rows.append([f"{row.tokens:,}", f"{target:g}", *cells])
+    for row in results.forgetting:
+        times = (row.rested_ms, row.full_rested_ms, row.graph_ms, row.full_graph_ms)
+        cells = [*map(_ms, times), f"{row.error:.1e}"]
+        rows.append((f"{row.tokens:,}", f"{row.slow_heads} of 8", *cells))
     return table(header, rows)
-
-
-def _verdict(ms: float, target: float) -> str:
-    over = ms / target - 1
-    return "met" if over <= 0 else f"missed by {over:.0%}"
 
 
 def training(results: OperatorResults) -> str:
@@ -206,6 +204,7 @@ def load_runs() -> Runs:
 SECTIONS: Mapping[str, Callable[[Runs], str]] = {
     "machine": lambda runs: machine(runs.operator),
     "forward": lambda runs: forward(runs.operator),
+    "forgetting": lambda runs: forgetting(runs.operator),
     "training": lambda runs: training(runs.operator),
     "decoding": lambda runs: decoding(runs.operator),
     "costs": lambda runs: costs(runs.operator),

@@ -37,9 +37,8 @@ BYTES = {
 FLOPS = {
     "q, k, v and narrow gate": 2 * D * (3 * N + S),
     "wide gate": 2 * S * N,
-    # per head and token: three products with the state's columns, and with the chunk's tokens
-    # K K^T and Y; in pass 2 K K^T, Q K^T, and two products with the triangular matrices
-    "maps": 2 * N * (3 * S + 2 * CHUNK),
+    # per head and token: three products with the state's columns; with the chunk's tokens K K^T,
+    # Q K^T, and two products with the triangular matrices
     "outputs": 2 * N * (3 * S + 4 * CHUNK),
     "output": 2 * N * D,
 }
@@ -76,8 +75,9 @@ class Step(NamedTuple):
         return max(moving, computing) * profile.tokens
 
 
+# maps and their scan have no floor: one walk over the tokens, from the first on, needs neither
 OPERATOR = (
-    Step("operator: maps of the segments", r"segment_map", ("k", "v"), (), ("maps",)),
+    Step("operator: maps of the segments", r"segment_map"),
     Step("operator: scan over the maps", r"segment_scan"),
     Step("operator: outputs", r"segment_output", QKV, ("o",), ("outputs",)),
 )

@@ -41,6 +41,17 @@ def correlated(inputs: Inputs, noise: float) -> Inputs:
     return q, (common + noise * torch.randn(k.shape, device="cuda")).bfloat16(), v, beta
 
 
+def forgetting(tokens: int, slow_heads: int = 0) -> Inputs:
+    """Like `layer_like`, but all heads forget within a thousand tokens, save the first ones.
+
+    Keys are noise in all directions, and the step size of `slow_heads` heads is next to nothing.
+    """
+    q, k, v, beta = layer_like(tokens)
+    beta = torch.ones_like(beta)
+    beta[:slow_heads] = 1e-3
+    return q, (0.15 * torch.randn_like(k)), v, beta
+
+
 def poison() -> None:
     """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
     free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

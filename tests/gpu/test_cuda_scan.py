@@ -163,7 +163,7 @@ def forgetful_inputs(T, width, dtype=torch.bfloat16):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [(), PORTABLE])
 def test_what_is_forgotten_is_left_out_of_the_maps(options, dtype, width):
-    T = 4 * cuda_scan.LONG
+    T = 8 * cuda_scan.LONG
     inputs = forgetful_inputs(T, width, dtype)
     initial = torch.randn(1, CHANNELS // width, width, width, device="cuda")
     expected, state = quasar_chunked(*inputs, initial)
