@@ -13,6 +13,7 @@ from harness.report import Environment, GateResult, Measurement
 from harness.source import source_digest
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
+from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
 from neurons.mining.runtime import Stopped
 from neurons.observe import get_logger
@@ -180,3 +181,8 @@ def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
         **parts,
     }
     return Context(**given)
+
+
+def states(context: Context, key: int) -> list[State]:
+    """Return every state that a submission has been in, in order."""
+    return [event.state for event in context.journal.events(key)]

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from parts import HOTKEY, Key, StandInBench, StandInFork, Waits, make_context, stop_after
+from parts import HOTKEY, StandInFork, Waits, make_context, states, stop_after
 from stand_in import LOST, RESET, Fault, StandIn
-from structlog.testing import capture_logs
 
-from harness.runner import MeasurementError
-from neurons.errors import Held, Retry
+from neurons.errors import Held
 from neurons.mining import daemon
-from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.runtime import Stopped
+from neurons.mining.daemon import run_cycle
 from neurons.protocol import commitment_hash
 
 COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
 
 
-@pytest.fixture
-def context(tmp_path: Path, url: str) -> Context:
-    return make_context(tmp_path / "state", url)
-
-
 def body_of(stand_in: StandIn, path: str) -> Any:
     return next(request.body for request in stand_in.requests if request.path == path)
-
-
-def states(context: Context, key: int) -> list[State]:
-    return [event.state for event in context.journal.events(key)]
 
 
 def test_a_cycle_ends_validated(context: Context, stand_in: StandIn) -> None:
@@ -373,258 +359,3 @@ def test_a_cut_off_queue_does_not_look_like_a_verdict(context: Context, stand_in
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.REVEALED
     assert stand_in.requests[-1].path != "/get_weights"
-
-
-def test_measurements_survive_a_stop_and_are_not_taken_twice(tmp_path: Path, url: str) -> None:
-    bench = StandInBench(faults={2048: [MeasurementError("stopped on request", "stopped")]})
-    context = make_context(tmp_path / "state", url, measure=bench, flags={"claim_runs": 2})
-    assert run_cycle(context).state is State.PUBLISHED
-    assert bench.calls == [512, 512, 1024, 1024, 2048]
-    assert run_cycle(context).state is State.VALIDATED
-    assert bench.calls == [512, 512, 1024, 1024, 2048, 2048, 2048]
-
-
-def test_a_torn_report_is_measured_again(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = StandInBench()
-    context = make_context(tmp_path / "state", url, measure=bench)
-    original = daemon.STEPS[daemon.Step.CLAIM]
-    torn: list[Path] = []
-
-    def claim(submission: Any, context: Any) -> Any:
-        if not torn:
-            path = context.settings.state_dir / submission.report
-            path.write_bytes(path.read_bytes()[:-40])
-            torn.append(path)
-        return original(submission, context)
-
-    monkeypatch.setitem(daemon.STEPS, daemon.Step.CLAIM, claim)
-    assert run_cycle(context).state is State.VALIDATED
-    assert bench.calls == [512, 1024, 2048] * 2
-
-
-def test_out_of_memory_leaves_the_shorter_lengths(tmp_path: Path, url: str) -> None:
-    bench = StandInBench(faults={2048: [MeasurementError("no memory", "out_of_memory")]})
-    flags = {"target_sequence_length": 1024}
-    context = make_context(tmp_path / "state", url, measure=bench, flags=flags)
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert set(done.benchmarks or {}) == {"512", "1024"}
-
-
-def test_a_target_out_of_memory_is_never_claimed(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    bench = StandInBench(faults={2048: [MeasurementError("no memory", "out_of_memory")]})
-    context = make_context(tmp_path / "state", url, measure=bench)
-    held = run_cycle(context)
-    assert held.state is State.HELD
-    assert "TARGET_SEQUENCE_LENGTH" in str(held.remedy)
-    assert stand_in.count(COMMIT) == 0
-
-
-@pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
-def test_what_the_kernels_are_held_for_ends_when_they_change(
-    tmp_path: Path, url: str, length: int, kind: Any
-) -> None:
-    bench = StandInBench(faults={length: [MeasurementError("bad kernels", kind)] * 2})
-    fork = StandInFork(tmp_path / "fork")
-    waits = Waits()
-    context = make_context(tmp_path / "state", url, measure=bench, fork=fork, waiter=waits)
-    looks: list[State] = []
-
-    def then(seconds: float) -> None:
-        live = context.journal.live(HOTKEY, 2048)
-        looks.append(live.state if live else State.VALIDATED)
-        if len(looks) == 3:
-            bench.faults.clear()
-            fork.content = "kernel 2\n"
-        if not live:
-            raise Stopped("enough")
-
-    waits.then = then
-    run_forever(context)
-    assert looks[:3] == [State.HELD] * 3
-    done = context.journal.latest()[0]
-    assert (done.id, done.state) == (1, State.VALIDATED)
-    assert done.content_digest == fork.digest()
-
-
-def test_a_crashing_worker_is_held_after_three(tmp_path: Path, url: str) -> None:
-    crashes: list[Exception] = [MeasurementError("died", "crash") for _ in range(3)]
-    bench = StandInBench(faults={512: crashes})
-    context = make_context(tmp_path / "state", url, measure=bench)
-    held = run_cycle(context)
-    assert held.state is State.HELD
-    assert bench.calls == [512] * 3
-
-
-def test_a_long_target_on_a_cpu_is_refused_before_any_measurement(tmp_path: Path, url: str) -> None:
-    bench = StandInBench()
-    flags = {"target_sequence_length": 100_000}
-    context = make_context(tmp_path / "state", url, measure=bench, flags=flags)
-    held = run_cycle(context)
-    assert (held.state, bench.calls) == (State.HELD, [])
-    assert "TARGET_SEQUENCE_LENGTH=100000" in str(held.reason)
-
-
-def test_auto_claims_the_best_measured_length(tmp_path: Path, url: str) -> None:
-    flags = {"target_sequence_length": "auto"}
-    context = make_context(tmp_path / "state", url, flags=flags)
-    done = run_cycle(context)
-    assert (done.state, done.target_sequence_length) == (State.VALIDATED, 2048)
-
-
-def test_a_commitment_to_another_target_is_finished_first(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
-    assert run_cycle(first).state is State.COMMITTED
-    first.journal.close()
-    second = make_context(tmp_path / "state", url, flags={"target_sequence_length": 1024})
-    done = run_cycle(second)
-    assert done.target_sequence_length == 1024
-    assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
-    assert stand_in.count(REVEAL) == 2
-
-
-def test_a_commitment_stays_with_its_server(tmp_path: Path, url: str, stand_in: StandIn) -> None:
-    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
-    committed = run_cycle(context)
-    with sqlite3.connect(context.journal.path) as database:
-        database.execute("UPDATE submissions SET api_url = 'https://api.example'")
-    held = run_cycle(context)
-    assert (held.id, held.state) == (committed.id, State.HELD)
-    assert "https://api.example" in str(held.reason)
-    assert stand_in.count(REVEAL) == 0
-
-
-def test_a_full_disk_pauses_and_the_cycle_goes_on(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = context.journal.transition
-    failures: list[Exception] = [
-        sqlite3.OperationalError("database or disk is full"),
-        OSError(errno.ENOSPC, "No space left on device"),
-    ]
-
-    def transition(*arguments: Any, **names: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return real(*arguments, **names)
-
-    monkeypatch.setattr(context.journal, "transition", transition)
-    done = run_cycle(context)
-    assert (done.state, failures) == (State.VALIDATED, [])
-
-
-def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    fork = StandInFork(tmp_path / "fork")
-    waits = Waits()
-    context = make_context(tmp_path / "state", url, fork=fork, waiter=waits)
-    ends: list[int] = []
-
-    def then(seconds: float) -> None:
-        if seconds != 5.0:
-            return
-        ends.append(len(stand_in.rows))
-        if len(ends) == 3:
-            stand_in.round_id = 2
-        if len(ends) == 5:
-            fork.content = "kernel 2\n"
-        if len(ends) == 7:
-            raise Stopped("enough")
-
-    waits.then = then
-    run_forever(context)
-    assert ends == [1, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_restart_does_not_submit_the_same_again(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    for _ in range(2):
-        context = make_context(tmp_path / "state", url, waiter=Waits())
-        context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
-        run_forever(context)
-        context.journal.close()
-    assert len(stand_in.rows) == 1
-
-
-def test_the_network_may_be_gone_for_long(tmp_path: Path, url: str, stand_in: StandIn) -> None:
-    stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
-    context = make_context(tmp_path / "state", url)
-    assert run_cycle(context).state is State.VALIDATED
-    pauses = context.waiter.seconds[:60]  # type: ignore[union-attr]
-    assert max(pauses) <= 300
-    assert sum(pauses) > 3600
-    assert all(pause > 1 for pause in pauses)
-
-
-def test_a_clock_that_was_set_back_does_not_stretch_a_pause(tmp_path: Path, url: str) -> None:
-    first = make_context(
-        tmp_path / "state",
-        url,
-        fork=StandInFork(tmp_path / "fork"),
-        now=lambda: 1e9,
-        waiter=Waits(stop_after(1)),
-    )
-    first.client = ApiClient("http://127.0.0.1:9", Key())
-    assert run_cycle(first).state is State.FAILED
-    first.journal.close()
-    waits = Waits()
-    second = make_context(tmp_path / "state", url, now=lambda: 1e9 - 30 * 86400, waiter=waits)
-    assert run_cycle(second).state is State.VALIDATED
-    assert 3600 <= waits.seconds[0] <= 3601
-
-
-def test_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[COMMIT].extend([Fault(503, "busy")] * 3)
-    with capture_logs() as logs:
-        run_cycle(context)
-    lines = [row for row in logs if "busy" in str(row)]
-    assert [(row["attempt"], row["log_level"]) for row in lines] == [
-        (attempt, "warning") for attempt in (1, 2, 3)
-    ]
-
-
-def test_a_fork_that_cannot_be_reached_is_tried_again(tmp_path: Path, url: str) -> None:
-    class Flaky(StandInFork):
-        failures = 2
-
-        def push(self, commit: str) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise Retry("git push: connection reset")
-            super().push(commit)
-
-    context = make_context(tmp_path / "state", url, fork=Flaky(tmp_path / "fork"))
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert states(context, done.id)[:6] == [
-        State.NEW,
-        State.FAILED,
-        State.NEW,
-        State.FAILED,
-        State.NEW,
-        State.PUBLISHED,
-    ]
-
-
-def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
-    context.waiter = None
-    context.stop.set()
-    assert run_cycle(context).state is State.NEW
-    run_forever(context)  # returns
-
-
-def test_an_unreachable_server_is_retried(tmp_path: Path) -> None:
-    context = make_context(tmp_path / "state", "http://127.0.0.1:9", waiter=Waits(stop_after(3)))
-    stopped = run_cycle(context)
-    assert (stopped.state, stopped.resume_state) == (State.FAILED, State.NEW)
-    assert stopped.attempts == 3
-    assert isinstance(context.client, ApiClient)
-    assert Key.hotkey == stopped.hotkey
