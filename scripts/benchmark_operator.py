@@ -2,8 +2,8 @@
 
     python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--without cuda]
 
-Speed, accuracy against float64, memory, decoding and the first call with empty kernel caches; about
-two minutes on an H200, of which the peer's autotuning takes the most. --quick leaves the peer out.
+Speed, accuracy against float64, what stopping early gains, memory, decoding and the first call with
+empty kernel caches; about four minutes on an H200. --quick leaves the peer and its tuning out.
 scripts/report_operator.py makes the documents from the file.
 """
 

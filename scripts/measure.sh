@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About ten
+# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About 15
 # minutes on an H200. COMMIT names what is measured where git cannot tell. All steps run, so that one
 # failure costs its own figures alone; it decides the exit status.
 set -uo pipefail
