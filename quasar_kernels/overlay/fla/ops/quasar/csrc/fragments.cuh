@@ -30,6 +30,21 @@ constexpr int ROW_BYTES = 2 * PANEL;  // one token's row of a tile
 constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
 constexpr u32 ALL = 0xffffffffu;
 
+// 16 rows of a matrix, or 16 columns of it transposed, in accumulators: tile m of panel p holds
+// channels 64 p + 8 m on
+typedef float Accumulators[PANELS][8][4];
+
+// f(p, m, e) for every element of Accumulators
+template <class F>
+__device__ __forceinline__ void for_each_element(const F& f) {
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int m = 0; m < 8; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(p, m, e);
+}
+
 // ---- conversions ----
 
 template <Scalar T>

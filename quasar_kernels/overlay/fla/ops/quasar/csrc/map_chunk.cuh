@@ -179,8 +179,7 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
   out[3] = pack<H>(rows[2 * t + 1][2], rows[2 * t + 1][3]);
 }
 
-// 16 rows of G or R: tile m of panel p holds columns 64 p + 8 m on
-typedef float MapRows[PANELS][8][4];
+typedef Accumulators MapRows;  // 16 of G or R
 
 // 16 rows of a chunk's K~^T; `at` is row_address of their panel, ^ 32 t where they are its t-th
 __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at) {
@@ -201,12 +200,7 @@ __device__ __forceinline__ float identity(int row, int panel, int m, int e, int 
 
 // G from G - I
 __device__ __forceinline__ void add_identity(MapRows& G, int row, int lane) {
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int m = 0; m < 8; ++m)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) G[p][m][e] += identity(row, p, m, e, lane);
+  for_each_element([&](int p, int m, int e) { G[p][m][e] += identity(row, p, m, e, lane); });
 }
 
 // Given G - I, whether G's diagonal has fallen below 1/2 in all of these rows: from there on G
@@ -229,12 +223,7 @@ __device__ __forceinline__ bool is_halved(const MapRows& G, int row, int lane) {
 // whether the magnitudes in each of these rows of G sum to less than `bound`
 __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
   float sums[2] = {};
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int m = 0; m < 8; ++m)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[e >> 1] += fabsf(G[p][m][e]);
+  for_each_element([&](int p, int m, int e) { sums[e >> 1] += fabsf(G[p][m][e]); });
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sums[r] += __shfl_xor_sync(ALL, sums[r], 1);

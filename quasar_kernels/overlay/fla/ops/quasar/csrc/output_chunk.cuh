@@ -98,8 +98,7 @@ __device__ __forceinline__ void split(const float (&x)[2][4], u32 (&high)[4], u3
   }
 }
 
-// 16 columns of -S, transposed: tile m of panel p holds keys' channels 64 p + 8 m on
-typedef float StateColumns[PANELS][8][4];
+typedef Accumulators StateColumns;  // 16 of -S, transposed: tiles hold keys' channels
 
 // read = -S^T [K^T, Q^T]: two tiles of tokens each
 template <Scalar T, int BLOCKS>
@@ -207,13 +206,9 @@ __device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
   u32 most = 0;  // magnitudes compare as integers do
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-      for (int m = 0; m < 8; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          most = max(most, __float_as_uint(state[b][p][m][e]) & 0x7fffffffu);
+    for_each_element([&](int p, int m, int e) {
+      most = max(most, __float_as_uint(state[b][p][m][e]) & 0x7fffffffu);
+    });
   return __uint_as_float(min(__reduce_max_sync(ALL, most), 0x7f800000u));
 }
 

@@ -110,13 +110,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   };
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-      for (int m = 0; m < 8; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f;
+    for_each_element([&](int p, int m, int e) {
+      state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f;
+    });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
   // where another sequence follows in the same tile
@@ -179,12 +175,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   if (!segment.is_last || !arg.final_state) return;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-      for (int m = 0; m < 8; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) arg.final_state[own + place(b, p, m, e)] = -state[b][p][m][e];
+    for_each_element([&](int p, int m, int e) {
+      arg.final_state[own + place(b, p, m, e)] = -state[b][p][m][e];
+    });
 }
 
 }  // namespace quasar
