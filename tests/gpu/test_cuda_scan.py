@@ -189,10 +189,11 @@ def test_what_was_left_out_but_matters_is_computed_again(width, monkeypatch):
     assert not again.G[:-1, others].any()
     assert full.G[:-1, others].any()
     expected, _ = quasar_chunked(q, k, v, beta)
+    behind, later = slice(2 * length, 2 * length + 200), slice(2 * length + 200, None)
     # right behind it the outputs are what little is left of large values
     limit = {64: 6.5e-3, 128: 1e-2}[width]
-    for part in (slice(2 * length, 2 * length + 200), slice(2 * length + 200, None)):
-        assert relative_rms(again.o[:, part], expected[:, part]) <= limit
+    assert relative_rms(again.o[:, behind], expected[:, behind]) <= limit
+    assert relative_rms(again.o[:, later], expected[:, later]) <= LIMIT[torch.bfloat16]
 
 
 @both_widths
