@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from forks import publish
 from githost import GIT_ENVIRONMENT, make_repository, run_git
 
 from neurons.errors import Held
@@ -29,14 +30,6 @@ def checkout(remote: Path, tmp_path: Path) -> Path:
 
 def use(checkout: Path, token: str | None = None) -> Fork:
     return Fork(None, None, checkout.parent / "unused", repo_path=checkout, token=token)
-
-
-def publish(fork: Fork) -> str:
-    fork.prepare()
-    commit = fork.commit()
-    fork.push(commit)
-    fork.verify(commit)
-    return commit
 
 
 def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
