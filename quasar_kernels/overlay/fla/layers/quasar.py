@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_layer import MANY_TOKENS, attend_fused
 from fla.ops.quasar.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
@@ -130,6 +131,7 @@ class QuasarAttention(nn.Module):
         self.o_norm = GatedRMSNorm(head_dim)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
+    @on_its_device
     def forward(
         self,
         hidden_states: torch.Tensor,

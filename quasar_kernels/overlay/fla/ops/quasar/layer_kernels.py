@@ -7,8 +7,6 @@ computed from it block by block, so that no fp32 copy of a whole sequence is eve
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +14,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.launch import Launcher
 
 BACKWARD_ELEMENTS = 1 << 24
@@ -200,24 +199,15 @@ def _on_triton(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
-def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
-    # entering the device that is current would cost as much as a launch
-    if x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
 def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
     if _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1:
-        with _device_of(x):
-            return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
+        return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
     return conv_silu_torch(x, weight, bias, position, dtype)
 
 
 def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
     if _on_triton(x):
-        with _device_of(x):
-            return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
+        return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
     return gated_rmsnorm_torch(x, gate, weight, eps)
 
 
@@ -302,6 +292,7 @@ class RecomputeFunction(torch.autograd.Function):
         return None, *(next(found) if x is not None and x.requires_grad else None for x in leaves)
 
 
+@on_its_device
 def causal_conv_silu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -327,6 +318,7 @@ def causal_conv_silu(
     return y if dtype is None else y.to(dtype)
 
 
+@on_its_device
 def gated_rmsnorm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:

@@ -76,7 +76,6 @@ def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tupl
         or x.numel() == 0
         or dtype not in (torch.bfloat16, torch.float16)
         or torch.is_grad_enabled()
-        or here != torch.cuda.current_device()
         or os.environ.get(SWITCH) == "0"
         or torch.cuda.is_current_stream_capturing()
     ):
@@ -90,7 +89,7 @@ def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tupl
     stream = torch._C._cuda_getCurrentRawStream(here)
     backend = os.environ.get("QUASAR_BACKEND")
     inference = torch.is_inference_mode_enabled()
-    return x.shape, dtype, stream, backend, inference, settings, *addresses
+    return x.shape, dtype, here, stream, backend, inference, settings, *addresses
 
 
 def replayed(
@@ -103,14 +102,14 @@ def replayed(
 ) -> torch.Tensor:
     """Return `forward(x, *weights)`, from the second call of a kind on by a CUDA graph.
 
-    A kind is told by x's shape, the dtypes, the parameters' addresses, the stream and `settings`:
-    all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64, other
-    devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
+    A kind is told by x's shape, the dtypes, the parameters' addresses, the device, the stream and
+    `settings`: all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64,
+    other devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
 
     Args:
         owner: the graphs live as long as this.
         forward: launches on the current stream alone, waits for nothing, allocates with torch.
-        x: the input; `forward` sees it in `dtype`.
+        x: the input, on the current device; `forward` sees it in `dtype`.
         weights: what else it reads, None included.
         dtype: of the computation.
         settings: hashable values that change what `forward` does, the weights' sizes among them.
