@@ -182,6 +182,43 @@ def test_streams_and_threads_do_not_mix(layer):
     assert wrong == []
 
 
+def test_a_thread_s_first_call_is_launched(caplog):
+    layer, found = make_layer(), []
+    # a thread has no handles of libraries before its first call, even where it takes a number over
+    for calls in (1, 1, 3):
+
+        def work(calls=calls):
+            for _ in range(calls):
+                x = fresh()
+                found.append((x, call(layer, x)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert len(graphs(layer)) == (calls > 1)
+    assert not caplog.records
+    for x, y in found:
+        assert_right(layer, x, y)
+
+
+def test_a_capture_that_fails_is_launched_and_leaves_random_numbers(layer, caplog):
+    calls = []
+
+    def waiting(x, weight):
+        calls.append(x)
+        torch.cuda.synchronize()  # a capture forbids it
+        return x.bfloat16() * weight
+
+    weight = torch.ones(1, device="cuda", dtype=torch.bfloat16)
+    for n in range(1, 4):
+        x = fresh()
+        with torch.no_grad():
+            y = replay.replayed(layer, waiting, x, (weight,), torch.bfloat16, ("waiting",))
+        assert torch.equal(y, x.bfloat16())
+        assert len(caplog.records) == (n > 1)
+    assert len(calls) == 4  # one of them was the capture
+
+
 def test_a_caller_s_own_capture_gets_the_launches(layer):
     x = fresh()
     graph = torch.cuda.CUDAGraph()
