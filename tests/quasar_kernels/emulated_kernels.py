@@ -1,0 +1,120 @@
+"""Build pass 1 and the scan of the CUDA kernels for a CPU, from their own sources, and run them.
+
+It is the code of GPUs without `wgmma`. What is PTX is replaced by emulated/warp.h, function by
+function; everything else is compiled as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quasar_kernels.contract import OVERLAY
+
+_CSRC = OVERLAY / "fla/ops/quasar/csrc"
+_HERE = Path(__file__).with_name("emulated")
+_SOURCES = (
+    "fragments.cuh",
+    "chunk.cuh",
+    "map_chunk.cuh",
+    "segments.cuh",
+    "copies.cuh",
+    "segment_map.cu",
+    "segment_scan.cu",
+)
+
+_BF16 = "T == Scalar::bf16"
+BODIES = {
+    "u32 pack(": f"return packed({_BF16}, low, high);",
+    "u32 pack_saturated(": f"if ({_BF16}) return pack<T>(low, high); "
+    "return pack<T>(saturated(low), saturated(high));",
+    "void unpack(": f"unpacked({_BF16}, x, low, high);",
+    "void mma(": f"product16({_BF16}, d, a, b0, b1);",
+    "void mma_half(": f"product16({_BF16}, d, {{a0, a1, 0, 0}}, b, 0);",
+    "void mma_8x8(": "product16(false, d, {a, 0, 0, 0}, b, 0);",
+    "void mma_tf32(": "product_tf32(d, a, b0, b1);",
+    "void load_rows(": "load_matrices(out, address, false);",
+    "void load_columns(": "load_matrices(out, address, true);",
+    "void copy16(": "copy_piece(to, from, true);",
+    "void commit_loads(": "",
+    "void wait_loads(": "",
+    "u32 multiply_fp16(": "return multiplied(false, a, b);",
+    "u32 multiply_bf16(": "return multiplied(true, a, b);",
+    "void store(u32 from, int token, int channel) const {\n    unsigned": "abort();",
+    "void clear_rows(": "abort();",
+}
+"""What functions of PTX do here, by how their definitions begin."""
+
+STATEMENTS = {
+    "ex2.approx": "power = exp2f(x * -1.44269504f);",
+    "rcp.approx": "inverse = 1 / (lambda + 1e-8f);",
+    "sqrt.approx": "root = sqrtf(step_size(out.lambda[r], beta));",
+    "st.shared.u32": "store_word(to, x[i]);",
+    "cp.async.cg.shared.global [%0], [%1], 16, %2": "copy_piece(to + offset(i), "
+    "from + 4 * i * stride, token + 4 * i < tokens);",
+}
+"""The same of statements within larger functions, by an instruction in them."""
+
+
+class Maps(NamedTuple):
+    """What the kernels leave, each `[segments, H, S, S]` fp32; the last segment's is unwritten."""
+
+    G: Tensor
+    R: Tensor
+    states: Tensor  # behind each segment
+
+
+def build(folder: Path, width: int) -> Path:
+    """Compile the program for heads of `width` channels into `folder`; some seconds."""
+    parts = [_on_cpu((_CSRC / name).read_text()) for name in _SOURCES]
+    program = folder / f"emulated-{width}"
+    source = program.with_suffix(".cpp")
+    lines = [f'#include "{_HERE}/warp.h"', *parts, f'#include "{_HERE}/main.h"']
+    source.write_text("\n".join(lines))
+    command = ["g++", "-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}", "-o", program, source]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return program
+
+
+def run(
+    program: Path, folder: Path, k: Tensor, v: Tensor, beta: Tensor, segments: int, length: int
+) -> Maps:
+    """Run it for k, v `[T, H, S]` in bf16 or fp16, cut into `segments` of `length` tokens."""
+    T, H, S = k.shape
+    for name, x in (("k", k.view(torch.int16)), ("v", v.view(torch.int16)), ("beta", beta)):
+        x.contiguous().numpy().tofile(folder / name)
+    dtype = "bf16" if k.dtype == torch.bfloat16 else "fp16"
+    numbers = [str(n) for n in (T, H, segments, length)]
+    subprocess.run([program, folder, dtype, *numbers], check=True, timeout=120)
+    results = (np.fromfile(folder / name, np.float32) for name in ("maps", "offsets", "states"))
+    return Maps(*(torch.from_numpy(x).view(segments, H, S, S) for x in results))
+
+
+def _on_cpu(text: str) -> str:
+    text = re.sub(r'#(include "[^"]*"|pragma once)\n', "", text)
+    text = text.replace("Shared*)raw", "Shared*)quasar::raw")  # one memory for all kernels
+    for start, body in BODIES.items():
+        text = _with_body(text, start, body)
+    for instruction, statement in STATEMENTS.items():
+        pattern = rf'asm( volatile)?\("{re.escape(instruction)}[^"]*"[^;]*;'
+        text = re.sub(pattern, lambda _, new=statement: new, text)
+    return text
+
+
+def _with_body(text: str, start: str, body: str) -> str:
+    found = text.find(" " + start)
+    if found < 0:
+        return text
+    opening = text.index("{", text.index(")", found))
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return f"{text[:opening]}{{ {body} }}{text[place + 1 :]}"
+    raise ValueError(f"{start} has no end")
