@@ -268,6 +268,19 @@ def test_changed_parameters_are_seen(change):
     assert relative_rms(module(x)[0], reference(module, x)) <= 1e-5
 
 
+def test_parametrized_projections_are_computed_anew():
+    module, x = layer(), torch.randn(1, 20, D)
+    plain = copy.deepcopy(module)
+    for part in (module.q_proj, module.g_proj[1]):
+        torch.nn.utils.parametrizations.weight_norm(part)
+        part.parametrizations.weight.original0.data.mul_(2)
+    with torch.no_grad():
+        for part in (plain.q_proj, plain.g_proj[1]):
+            part.weight.mul_(2)
+        assert relative_rms(module(x)[0], plain(x)[0].double()) <= 1e-6
+        assert relative_rms(module(x)[0], reference(plain, x)) <= 1e-5
+
+
 def test_a_compiled_model_may_hold_the_layer():
     module, x = layer(), torch.randn(1, 30, D)
     compiled = torch.compile(module, backend="eager")

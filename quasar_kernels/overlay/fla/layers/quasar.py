@@ -262,16 +262,16 @@ class QuasarAttention(nn.Module):
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> tuple[torch.Tensor | None, ...]:
-        parts = self._modules  # at 512 tokens even attribute look-ups of a module count
+        parts = self._modules
         narrow, wide = parts["g_proj"]._modules.values()
         names = ("q_conv1d", "k_conv1d", "v_conv1d") if self.use_short_conv else ()
         convs = [parts[name] for name in names]
         return (
-            parts["q_proj"].weight, parts["k_proj"].weight, parts["v_proj"].weight, narrow.weight,
-            wide.weight, wide.bias,
-            *([conv.weight for conv in convs] or (None,) * 3),
-            *([conv.bias for conv in convs] or (None,) * 3),
-            self.beta_log, parts["o_norm"].weight, parts["o_proj"].weight,
+            *(_parameter(parts[name]) for name in ("q_proj", "k_proj", "v_proj")),
+            _parameter(narrow), _parameter(wide), _parameter(wide, "bias"),
+            *([_parameter(conv) for conv in convs] or (None,) * 3),
+            *([_parameter(conv, "bias") for conv in convs] or (None,) * 3),
+            self.beta_log, _parameter(parts["o_norm"]), _parameter(parts["o_proj"]),
         )  # fmt: skip
 
     def _attend(
@@ -328,6 +328,13 @@ class QuasarAttention(nn.Module):
         rows = (-1, self.head_dim)
         gate = F.linear(narrow, *gate_weights)
         return gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
+
+
+def _parameter(module: nn.Module, name: str = "weight") -> torch.Tensor | None:
+    """Return `module.name`, without a module's search for attributes: at 512 tokens it counts."""
+    own = module._parameters
+    # what parametrizes a module makes the name an attribute like others
+    return own[name] if name in own else getattr(module, name)
 
 
 def _are_overwritable(parts, state, dtype: torch.dtype) -> bool:
