@@ -45,7 +45,7 @@ def window_errors(o, expected):
 
 @pytest.mark.parametrize("beta", [None, SLOW], ids=["layer", "slow"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("T", [200_000, 1_000_000])
+@pytest.mark.parametrize("T", [200_000, 400_000, 1_000_000])
 def test_every_window_behind_a_burst(T, dtype, beta, monkeypatch):
     q, k, v, own = layer_like(T, dtype=dtype)
     v, beta = with_bursts(v), own if beta is None else torch.tensor(beta, device="cuda")

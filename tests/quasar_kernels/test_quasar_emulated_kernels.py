@@ -73,3 +73,17 @@ def test_a_burst_is_gone_behind_the_segment_that_forgets_it(dtype, program, tmp_
     found, expected = run(program, tmp_path, k, v, beta, 4)
     assert expected.states[0].abs().max() >= 1000 * expected.states[1].abs().max()
     assert worst(found.states, expected.states) <= 3e-3
+
+
+@dtypes
+def test_channels_that_forget_slowly_cost_the_others_no_digits(dtype, program, tmp_path):
+    _, k, v, beta = layer_like(2 * 2048, H=2, S=64, dtype=dtype)
+    k[..., ::5] *= 0.05
+    v[:, 100:110] *= 30_000
+    found, expected = run(program, tmp_path, k, v, beta, 2)
+    # the slow channels' rows stay near those of the identity, the others' have decayed
+    diagonal = expected.G[0].diagonal(dim1=-2, dim2=-1)
+    assert (diagonal.amax(-1) > 0.5).all()
+    assert (diagonal.amin(-1) < 1e-2).all()
+    assert worst(found.R, expected.R) <= LIMIT[dtype]
+    assert worst(found.states, expected.states) <= LIMIT[dtype]

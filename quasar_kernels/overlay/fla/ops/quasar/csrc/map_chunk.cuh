@@ -7,9 +7,11 @@
 // Precision: errors of G in the directions that keys share little of last for a whole segment, so
 // everything that G passes through has 11 bits: keys become fp16 after division by a power of two
 // of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
-// has bf16 operands. As long as G is closer to I than to 0, G - I is kept in its place, and Z =
-// K^T + (G - I) K^T: where keys are alike Z is a small difference, and beside the ones on its
-// diagonal too few of G's digits would be left for it.
+// has bf16 operands. As long as a row of G is closer to I's than to 0, it is kept less that of I,
+// and Z = K^T + (G - I) K^T there: where keys are alike Z is a small difference, and beside the one
+// on the diagonal too few of G's digits would be left for it. Each row has its own time for that:
+// once it has decayed its digits would be lost to that one instead, and channels whose keys are
+// small, so that their rows stay near I's for long, may not hold up the others.
 
 #pragma once
 
@@ -181,43 +183,54 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
 
 typedef Accumulators MapRows;  // 16 of G or R
 
-// 16 rows of a chunk's K~^T; `at` is row_address of their panel, ^ 32 t where they are its t-th
-__device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at) {
+// Of this lane's rows g and g + 8 of G: ALL where the row is kept less that of I, else 0.
+typedef u32 NearIdentity[2];
+
+// 16 rows of a chunk's K~^T, zero where `near` is; `at` is row_address of their panel, ^ 32 t where
+// they are its t-th
+__device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
+                                              const NearIdentity& near) {
   constexpr Scalar H = Scalar::fp16;
   u32 k[4];
   load_columns(k, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) k[i] &= near[i >> 1];
   unpack<H>(k[0], out[0][0], out[0][1]);
   unpack<H>(k[1], out[1][0], out[1][1]);
   unpack<H>(k[2], out[0][2], out[0][3]);
   unpack<H>(k[3], out[1][2], out[1][3]);
 }
 
-// The identity's element e of tile m, in a lane's part of 16 rows from `row` on.
-__device__ __forceinline__ float identity(int row, int panel, int m, int e, int lane) {
-  const bool crossed = row / 8 + (e >> 1) == 8 * panel + m;  // the same in all lanes
-  return crossed && lane >> 2 == 2 * (lane & 3) + (e & 1) ? 1.f : 0.f;
+// f(x, here) for the elements of rows g + 8 R that can be on the diagonal of G, and whether this
+// lane's is, if the warp's first row is `row`
+template <int R, class Rows, class F>
+__device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
+  const int odd = lane >> 2 & 1;
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int m = R; m < 8; m += 2) {
+      const bool crossed = row / 8 + R == 8 * p + m && lane >> 3 == (lane & 3);
+      f(G[p][m][2 * R], crossed && !odd);
+      f(G[p][m][2 * R + 1], crossed && odd);
+    }
 }
 
-// G from G - I
-__device__ __forceinline__ void add_identity(MapRows& G, int row, int lane) {
-  for_each_element([&](int p, int m, int e) { G[p][m][e] += identity(row, p, m, e, lane); });
-}
-
-// Given G - I, whether G's diagonal has fallen below 1/2 in all of these rows: from there on G
-// itself loses less to rounding.
-__device__ __forceinline__ bool is_halved(const MapRows& G, int row, int lane) {
-  bool halved = true;
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-      for (int m = r; m < 8; m += 2) {
-        const bool crossed = row / 8 + r == 8 * p + m;  // the same in all lanes
-        const float x = lane & 4 ? G[p][m][2 * r + 1] : G[p][m][2 * r];
-        halved = halved && !(crossed && lane >> 3 == (lane & 3) && x > -0.5f);
-      }
-  return halved;
+// Rows g + 8 R of G - I whose diagonal is at most `bound` become rows of G, and are no longer near.
+template <int R>
+__device__ __forceinline__ void leave_identity(MapRows& G, NearIdentity& near, float bound, int row,
+                                               int lane) {
+  u32 x = 0;
+  for_diagonal<R>(G, row, lane, [&](float value, bool here) {
+    x |= here ? __float_as_uint(value) : 0;
+  });
+  const int owner = (lane & 28) | lane >> 3;  // of the diagonal's element
+  const float diagonal = __uint_as_float(__shfl_sync(ALL, x, owner));
+  const bool leaves = near[R] && diagonal <= bound;
+  for_diagonal<R>(G, row, lane, [&](float& value, bool here) {
+    value += leaves && here ? 1.f : 0.f;
+  });
+  if (leaves) near[R] = 0;
 }
 
 // whether the magnitudes in each of these rows of G sum to less than `bound`
@@ -232,16 +245,18 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
   return sums[0] < bound && sums[1] < bound;  // NaN is not
 }
 
-// Phase B: 16 rows of G, or of G - I if LESS_ONE, and of R absorb one prepared chunk; `own` is
-// where load_channels finds the same rows of K~^T. On Hopper R is left under way: finish_rows.
-template <Scalar T, bool LESS_ONE>
-__device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, u32 keys, u32 own, u32 values,
-                                             const Prepared& chunk, int lane) {
+// Phase B: 16 rows of G and of R absorb one prepared chunk. Those of G that are `near` are G - I's,
+// which there may be if ANY_NEAR; `own` is where load_channels finds the same rows of K~^T. On
+// Hopper R is left under way: finish_rows.
+template <Scalar T, bool ANY_NEAR>
+__device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
+                                             u32 keys, u32 own, u32 values, const Prepared& chunk,
+                                             int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.mix[lane];
   const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
   float Z[2][4] = {};
-  if (LESS_ONE) load_channels(Z, own);
+  if (ANY_NEAR) load_channels(Z, own, near);
 #if QUASAR_WGMMA
   u32 rows[4 * PANELS][4];
 #pragma unroll
@@ -250,7 +265,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, u32 keys, u
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
-    if (i == 0 && !LESS_ONE)
+    if (i == 0 && !ANY_NEAR)
       wgmma_first_rows<H>(Z, rows[i], columns);
     else
       wgmma_rows<H>(Z, rows[i], columns);

@@ -24,8 +24,8 @@ __device__ __forceinline__ bool all_agree(bool x) {
 // One block a segment, head and panel of rows. Tiles of 64 tokens, from the last one on, go
 // through three steps, each one barrier apart: copied in, prepared (warp w its chunk w), absorbed
 // (every warp all chunks, its own rows). Segments that are not a sequence's last are whole tiles.
-// Every LOOK tiles G is looked at: once it is far from I it is kept itself, and once it is next to
-// nothing the block may stop.
+// Every LOOK tiles G is looked at: rows far from I's are kept themselves, and once all of it is next
+// to nothing the block may stop.
 // Blocks that are launched a fixed number apart share a multiprocessor. The order of the heads
 // turns once around over the segments, so that these are of different heads: the head that forgets
 // last has as many multiprocessors as blocks.
@@ -56,6 +56,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const int tiles = segment.tokens / TOKENS;
 
   MapRows G = {}, R = {};  // G - I at first
+  NearIdentity near = {ALL, ALL};
   const int row = panel * PANEL + warp * 16;  // the first of this warp's 16
 
   // Step s handles the tile that is s-th from the end. A group of copies, on its way for a step, is
@@ -98,8 +99,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp) + panel * MAP_PANEL_BYTES;
   int s = 0;
 #pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {  // unrolled: G - I first, then G
-    const bool less_one = phase == 0;
+  for (int phase = 0; phase < 2; ++phase) {  // unrolled: some rows of G - I at first, then none
+    const bool any_near = phase == 0;
     bool done = false;
     while (s < tiles && !done) {
       for (const int end = min(s + LOOK, tiles); s < end; ++s) {
@@ -112,22 +113,27 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
 #pragma unroll
         for (int i = MAP_WARPS - 1; i >= 0; --i) {
           const u32 at = i * CHUNK_BYTES;
-          if (less_one)
-            absorb_chunk<T, true>(G, R, k + at, own_rows + s % 3 * TILE + at, v + at,
+          if (any_near)
+            absorb_chunk<T, true>(G, R, near, k + at, own_rows + s % 3 * TILE + at, v + at,
                                   shared.chunks[s & 1][i], lane);
           else
-            absorb_chunk<T, false>(G, R, k + at, 0, v + at, shared.chunks[s & 1][i], lane);
+            absorb_chunk<T, false>(G, R, near, k + at, 0, v + at, shared.chunks[s & 1][i], lane);
         }
         finish_rows(R);
       }
       if (s < tiles) {
-        if (less_one)
-          done = all_agree(is_halved(G, row, lane));
-        else if (may_stop)
+        if (any_near) {
+          leave_identity<0>(G, near, -0.5f, row, lane);
+          leave_identity<1>(G, near, -0.5f, row, lane);
+          done = all_agree(!(near[0] | near[1]));
+        } else if (may_stop)
           done = all_agree(is_below(G, NOTHING<T>));
       }
     }
-    if (less_one) add_identity(G, row, lane);
+    if (any_near) {  // all of them: none is above 0
+      leave_identity<0>(G, near, 0.5f, row, lane);
+      leave_identity<1>(G, near, 0.5f, row, lane);
+    }
   }
   const bool stops = s < tiles;
   if (stops) {
