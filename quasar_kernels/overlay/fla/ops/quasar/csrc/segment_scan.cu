@@ -4,8 +4,8 @@
 // It is sequential over the segments of one sequence and head, and short: what it costs is the
 // latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps (wide
 // ones in PARTS, by columns) meanwhile, and multiplies by tensor cores in tf32, to which the maps
-// are rounded already. The state is the sum of two operands, and both pass through the map: what it
-// forgets is gone, however large it was, and what it keeps has the digits of fp32.
+// are rounded already. What rounding takes from the state passes through the map, too, in bf16: what
+// a map forgets is gone, however large it was, and what it keeps has 20 bits.
 
 #include "segments.cuh"
 
@@ -17,8 +17,14 @@ constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are 
 struct ScanShared {
   float map[STAGES][S][WIDTH];     // 16-byte pieces permuted by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
-  float state[2][2][COLUMNS][S + 8];  // transposed; rounded to tf32, and what that leaves
+  float state[2][COLUMNS][S + 8];          // transposed, rounded to tf32
+  unsigned short rest[2][COLUMNS][S + 8];  // what that leaves, in bf16
 };
+
+// two floats cut to bf16
+__device__ __forceinline__ u32 cut_bf16(float2 x) {
+  return __byte_perm(__float_as_uint(x.x), __float_as_uint(x.y), 0x7632);
+}
 
 // Grid: (sequences * heads, S / COLUMNS).
 __device__ __forceinline__ void segment_scan(const Arguments& arg) {
@@ -59,9 +65,9 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   // the state, at (row + 8 r, 2 c + j) in element e = 2 r + j
   auto keep = [&](int step, int e, float x) {
     const float rounded = round_tf32(x);
-    auto& state = shared.state[step & 1];
-    state[0][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
-    state[1][2 * c + (e & 1)][row + 8 * (e >> 1)] = to_tf32(x - rounded);
+    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
+    shared.rest[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] =
+        (unsigned short)pack<Scalar::bf16>(x - rounded, 0.f);
   };
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -75,33 +81,36 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   float* out = states + row * S + 2 * c;
 
   for (int n = 0; n < steps; ++n) {
-    float x[4], y[4] = {}, low[2][4] = {};
-    const float* state = &shared.state[n & 1][0][g][2 * c];
-    const float* rest = &shared.state[n & 1][1][g][2 * c];
+    float x[4], y[4] = {}, z[4] = {};
+    const float* state = &shared.state[n & 1][g][2 * c];
+    const unsigned short* rest = &shared.rest[n & 1][g][2 * c];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int copy = n * PARTS + part, stage = copy % STAGES;
       wait_loads<STAGES - 2>();
       __syncthreads();
-      load(copy + STAGES - 1);
       if (part == 0) {
         const float2 upper = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
         const float2 lower = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
         x[0] = upper.x, x[1] = upper.y, x[2] = lower.x, x[3] = lower.y;
       }
+      u32 map_cut[4], r[2];  // of 16 channels
 #pragma unroll
       for (int t = 0; t < WIDTH / 8; ++t) {
         const float* at = place[t & 3] + stage * (S * WIDTH) + (t & 4) * 8;
         const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * WIDTH);
         const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
-        const float2 r = *(const float2*)(rest + part * WIDTH + 8 * t);
         const float map[4] = {upper.x, upper.y, lower.x, lower.y};
-        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // four short chains rather than a long one
-        mma_tf32(low[t & 1], map, r.x, r.y);
+        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
+        map_cut[2 * (t & 1)] = cut_bf16(upper);
+        map_cut[2 * (t & 1) + 1] = cut_bf16(lower);
+        r[t & 1] = *(const u32*)(rest + part * WIDTH + 8 * t);
+        if (t & 1) mma<Scalar::bf16>(z, map_cut, r[0], r[1]);
       }
+      load(copy + STAGES - 1);  // behind this part's reads, which its products wait for
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e] + (low[0][e] + low[1][e]));
+    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e] + z[e]);
     *(float2*)out = make_float2(x[0], x[1]);
     *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
     out += stride;
