@@ -135,14 +135,14 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: its own kernels did not take it.
     """
     from fla.layers import quasar
-    from fla.ops.quasar import fused_layer, hopper_products
+    from fla.ops.quasar import fused_layer, hopper_products, layer_forward
 
     program = hopper_products.load_program(torch.cuda.current_device(), case.dtype)
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     fused_layer.hopper_program = lambda x, dtype: program
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
-    quasar.attend_fused = always(fused_layer.attend_fused)
+    layer_forward.attend_fused = always(fused_layer.attend_fused)
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
@@ -154,14 +154,14 @@ def layer_error(case: LayerCase) -> float:
     return relative_rms(y.detach().cpu(), expected)
 
 
-def always(attend: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor]:
+def always(attend: Callable[..., Any]) -> Callable[..., Any]:
     """Return `attend_fused`, but raising RuntimeError where another way would be gone silently."""
 
-    def attend_or_raise(*call: object) -> torch.Tensor:
-        y = attend(*call)
-        if y is None:
+    def attend_or_raise(*call: object, **options: object) -> object:
+        found = attend(*call, **options)
+        if found is None:
             raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
-        return y
+        return found
 
     return attend_or_raise
 

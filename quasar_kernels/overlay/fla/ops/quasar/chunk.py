@@ -194,15 +194,19 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
     return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
 
 
-class _Result(NamedTuple):
+class Recorded(NamedTuple):
+    """A forward pass's results, and what `recorded_backward` takes."""
+
     o: torch.Tensor
     final_state: torch.Tensor | None
-    saved: tuple[torch.Tensor | None, ...]  # for the backward pass
-    cut: Plan | Segments  # how G and the states among them are cut
+    saved: tuple[torch.Tensor | None, ...]  # q, k, v, beta, the initial state, G, the states
+    cut: Plan | Segments  # how G and the states are cut
 
 
-def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale) -> _Result:
-    """Run the forward pass, in CUDA C++ where that applies, else in Triton."""
+def recorded_forward(
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0
+) -> Recorded:
+    """Run `chunk_quasar`'s forward pass by kernels: CUDA C++ where that applies, else Triton."""
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
@@ -214,7 +218,31 @@ def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
                 q, k, v, beta, initial, output_final_state, scale, plan=plan
             ), plan  # fmt: skip
     o, final, G, states, cut = found
-    return _Result(o, final, (q, k, v, beta, initial, G, states), cut)
+    return Recorded(o, final, (q, k, v, beta, initial, G, states), cut)
+
+
+def recorded_backward(
+    saved, cut, do, d_final=None, scale: float = 1.0
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, beta and the initial state (or None).
+
+    Args:
+        saved, cut: of `recorded_forward`'s result.
+        do: `[B, T, H, S]`.
+        d_final: `[sequences, H, S, S]`, or None.
+    """
+    q, k, v, beta, initial_state, G, states = saved
+    if q.numel() == 0:
+        zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
+        return *zeros, None if initial_state is None else d_final
+    do = do.to(q.dtype).contiguous()
+    if d_final is not None:
+        d_final = d_final.float().contiguous()
+    with torch.cuda.device(q.device):
+        plan = cut if isinstance(cut, Plan) else plan_of(q, cut)
+        return chunk_quasar_bwd(
+            q, k, v, beta, initial_state, G, states, do, d_final, scale, plan=plan
+        )
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -223,7 +251,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @staticmethod
     @autocast_custom_fwd
     def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        o, final, saved, ctx.cut = _forward(
+        o, final, saved, ctx.cut = recorded_forward(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
         )
         ctx.save_for_backward(*saved)
@@ -234,19 +262,8 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @once_differentiable
     @autocast_custom_bwd
     def backward(ctx, do, d_final):
-        q, k, v, beta, initial_state, G, states = ctx.saved_tensors
-        if q.numel() == 0:
-            zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
-            return *zeros, None if initial_state is None else d_final, None, None, None
-        do = do.to(q.dtype).contiguous()
-        if d_final is not None:
-            d_final = d_final.float().contiguous()
-        with torch.cuda.device(q.device):
-            plan = ctx.cut if isinstance(ctx.cut, Plan) else plan_of(q, ctx.cut)
-            *grads, d_initial = chunk_quasar_bwd(
-                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=plan
-            )
-        return *grads, d_initial, None, None, None
+        grads = recorded_backward(ctx.saved_tensors, ctx.cut, do, d_final, ctx.scale)
+        return *grads, None, None, None
 
 
 @torch.compiler.disable
@@ -297,7 +314,7 @@ def chunk_quasar(
     arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:5]):
         return ChunkQuasarFunction.apply(*arguments)
-    return _forward(*arguments)[:2]
+    return recorded_forward(*arguments)[:2]
 
 
 def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:
