@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = ("benchmark_fork", "benchmark_operator", "profile_kernels", "sanitize_kernels")
+STEPS = (
+    "benchmark_fork",
+    "benchmark_training",
+    "benchmark_operator",
+    "profile_kernels",
+    "sanitize_kernels",
+)
 RECORD = """import pathlib, sys
 name = pathlib.Path(__file__).stem
 with open("steps", "a") as steps:
