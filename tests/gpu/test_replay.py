@@ -15,7 +15,7 @@ from quasar_kernels.reference import quasar_layer, relative_rms
 
 mount()
 
-from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
 from fla.ops.quasar import replay  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -180,6 +180,97 @@ def test_streams_and_threads_do_not_mix(layer):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_thread_s_first_call_is_launched(caplog):
+    layer, found = make_layer(), []
+    # a thread has no handles of libraries before its first call, even where it takes a number over
+    for calls in (1, 1, 3):
+
+        def work(calls=calls):
+            for _ in range(calls):
+                x = fresh()
+                found.append((x, call(layer, x)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert len(graphs(layer)) == (calls > 1)
+    assert not caplog.records
+    for x, y in found:
+        assert_right(layer, x, y)
+
+
+def test_a_capture_that_fails_is_launched_and_leaves_random_numbers(layer, caplog):
+    calls = []
+
+    def waiting(x, weight):
+        calls.append(x)
+        torch.cuda.synchronize()  # a capture forbids it
+        return x.bfloat16() * weight
+
+    weight = torch.ones(1, device="cuda", dtype=torch.bfloat16)
+    for n in range(1, 4):
+        x = fresh()
+        with torch.no_grad():
+            y = replay.replayed(layer, waiting, x, (weight,), torch.bfloat16, ("waiting",))
+        assert torch.equal(y, x.bfloat16())
+        assert len(caplog.records) == (n > 1)
+    assert len(calls) == 4  # one of them was the capture
+
+
+def decode(layer, cache, x):
+    """The outputs of x `[B, T, 512]` token by token after `cache`."""
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        tokens = x.split(1, 1)
+        return torch.cat([layer(t, past_key_values=cache, use_cache=True)[0] for t in tokens], 1)
+
+
+@pytest.fixture
+def cache(layer):
+    """A cache of `layer` after 30 tokens of 3 sequences."""
+    cache = QuasarCache()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        layer(fresh(3, 30), past_key_values=cache, use_cache=True)
+    return cache
+
+
+def states(cache):
+    return cache[0]["recurrent_state"], *cache[0]["conv_state"]
+
+
+def test_decoding_is_replayed_and_equals_launches_bitwise(layer, cache, monkeypatch):
+    other, x = copy.deepcopy(cache), fresh(3, 12)
+    kept = states(cache)
+    replayed = decode(layer, cache, x)
+    assert len(graphs(layer)) == 2  # the fixture's, and this
+    assert all(a is b for a, b in zip(states(cache), kept, strict=True))
+    monkeypatch.setenv(replay.SWITCH, "0")
+    assert torch.equal(replayed, decode(layer, other, x))
+    for a, b in zip(states(cache), states(other), strict=True):
+        assert torch.equal(a, b)
+    assert cache[0]["seen_tokens"] == other[0]["seen_tokens"] == 42
+
+
+def test_decoding_several_sequences_in_turn(layer, cache, monkeypatch):
+    caches = [copy.deepcopy(cache) for _ in range(3)]
+    xs = [fresh(3, 8) for _ in caches]
+    turns = [[decode(layer, c, x[:, t : t + 1]) for c, x in zip(caches, xs, strict=True)]
+             for t in range(8)]  # fmt: skip
+    monkeypatch.setenv(replay.SWITCH, "0")
+    for n, x in enumerate(xs):
+        expected = decode(layer, copy.deepcopy(cache), x)
+        assert torch.equal(torch.cat([turn[n] for turn in turns], 1), expected)
+
+
+@pytest.mark.parametrize("change", [through_data, swapped, loaded])
+def test_decoding_sees_changed_parameters(layer, cache, change, monkeypatch):
+    decode(layer, cache, fresh(3, 4))
+    change(layer)
+    other, x = copy.deepcopy(cache), fresh(3, 4)
+    replayed = decode(layer, cache, x)
+    monkeypatch.setenv(replay.SWITCH, "0")
+    assert torch.equal(replayed, decode(layer, other, x))
 
 
 def test_a_caller_s_own_capture_gets_the_launches(layer):

@@ -192,30 +192,47 @@ def test_slices_of_a_stream_equal_one_call(dtype, limit, mode):
     assert relative_rms(streamed[:, tail], expected[:, tail]) <= bound
 
 
-def test_decoding_overwrites_the_state_that_it_owns_alone():
+def test_decoding_overwrites_the_states_that_it_owns_alone():
     module, x = layer(), torch.randn(1, 20, D)
 
     def decode(cache):
-        state = cache[0]["recurrent_state"]
+        before = states_of(cache)
         y = module(x[:, 10:11], past_key_values=cache, use_cache=True)[0]
-        return y, cache[0]["recurrent_state"] is state
+        return y, {a is b for a, b in zip(states_of(cache), before, strict=True)}
+
+    def states_of(cache):
+        return cache[0]["recurrent_state"], *cache[0]["conv_state"]
 
     with torch.no_grad():
         _, _, cache = module(x[:, :10], use_cache=True)
         theirs = QuasarCache()
-        mine = cache[0]["recurrent_state"].clone()
-        theirs.update(mine, cache[0]["conv_state"], 0, 10)
-        kept = mine.clone()
+        mine = [state.clone() for state in states_of(cache)]
+        theirs.update(mine[0], tuple(mine[1:]), 0, 10)
+        kept = [state.clone() for state in mine]
         branch = copy.deepcopy(cache)
         results = [decode(cache), decode(theirs), decode(branch)]
-        assert [same for _, same in results] == [True, False, True]
-        assert torch.equal(mine, kept)
-        assert (
-            relative_rms(module(x[:, 11:], past_key_values=cache)[0], reference(module, x)[:, 11:])
-            <= 1e-5
-        )
+        assert [same for _, same in results] == [{True}, {False}, {True}]
+        assert all(torch.equal(a, b) for a, b in zip(mine, kept, strict=True))
+        for each in (cache, theirs, branch):
+            rest = module(x[:, 11:], past_key_values=each)[0]
+            assert relative_rms(rest, reference(module, x)[:, 11:]) <= 1e-5
     for y, _ in results:
         assert relative_rms(y, reference(module, x)[:, 10:11]) <= 1e-5
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float16), (torch.bfloat16,) * 2])
+def test_decoding_may_change_its_mode_and_dtype(first, dtypes):
+    module, x = layer(), torch.randn(2, 20, D)
+    with first(), torch.autocast("cpu", dtypes[0]):
+        y, _, cache = module(x[:, :12], use_cache=True)
+    parts = [y.clone()]
+    with torch.no_grad(), torch.autocast("cpu", dtypes[1]):
+        for t in range(12, 20):
+            parts.append(module(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0])
+    assert cache[0]["conv_state"][0].dtype == dtypes[1]
+    y = torch.cat([part.float() for part in parts], 1)
+    assert relative_rms(y, reference(module, x)) <= 2e-2
 
 
 def test_decoding_leaves_a_state_that_a_backward_pass_needs():

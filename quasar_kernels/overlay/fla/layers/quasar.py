@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer_forward import Call, attend, gated, joined, positions, project
 from fla.ops.quasar.layer_kernels import causal_conv_silu, recomputed
 from fla.ops.quasar.layer_node import apply_layer
@@ -129,6 +130,7 @@ class QuasarAttention(nn.Module):
         self.o_norm = GatedRMSNorm(head_dim)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
+    @on_its_device
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -194,8 +196,7 @@ class QuasarAttention(nn.Module):
         def run(x, *weights):
             if cu_seqlens is not None:  # its segments are cut on the host
                 return compute(x, *weights)
-            settings = (self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps)
-            return replayed(self, compute, x, weights, dtype, settings)
+            return replayed(self, compute, x, weights, dtype, self._settings())
 
         if not torch.is_grad_enabled():
             return run(x, *weights)
@@ -205,36 +206,65 @@ class QuasarAttention(nn.Module):
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
         """Run from the cached states, if there are any, and store the new ones if asked to."""
-        index = self.layer_idx or 0
+        index, dtype = self.layer_idx or 0, _compute_dtype(x)
         last = cache[index] if len(cache) > index else None
         B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        conv_state = state = None
+        parts = state = None
         if last is not None:
-            conv_state, state = last["conv_state"], last["recurrent_state"]
-        if self.use_short_conv:
-            if conv_state is None:
-                zeros = x.new_zeros(B, 3 * self.key_dim, self.conv_size)
-                conv_state = zeros.to(_compute_dtype(x))
-            else:
-                conv_state = torch.cat(conv_state, dim=1)
+            parts, state = last["conv_state"], last["recurrent_state"]
         walk = state is not None and length <= DECODE_TOKENS
         ours = type(cache) is QuasarCache
         overwrite = False
         if ours and last is not None:
             # what a recorded call has read, its backward pass will read again
             last["owned"] = last["owned"] and not torch.is_grad_enabled()
-            overwrite = keep and last["owned"]
+            overwrite = keep and last["owned"] and _are_overwritable(parts, state, dtype)
+        if overwrite and walk and cu_seqlens is None:
+            y = self._decode(x, parts, state, dtype)
+            cache.update(state, parts, index, length, owned=True)
+            return y
+        conv_state = None
+        if self.use_short_conv:
+            if parts is None:
+                conv_state = x.new_zeros(B, 3 * self.key_dim, self.conv_size).to(dtype)
+            else:
+                conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
         y, conv_state, state = self._attend(
-            x, self._weights(), _compute_dtype(x), cu_seqlens, conv_state, state, keep, walk,
-            overwrite,
-        )  # fmt: skip
+            x, self._weights(), dtype, cu_seqlens, conv_state, state, keep, walk, overwrite
+        )
         if keep:
-            parts = None if conv_state is None else tuple(conv_state.split(self.key_dim, dim=1))
+            parts = None
+            if conv_state is not None:
+                # of q, k and v, each contiguous: decoding overwrites them
+                parts = tuple(conv_state.unflatten(1, (3, -1)).transpose(0, 1).contiguous())
             owned = {"owned": not state.requires_grad} if ours else {}
             cache.update(
                 recurrent_state=state, conv_state=parts, layer_idx=index, offset=length, **owned
             )
         return y
+
+    def _decode(self, x, parts, state, dtype):
+        """Walk a few tokens and overwrite `state` and the convolution's `parts`; replayed."""
+        weights = self._weights()
+        count = len(weights)
+
+        def step(x, *tensors):
+            weights, parts, state = tensors[:count], tensors[count:-1], tensors[-1]
+            conv_state = torch.cat(parts, dim=1) if parts else None
+            y, conv_state, _ = self._attend(
+                x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
+            )
+            if parts:
+                torch._foreach_copy_(parts, conv_state.split(self.key_dim, dim=1))
+            return y
+
+        return replayed(
+            self, step, x, (*weights, *(parts or ()), state), dtype, ("decode", *self._settings())
+        )
+
+    def _settings(self) -> tuple:
+        """Return what changes a graph besides tensors."""
+        return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> tuple[torch.Tensor | None, ...]:
         parts = self._modules  # at 512 tokens even attribute look-ups of a module count
@@ -285,6 +315,13 @@ class QuasarAttention(nn.Module):
             o = gated(o, narrow, gate_weights, norm_weight, self.norm_eps)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
+
+
+def _are_overwritable(parts, state, dtype: torch.dtype) -> bool:
+    """Return whether these states, `parts` the convolution's, can take what `dtype` leaves."""
+    if state is None or (parts and parts[0].dtype != dtype):
+        return False
+    return torch.is_inference_mode_enabled() or not state.is_inference()
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

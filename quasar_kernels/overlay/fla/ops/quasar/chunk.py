@@ -28,6 +28,7 @@ from fla.utils import input_guard
 from fla.ops.quasar.backend import cuda_forward, requested_backend
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.segmented_scan import (
     segment_map_kernel,
     segment_output_kernel,
@@ -210,13 +211,12 @@ def recorded_forward(
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
-    with torch.cuda.device(q.device):
-        found = cuda_forward(q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
-        if found is None:
-            plan = plan_segments(q, cu_seqlens, launch=_forward_with)
-            found = *chunk_quasar_fwd(
-                q, k, v, beta, initial, output_final_state, scale, plan=plan
-            ), plan  # fmt: skip
+    found = cuda_forward(q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
+    if found is None:
+        plan = plan_segments(q, cu_seqlens, launch=_forward_with)
+        found = *chunk_quasar_fwd(
+            q, k, v, beta, initial, output_final_state, scale, plan=plan
+        ), plan  # fmt: skip
     o, final, G, states, cut = found
     return Recorded(o, final, (q, k, v, beta, initial, G, states), cut)
 
@@ -267,6 +267,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
 
 
 @torch.compiler.disable
+@on_its_device
 def chunk_quasar(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -300,7 +301,8 @@ def chunk_quasar(
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 or None.
 
     Raises:
-        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+        ValueError: shapes that do not fit one another, tensors on several devices, or
+            QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
     """
     _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
@@ -326,6 +328,8 @@ def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:
     B, T, H, S = q.shape
     if beta.shape != (H,):
         raise ValueError(f"beta must have shape [{H}], one value a head; got {tuple(beta.shape)}")
+    if any(x is not None and x.device != q.device for x in (k, v, beta, initial_state)):
+        raise ValueError(f"k, v, beta and initial_state must be on q's device, {q.device}")
     N = B if cu_seqlens is None else len(sequence_lengths(cu_seqlens, B, T))
     if initial_state is not None and initial_state.shape != (N, H, S, S):
         raise ValueError(

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.device_functions import unit_lower_inverse
 
 
@@ -54,8 +55,7 @@ class ForwardSubstitutionFunction(torch.autograd.Function):
     def forward(ctx, L):
         C = L.shape[-1]
         if L.is_cuda and L.dtype != torch.float64 and C & (C - 1) == 0 and 2 <= C <= 64:
-            with torch.cuda.device(L.device):
-                A = launch_forward_substitution(L.float().reshape(-1, C, C).contiguous())
+            A = launch_forward_substitution(L.float().reshape(-1, C, C).contiguous())
             A = A.view(L.shape)
         else:
             wide = L if L.dtype == torch.float64 else L.float()
@@ -75,6 +75,7 @@ class ForwardSubstitutionFunction(torch.autograd.Function):
 
 
 @torch.compiler.disable
+@on_its_device
 def quasar_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     """Return the inverse of unit lower triangular matrices.
 

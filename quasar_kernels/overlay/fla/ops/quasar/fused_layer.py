@@ -39,18 +39,20 @@ Weights = tuple[torch.Tensor | None, ...]
 def _takes(x: torch.Tensor, weights: Weights) -> bool:
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype != torch.float32:
         return False
-    if x.shape[0] != 1 or x.shape[1] < MANY_TOKENS or x.device.index != torch.cuda.current_device():
+    if x.shape[0] != 1 or x.shape[1] < MANY_TOKENS:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
         return False
     return all(
-        w is None if shape is None else w is not None and w.shape == shape and _is_plain(w)
+        w is None
+        if shape is None
+        else w is not None and w.shape == shape and _is_plain(w, x.device)
         for w, shape in zip(weights, _SHAPES, strict=True)
     )
 
 
-def _is_plain(weight: torch.Tensor) -> bool:
-    return weight.is_contiguous() and weight.dtype in _DTYPES
+def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
+    return weight.is_contiguous() and weight.dtype in _DTYPES and weight.device == device
 
 
 class Attended(NamedTuple):

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 from fla.ops.quasar.chunk_torch import l2norm
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.gate import fused_quasar_gate
 from fla.ops.quasar.gate import quasar_step_size
 
@@ -214,10 +215,7 @@ def fused_recurrent_torch(
 def _run(q, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Take the Triton path where it serves, else torch's; arguments of `launch_fused_recurrent`."""
     if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM:
-        if q.device.index == torch.cuda.current_device():
-            return launch_fused_recurrent(q, *arguments)
-        with torch.cuda.device(q.device):
-            return launch_fused_recurrent(q, *arguments)
+        return launch_fused_recurrent(q, *arguments)
     with torch.autocast(q.device.type, enabled=False):
         return fused_recurrent_torch(q, *arguments)
 
@@ -249,6 +247,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
 
 
 @torch.compiler.disable
+@on_its_device
 def fused_recurrent_quasar(
     q: torch.Tensor,
     k: torch.Tensor,

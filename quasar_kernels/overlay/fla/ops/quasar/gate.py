@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.device import on_its_device
+
 EPSILON = 1e-8
 """Added to lambda in the step size; part of the operator's definition."""
 
@@ -109,23 +111,22 @@ class QuasarGateFunction(torch.autograd.Function):
         ctx.save_for_backward(lam, beta)
         if lam.is_cuda and lam.dtype != torch.float64:
             alpha = torch.empty(lam.shape, dtype=output_dtype, device=lam.device)
-            with torch.cuda.device(lam.device):
-                _launch(quasar_gate_fwd_kernel, lam, beta, alpha, heads=lam.shape[-1])
+            _launch(quasar_gate_fwd_kernel, lam, beta, alpha, heads=lam.shape[-1])
             return alpha
         lam, beta = _arithmetic(lam, beta)
         return (-torch.expm1(-beta * lam) / (lam + EPSILON)).to(output_dtype)
 
     @staticmethod
     @once_differentiable
+    @on_its_device
     def backward(ctx, dalpha):
         lam, beta = ctx.saved_tensors
         dalpha = dalpha.contiguous()
         if lam.is_cuda and lam.dtype != torch.float64:
             dlam = torch.empty_like(lam)
             share = torch.empty(lam.shape, dtype=torch.float32, device=lam.device)
-            with torch.cuda.device(lam.device):
-                tensors = (lam, beta, dalpha, dlam, share)
-                _launch(quasar_gate_bwd_kernel, *tensors, heads=lam.shape[-1])
+            tensors = (lam, beta, dalpha, dlam, share)
+            _launch(quasar_gate_bwd_kernel, *tensors, heads=lam.shape[-1])
         else:
             dlam, share = _gate_bwd_torch(*_arithmetic(lam, beta, dalpha))
         return dlam.to(lam.dtype), share.sum(0).to(beta.dtype), None
@@ -137,6 +138,7 @@ def _arithmetic(lam, *others):
 
 
 @torch.compiler.disable
+@on_its_device
 def fused_quasar_gate(
     lambda_t: torch.Tensor,
     beta: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.device_functions import operand
 from fla.ops.quasar.launch import Launcher
 
@@ -66,6 +67,7 @@ def rows_for(block: int) -> int:
     return 64 if block <= 64 else 32
 
 
+@on_its_device
 def gate_and_norm(
     o: torch.Tensor,
     narrow: torch.Tensor,

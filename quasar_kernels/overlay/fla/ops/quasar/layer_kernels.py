@@ -8,8 +8,6 @@ fp32 copy of a whole sequence is ever held.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +15,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.launch import Launcher
 from fla.ops.quasar.layer_grads import (
     launch_conv_silu_grad,
@@ -211,38 +210,29 @@ def _on_triton(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
-def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
-    # entering the device that is current would cost as much as a launch
-    if x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
 def _takes_convolution(x, weight) -> bool:
     return _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1
 
 
 def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
     if _takes_convolution(x, weight):
-        with _device_of(x):
-            return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
+        return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
     return conv_silu_torch(x, weight, bias, position, dtype)
 
 
 def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
     if _on_triton(x):
-        with _device_of(x):
-            return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
+        return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
     return gated_rmsnorm_torch(x, gate, weight, eps)
 
 
+@on_its_device
 def _conv_silu_backward(x, weight, bias, position, dy):
     """Return the gradients of x, the taps and the bias (or None), the latter two in fp32."""
     if _takes_convolution(x, weight):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        with _device_of(x):
-            taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
-            found = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
+        taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
+        found = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
         return dx, found[0], None if bias is None else found[1]
     if isinstance(position, int):
         position = torch.arange(x.shape[0], device=x.device) % position
@@ -266,14 +256,14 @@ def _conv_silu_backward(x, weight, bias, position, dy):
     return dx, totals[0], None if bias is None else totals[1]
 
 
+@on_its_device
 def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
     """Return the gradients of x, the gate and the weight, the latter in fp32."""
     if _on_triton(x):
-        with _device_of(x):
-            heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
-            dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(
-                *heads, weight, dy.contiguous().unsqueeze(1), eps
-            )
+        heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
+        dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(
+            *heads, weight, dy.contiguous().unsqueeze(1), eps
+        )
         return dx.squeeze(1), dgate.squeeze(1), dweight
     dx, dgate = torch.empty_like(x), torch.empty_like(gate)
     shared = _wide(weight).detach().requires_grad_()
@@ -344,6 +334,7 @@ class RecomputeFunction(torch.autograd.Function):
         return None, *(next(found) if x is not None and x.requires_grad else None for x in leaves)
 
 
+@on_its_device
 def causal_conv_silu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -370,6 +361,7 @@ def causal_conv_silu(
     return y if dtype is None else y.to(dtype)
 
 
+@on_its_device
 def gated_rmsnorm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.chunk import Recorded, recorded_backward
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_layer import MANY_TOKENS, Attended, Weights
 from fla.ops.quasar.layer_forward import Call, attend, joined, positions
 from fla.ops.quasar.layer_grads import launch_conv_silu_grad, launch_gated_rmsnorm_grad
@@ -69,6 +70,7 @@ class LayerFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @on_its_device
     def backward(ctx, dy):
         x, *tensors = ctx.saved_tensors
         weights, kept = tuple(tensors[:WEIGHTS]), tensors[WEIGHTS:]

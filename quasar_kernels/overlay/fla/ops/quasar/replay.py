@@ -29,7 +29,8 @@ _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
 _owners: weakref.WeakKeyDictionary[Any, OrderedDict] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakValueDictionary[tuple[int, int], _Pool] = weakref.WeakValueDictionary()
-_SEEN, _LAUNCHED = "called once", "cannot be captured"
+_LAUNCHED = "cannot be captured"
+_this_thread = threading.local()
 
 Forward = Callable[..., torch.Tensor]
 
@@ -76,7 +77,6 @@ def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tupl
         or x.numel() == 0
         or dtype not in (torch.bfloat16, torch.float16)
         or torch.is_grad_enabled()
-        or here != torch.cuda.current_device()
         or os.environ.get(SWITCH) == "0"
         or torch.cuda.is_current_stream_capturing()
     ):
@@ -90,7 +90,7 @@ def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tupl
     stream = torch._C._cuda_getCurrentRawStream(here)
     backend = os.environ.get("QUASAR_BACKEND")
     inference = torch.is_inference_mode_enabled()
-    return x.shape, dtype, stream, backend, inference, settings, *addresses
+    return x.shape, dtype, here, stream, backend, inference, settings, *addresses
 
 
 def replayed(
@@ -101,33 +101,36 @@ def replayed(
     dtype: torch.dtype,
     settings: tuple,
 ) -> torch.Tensor:
-    """Return `forward(x, *weights)`, from the second call of a kind on by a CUDA graph.
+    """Return `forward(x, *weights)`, from a thread's second call of a kind on by a CUDA graph.
 
-    A kind is told by x's shape, the dtypes, the parameters' addresses, the stream and `settings`:
-    all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64, other
-    devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
+    A kind is told by x's shape, the dtypes, the parameters' addresses, the device, the stream and
+    `settings`: all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64,
+    other devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
 
     Args:
         owner: the graphs live as long as this.
         forward: launches on the current stream alone, waits for nothing, allocates with torch.
-        x: the input; `forward` sees it in `dtype`.
-        weights: what else it reads, None included.
+        x: the input, on the current device; `forward` sees it in `dtype`.
+        weights: what else it reads, or overwrites, None included.
         dtype: of the computation.
         settings: hashable values that change what `forward` does, the weights' sizes among them.
     """
     kind = _kind(x, weights, dtype, settings)
     if kind is None:
         return forward(x, *weights)
+    # numbers of threads are used again, an object is not while it is kept
+    thread = _this_thread.__dict__.setdefault("mark", object())
     with _lock:  # a graph has one input and one output: nobody else may fill them meanwhile
         kinds = _owners.setdefault(owner, OrderedDict())
         known = kinds.get(kind)
-        if known is _SEEN:
+        if known is thread:
             known = kinds[kind] = _capture(forward, x, weights, dtype)
         if isinstance(known, _Graph):
             kinds.move_to_end(kind)
             return known(x)
-        if known is None:
-            kinds[kind] = _SEEN
+        if known is not _LAUNCHED:
+            # a thread's first call makes its libraries' handles, which a capture forbids
+            kinds[kind] = thread
             if len(kinds) > KEPT:
                 kinds.popitem(last=False)
     return forward(x, *weights)
@@ -138,4 +141,7 @@ def _capture(forward: Forward, x: torch.Tensor, weights, dtype: torch.dtype) -> 
         return _Graph(forward, x, weights, dtype)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
+        # torch leaves the device's random numbers in a capture that fails: nobody could draw any
+        random = torch.cuda.default_generators[x.get_device()]
+        random.graphsafe_set_state(random.clone_state())
         return _LAUNCHED

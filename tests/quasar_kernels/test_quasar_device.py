@@ -1,0 +1,164 @@
+"""Which device is current while a public function runs, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, replay  # noqa: E402
+from fla.ops.quasar.device import on_its_device  # noqa: E402
+from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
+from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
+from fla.ops.quasar.gate_and_norm import gate_and_norm  # noqa: E402
+from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it lies on a GPU."""
+
+    index = 1
+    is_cuda = True
+
+    @property
+    def device(self):
+        return torch.device("cuda", self.index)
+
+    def get_device(self):
+        return self.index
+
+
+class OnFirstGpu(OnGpu):
+    """The same on GPU 0."""
+
+    index = 0
+
+
+def on_gpu(*shape, kind=OnGpu):
+    return torch.rand(*shape).as_subclass(kind)
+
+
+class EnteredError(Exception):
+    """A device was made current."""
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """The devices that are made current, one inside the other; 0 at first."""
+    current = [0]
+
+    @contextmanager
+    def device(wanted):
+        current.append(wanted.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    return current
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Making a device current ends the call: what a function does before that would show."""
+
+    def device(wanted):
+        raise EnteredError(wanted.index)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+
+def test_the_device_of_the_first_tensor_is_current_during_the_call(devices):
+    @on_its_device
+    def seen(*args, **kwargs):
+        return list(devices)
+
+    near, far = on_gpu(2, kind=OnFirstGpu), on_gpu(2)
+    assert seen(None, far, near) == [0, 1]
+    assert seen(3, x=far) == [0, 1]
+    assert seen(near, far) == seen(torch.ones(1), far) == seen(2) == [0]
+    assert devices == [0]
+
+
+def test_the_device_before_comes_back_after_an_error(devices, monkeypatch):
+    @contextmanager
+    def device(wanted):
+        devices.append(wanted.index)
+        try:
+            yield
+        finally:
+            devices.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    @on_its_device
+    def fails(x):
+        raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        fails(on_gpu(2))
+    assert devices == [0]
+
+
+def test_cpu_tensors_ask_nothing_of_cuda(monkeypatch):
+    def asked():
+        raise AssertionError("a CPU tensor has no current GPU")
+
+    monkeypatch.setattr(torch.cuda, "current_device", asked)
+    assert on_its_device(lambda x: x + 1)(torch.ones(1)) == 2
+
+
+def qkv():
+    return [on_gpu(1, 5, 2, 16) for _ in range(3)]
+
+
+ENTRIES = {
+    "layer": lambda: QuasarAttention(32, 16, 2)(on_gpu(1, 5, 32)),
+    "layer, by keyword": lambda: QuasarAttention(32, 16, 2)(hidden_states=on_gpu(1, 5, 32)),
+    "chunk": lambda: chunk_quasar(*qkv(), on_gpu(2)),
+    "recurrent": lambda: fused_recurrent_quasar(*qkv(), on_gpu(2)),
+    "gate": lambda: fused_quasar_gate(on_gpu(5, 2), on_gpu(2)),
+    "inverse": lambda: quasar_forward_substitution(on_gpu(3, 16, 16)),
+    "convolution": lambda: causal_conv_silu(on_gpu(5, 8), on_gpu(8, 4)),
+    "norm": lambda: gated_rmsnorm(on_gpu(5, 8), on_gpu(5, 8), on_gpu(8), 1e-5),
+    "gate and norm": lambda: gate_and_norm(
+        on_gpu(5, 2, 8), on_gpu(5, 8), on_gpu(16, 8), on_gpu(16), on_gpu(8), 1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.usefixtures("refused")
+def test_every_public_entry_makes_it_current_first(entry):
+    with pytest.raises(EnteredError, match="1"):
+        ENTRIES[entry]()
+
+
+def test_a_graph_is_of_one_device(monkeypatch):
+    monkeypatch.setattr(replay, "_PLAIN", (OnGpu, OnFirstGpu))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    x, weight = torch.rand(1, 5, 32), torch.rand(32, 32)
+    with torch.no_grad():
+        kinds = [
+            replay._kind(x.as_subclass(kind), [weight.as_subclass(kind)], torch.bfloat16, ())
+            for kind in (OnGpu, OnFirstGpu, OnGpu)
+        ]
+    assert kinds[0] == kinds[2]
+    assert None not in kinds
+    assert kinds[0] != kinds[1]
+
+
+def test_tensors_on_several_devices_are_refused(devices):
+    inputs = [*qkv(), on_gpu(2), on_gpu(1, 2, 16, 16)]
+    for n in range(1, len(inputs)):
+        mixed = [x.as_subclass(OnFirstGpu) if i == n else x for i, x in enumerate(inputs)]
+        with pytest.raises(ValueError, match="q's device"):
+            chunk_quasar(*mixed)
