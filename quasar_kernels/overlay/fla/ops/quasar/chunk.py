@@ -25,7 +25,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.backend import cuda_forward, requested_backend
+from fla.ops.quasar.backend import cuda_backward, cuda_forward, requested_backend
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.segmented_scan import (
@@ -161,7 +161,7 @@ def chunk_quasar_bwd(
     inverse = chunk_intra(plan, k, beta, dv)
     shared = _shared(plan, q)
     _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
-    strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
+    strides_q, strides_k = q.stride()[:3], k.stride()[:3]
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     where = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
@@ -181,8 +181,8 @@ def chunk_quasar_bwd(
     walk_state_grad(map_only=False)
     d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
     segment_input_grad_kernel[(plan.total * H,)](
-        q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
-        *strides_q, *strides_k, *strides_v, *do.stride()[:3], **shared,
+        q, k, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
+        *strides_q, *strides_k, *do.stride()[:3], **shared,
         HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -217,6 +217,20 @@ def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
     return _Result(o, final, (q, k, v, beta, initial, G, states), cut)
 
 
+def _backward(
+    q, k, v, beta, initial_state, G, states, do, d_final, scale, cut: Plan | Segments
+) -> tuple[torch.Tensor | None, ...]:
+    """Run the backward pass where the forward pass ran, or in Triton: as `chunk_quasar_bwd`."""
+    arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
+    with torch.cuda.device(q.device):
+        if isinstance(cut, Segments):
+            found = cuda_backward(*arguments, cut)
+            if found is not None:
+                return found
+            cut = plan_of(q, cut)
+        return chunk_quasar_bwd(*arguments, plan=cut)
+
+
 class ChunkQuasarFunction(torch.autograd.Function):
     """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
 
@@ -241,12 +255,8 @@ class ChunkQuasarFunction(torch.autograd.Function):
         do = do.to(q.dtype).contiguous()
         if d_final is not None:
             d_final = d_final.float().contiguous()
-        with torch.cuda.device(q.device):
-            plan = ctx.cut if isinstance(ctx.cut, Plan) else plan_of(q, ctx.cut)
-            *grads, d_initial = chunk_quasar_bwd(
-                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=plan
-            )
-        return *grads, d_initial, None, None, None
+        arguments = (q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale)
+        return *_backward(*arguments, ctx.cut), None, None, None
 
 
 @torch.compiler.disable

@@ -1,0 +1,9 @@
+// The backward pass for heads of 128 channels, for tools that compile every .cu file by itself; what
+// a call needs is compiled from the same sources at run time.
+
+#define QUASAR_HEAD 128
+
+#include "gradient_scan.cu"
+#include "input_gradient.cu"
+#include "state_checkpoint.cu"
+#include "state_gradient.cu"
