@@ -78,6 +78,17 @@ class _Program(NamedTuple):
     takes_maps: bool  # copies by tensor maps, as Hopper's kernels do
 
 
+def require_capability(capability: tuple[int, int]) -> None:
+    """Raise CudaUnavailableError where a GPU of this capability is too old for the kernels."""
+    if capability < CAPABILITY:
+        raise CudaUnavailableError(
+            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
+                *capability, *CAPABILITY
+            ),
+            "set QUASAR_BACKEND=triton to stop trying",
+        )
+
+
 def compile_program(
     capability: tuple[int, int], dtype: str, options: tuple[str, ...], width: int = 64
 ) -> bytes:
@@ -87,13 +98,7 @@ def compile_program(
         CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
             compile.
     """
-    if capability < CAPABILITY:
-        raise CudaUnavailableError(
-            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
-                *capability, *CAPABILITY
-            ),
-            "set QUASAR_BACKEND=triton to stop trying",
-        )
+    require_capability(capability)
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
     name = f"segmented_scan-{width}-{dtype}"
     return compile_files(name, CSRC, _SOURCES, _HEADERS, capability, options)

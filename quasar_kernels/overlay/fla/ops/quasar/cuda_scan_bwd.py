@@ -74,8 +74,10 @@ def compile_program(
     """Return the kernels' machine code for a GPU's capability, `bf16` or `fp16`, and head width.
 
     Raises:
-        CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
+        CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
+            compile.
     """
+    cuda_scan.require_capability(capability)
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
     name = f"segmented_scan_bwd-{width}-{dtype}"
     return compile_files(name, cuda_scan.CSRC, _SOURCES, _HEADERS, capability, options)
