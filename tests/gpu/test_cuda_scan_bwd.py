@@ -105,7 +105,9 @@ def test_every_dtype_batch_and_head_count_with_states(dtype, B, heads, width):
 
 
 @both_widths
-@pytest.mark.parametrize("lengths", [[0, 1, 700, 0, 64, 5000, 65, 0], [5], [16] * 50, [128, 256]])
+@pytest.mark.parametrize(
+    "lengths", [[0, 1, 700, 0, 64, 5000, 65, 0], [5], [16] * 50, [128, 256], [9001, *[1] * 300]]
+)
 def test_packed_sequences(lengths, width):
     inputs = inputs_of(sum(lengths), width)
     shape = len(lengths), CHANNELS // width, width, width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +108,7 @@ def test_every_kernel_gets_the_same_tensors_and_covers_all_tokens(recorder, widt
     assert grids["scan"] == (heads, width // 8)
     parts = 384 // width  # tiles of as many tokens as a head has channels
     assert grids["input"] == (3 * parts * heads, 1)
+    # `first` is the scan's, and no table is given
     (arguments,) = {arguments for _, _, arguments in recorder.launches}
     at = dict(zip(NAMES, arguments, strict=False))
     for name, x in given.items():
@@ -130,8 +132,25 @@ def test_packed_sequences_are_named_by_the_table(recorder):
     assert grid == (5 * 6 * 2, 1)
     at = dict(zip(NAMES, arguments, strict=False))
     assert at["table"] == packed.table.data_ptr()
-    assert at["first"] == packed.first.data_ptr()
+    assert all(x[17] == packed.first.data_ptr() for n, _, x in recorder.launches if n != "input")
     assert at["initial_state"] == at["d_final"] == at["d_initial"] == 0
+
+
+@pytest.mark.parametrize("lengths", [[1000, 1, 0, 64, 65, 129], [0], [64], [128] * 3, [5000, 3]])
+@pytest.mark.parametrize("tile", [64, 128])
+def test_segments_are_cut_into_tiles_as_the_sequences_would_be(lengths, tile):
+    bounds = [0, *itertools.accumulate(lengths)]
+    segments, tiles = (packed_table(bounds, n, torch.device("cpu")) for n in (3 * 128, tile))
+    assert torch.equal(cuda_scan_bwd.tile_table(segments.table, tile), tiles.table)
+
+
+def test_one_long_sequence_among_short_ones_leaves_no_tiles_empty(recorder):
+    bounds = [0, 100_000, *range(100_001, 100_301)]
+    packed = packed_table(bounds, 6400, torch.device("cpu"))
+    cut = Segments(packed.table.shape[0], 301, 0, 0, *packed)
+    call(cut, bounds[-1])
+    (grid,) = (grid for name, grid, _ in recorder.launches if name == "input")
+    assert grid == ((1563 + 300) * 2, 1)
 
 
 def test_a_gradient_that_bulk_copies_cannot_read_is_copied(recorder):

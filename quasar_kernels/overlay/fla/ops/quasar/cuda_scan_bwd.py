@@ -120,6 +120,35 @@ def _tensor_maps(
     )
 
 
+def _addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
+    return tuple(0 if x is None else x.data_ptr() for x in tensors)
+
+
+def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
+    """Cut the rows of a `PackedTable.table` into rows of at most `tile` tokens; synchronises."""
+    counts = (table[:, 2] + tile - 1).div(tile, rounding_mode="floor").clamp(min=1)
+    sequence, begin, tokens, place = table.repeat_interleave(counts, 0).unbind(1)
+    ends = counts.cumsum(0)
+    index = torch.arange(sequence.numel(), device=table.device)
+    n = index - (ends - counts).repeat_interleave(counts)  # of the tile in its row
+    is_last = n == counts.repeat_interleave(counts) - 1
+    kept = (place & 1) * (n == 0) + (place & 2) * is_last
+    return torch.stack([sequence, begin + n * tile, (tokens - n * tile).clamp(max=tile), kept], 1)
+
+
+def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Tensor | None]:
+    """Return rows, tiles of each and the table of what input_gradient.cu takes by tiles.
+
+    The segments serve as they are, unless some of the packed sequences are so much longer than the
+    others that most of the tiles of the longest would be empty ones of the others.
+    """
+    parts = math.ceil(max(cut.longest, 1) / tile)
+    if cut.table is None or cut.total * parts <= 4 * (tokens // tile + cut.total):
+        return cut.total, parts, cut.table
+    table = tile_table(cut.table, tile)
+    return table.shape[0], 1, table
+
+
 def backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -137,7 +166,7 @@ def backward(
 ) -> Gradients:
     """Run the backward pass on the current stream; q's device must be the current one.
 
-    Beside the gradients it takes one tensor like q, for the states between tiles, and two matrices
+    Beside the gradients it takes one tensor like q, for the states between tiles, and a matrix
     `[S, S]` in fp32 for each segment and head.
 
     Args:
@@ -155,23 +184,24 @@ def backward(
     if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
         d_o = d_o.clone()
     dq, dk, dv, checkpoints = (torch.empty_like(d_o) for _ in range(4))
-    parts = math.ceil(max(cut.longest, 1) / S)
-    d_beta = beta.new_empty(cut.total * parts, H)
+    rows, parts, tiles = _cut_tiles(cut, T, S)
+    d_beta = beta.new_empty(rows * parts, H)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     tensors = (
         q, k, v, d_o, dq, dk, dv, checkpoints, beta, initial_state, d_final, G, states, d_states,
-        d_initial, d_beta, cut.table, cut.first,
+        d_initial, d_beta,
     )  # fmt: skip
-    addresses = tuple(0 if x is None else x.data_ptr() for x in tensors)
+    addresses = _addresses(*tensors)
     strides = tuple(x.stride()[:3] for x in (q, k, v, d_o))
-    packed = ARGUMENTS.pack(
-        *addresses, T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, parts, scale
-    )
+    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, parts, scale
     maps = _NO_MAPS
     if program.takes_maps:
         maps = _tensor_maps(q.shape, addresses[:8], (*strides, *[strides[3]] * 4))
-    parameters = (ctypes.c_char_p * 2)(packed, maps)
+    parameters, by_tiles = (
+        (ctypes.c_char_p * 2)(ARGUMENTS.pack(*addresses, *tables, *sizes), maps)
+        for tables in (_addresses(cut.table, cut.first), _addresses(tiles, None))
+    )
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     walks = cut.total * H * (S // PANEL), 1
     program.checkpoint.launch(walks, parameters, stream)
@@ -179,5 +209,5 @@ def backward(
         program.map.launch(walks, parameters, stream)
         program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
     program.state.launch(walks, parameters, stream)
-    program.input.launch((cut.total * parts * H, 1), parameters, stream)
+    program.input.launch((rows * parts * H, 1), by_tiles, stream)
     return Gradients(dq, dk, dv, d_beta.sum(0), d_initial)
