@@ -158,8 +158,8 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
             ),
             (
                 segmented_scan_bwd.segment_input_grad_kernel,
-                _types(f"*{kind}", "q k v fresh do dv dq dk") | states | {"dbeta": "*fp32"}
-                | fp32 | sizes | q | k | v | o,
+                _types(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
+                | fp32 | sizes | q | k | o,
                 walk | starts,
                 (tiles.grad_warps, 1),
             ),

@@ -25,7 +25,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.backend import cuda_forward, requested_backend
+from fla.ops.quasar.backend import cuda_backward, cuda_forward, requested_backend
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
@@ -162,7 +162,7 @@ def chunk_quasar_bwd(
     inverse = chunk_intra(plan, k, beta, dv)
     shared = _shared(plan, q)
     _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
-    strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
+    strides_q, strides_k = q.stride()[:3], k.stride()[:3]
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     where = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
@@ -182,8 +182,8 @@ def chunk_quasar_bwd(
     walk_state_grad(map_only=False)
     d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
     segment_input_grad_kernel[(plan.total * H,)](
-        q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
-        *strides_q, *strides_k, *strides_v, *do.stride()[:3], **shared,
+        q, k, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
+        *strides_q, *strides_k, *do.stride()[:3], **shared,
         HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -226,6 +226,8 @@ def recorded_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of q, k, v, beta and the initial state (or None).
 
+    They are computed where the forward pass ran, or in Triton.
+
     Args:
         saved, cut: of `recorded_forward`'s result.
         do: `[B, T, H, S]`.
@@ -238,11 +240,14 @@ def recorded_backward(
     do = do.to(q.dtype).contiguous()
     if d_final is not None:
         d_final = d_final.float().contiguous()
+    arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
-        plan = cut if isinstance(cut, Plan) else plan_of(q, cut)
-        return chunk_quasar_bwd(
-            q, k, v, beta, initial_state, G, states, do, d_final, scale, plan=plan
-        )
+        if isinstance(cut, Segments):
+            found = cuda_backward(*arguments, cut)
+            if found is not None:
+                return found
+            cut = plan_of(q, cut)
+        return chunk_quasar_bwd(*arguments, plan=cut)
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
