@@ -27,7 +27,7 @@ step() {
 
 # the layer first: what a machine has time for is what counts most
 step benchmark_fork --fork "$fork" --out "$out"
-step benchmark_training --fork "$fork" --out "$out/training.json"
+step benchmark_layer_training --fork "$fork" --out "$out/layer-training.json"
 step benchmark_operator --out "$out/operator.json"
 step benchmark_operator --training --out "$out/training.json"
 step profile_kernels --out "$out/profile.json"

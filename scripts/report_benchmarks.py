@@ -17,10 +17,10 @@ from typing import NamedTuple
 from measuring.layer_limits import criteria
 from measuring.layer_results import Accuracy, Profile
 from measuring.layer_sections import accuracy_tables, limits_table, profile_table
+from measuring.layer_training import Training, training_criteria, training_tables
 from measuring.line_plot import Line, line_plot
 from measuring.markdown_tables import facts, table
 from measuring.results import load
-from measuring.training_steps import Training, training_criteria, training_tables
 
 from harness.report import Measurement, Report, load_report
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "benchmarks" / "h200"
 START, END = "<!-- figures: scripts/report_benchmarks.py -->", "<!-- /figures -->"
 PROFILES = ("layer-profile", "layer-profile-ops")
-TRAINING = REPORTS / "training.json"
+TRAINING = REPORTS / "layer-training.json"
 IN_README = (512, 2048, 16384, 100_000, 1_000_000)
 
 TREES = {

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = (
     "benchmark_fork",
-    "benchmark_training",
+    "benchmark_layer_training",
     "benchmark_operator",
     "profile_kernels",
     "sanitize_kernels",

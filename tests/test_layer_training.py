@@ -6,9 +6,8 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from benchmark_training import IMPLEMENTATIONS
-from measuring.results import load, write
-from measuring.training_steps import (
+from benchmark_layer_training import IMPLEMENTATIONS
+from measuring.layer_training import (
     GRAPHS,
     SHAPES,
     Cost,
@@ -18,6 +17,7 @@ from measuring.training_steps import (
     training_criteria,
     training_tables,
 )
+from measuring.results import load, write
 from report_benchmarks import TRAINING, training_section
 
 from harness.report import Environment

@@ -1,4 +1,4 @@
-"""What benchmark_training.py found, as schema-checked models, and the tables made of it."""
+"""What benchmark_layer_training.py found, as models, and the tables made of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def training_tables(training: Training) -> str:
     return "\n\n".join(
         [
             f"{training.protocol} ({machine.gpu}, torch {machine.torch}, Triton {machine.triton}; "
-            f"`scripts/benchmark_training.py`, {training.created}, commit {training.commit}.)",
+            f"`scripts/benchmark_layer_training.py`, {training.created}, "
+            f"commit {training.commit}.)",
             _costs(training),
             "The gradient of ours that is farthest from float64 autograd, relative RMS:",
             _errors(training),

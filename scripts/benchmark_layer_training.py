@@ -1,6 +1,6 @@
 """Time training steps of the layer on this GPU, ours and the peer's in one run.
 
-    python scripts/benchmark_training.py --fork PATH --out benchmarks/h200/training.json
+    python scripts/benchmark_layer_training.py --fork PATH --out benchmarks/h200/layer-training.json
 
 PATH is a checkout of the public fork. Ours is the overlay, the peer the fork's layer over
 flash-linear-attention's delta rule; each runs in a process of its own, one after the other. Ours is
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from benchmark_fork import TREES, make_tree
 from measuring import operator_bench as bench
+from measuring.layer_training import SHAPES, Cost, Shape, Training, TrainingRow, WorstGradient
 from measuring.results import project_commit, write
-from measuring.training_steps import SHAPES, Cost, Shape, Training, TrainingRow, WorstGradient
 from torch import Tensor
 
 from harness.environment import describe
