@@ -290,11 +290,11 @@ def test_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandI
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
     assert stand_in.count("/register_miner") == 1
-    stand_in.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 2)
+    stand_in.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
     held = run_cycle(context)
     assert held.state is State.HELD
     assert "btcli" in str(held.remedy)
-    assert stand_in.count("/register_miner") == 2
+    assert stand_in.count("/register_miner") == 3
 
 
 def test_a_second_league_of_the_public_server_is_no_obstacle(
