@@ -205,3 +205,10 @@ def test_status_says_what_comes_next(state: State) -> None:
         assert said.next_action == "do this"
     if state is State.COMMITTED:
         assert "77" in said.next_action
+
+
+def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
+    failed = replace(new(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
+    deadline = cycle.describe(failed, 100.0).deadline
+    assert deadline == 100.0 + cycle.RETRY_AFTER_MAX_SECONDS
+    assert cycle.describe(failed, 30 * 86400.0 - 5).deadline == failed.retry_at

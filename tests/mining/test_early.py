@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from parts import HOTKEY, StandInBench, StandInFork, Waits, make_context, states, stop_after
-from stand_in import Fault, StandIn
+from stand_in import Fault, StandIn, serve
 from structlog.testing import capture_logs
 
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.early import warn_of_early_judgement
 from neurons.mining.runtime import Stopped
+from neurons.status import read_status
 
 COMMIT, REVEAL, SUBMIT = "/commit_submission", "/reveal_submission", "/submit_kernel"
 STATS, PENDING, ROUND = "/get_submission_stats", "/pending_reveals", "/get_current_round"
@@ -64,6 +65,22 @@ def test_from_then_on_this_api_gets_direct_submissions(
     assert run_cycle(context).mode == "direct"
     assert stand_in.count(COMMIT) == 1
     assert stand_in.count(SUBMIT) == 2
+
+
+def test_status_shows_what_the_api_was_seen_to_do(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    state = tmp_path / "state"
+    run_cycle(make_context(state, url))
+    status = read_status(state)
+    assert "judges commitments before their reveal" in status.as_text()
+    assert "SUBMISSION_MODE=auto submits directly" in status.as_text()
+    assert status.as_json()["judges_early_at"] > 0
+    stand_in.judges_early = False
+    with serve(stand_in) as elsewhere:
+        other = tmp_path / "other"
+        run_cycle(make_context(other, elsewhere))
+        assert "judges commitments" not in read_status(other).as_text()
 
 
 def test_another_api_is_not_held_responsible(tmp_path: Path, url: str, stand_in: StandIn) -> None:
