@@ -170,7 +170,7 @@ PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
     ("row", "place", "early", "state", "rank", "weight"),
     [
         (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
-        (performer(score=0.0), PLACE, True, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
         (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
         (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
         (performer(score=0.95), None, False, State.VALIDATED, None, None),

@@ -187,6 +187,10 @@ def judge(
 ) -> Verdict:
     """Return the verdict that a row of the statistics and a place among the weights show."""
     rank, weight = (place[0], place[1].weight) if place else (None, None)
+    if row is not None and row.rank:
+        rank = row.rank
+    if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
+        return Verdict(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
     if row is not None and row.score is not None and row.score <= 0:
         return Verdict(
             State.REJECTED,
@@ -196,10 +200,6 @@ def judge(
         )
     if row is not None and row.score is not None:
         return Verdict(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
-    if row is not None and row.rank:
-        rank = row.rank
-    if submission.judged_early_at is not None:
-        return Verdict(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
     if rank is not None:
         return Verdict(
             State.RANKED,

@@ -68,7 +68,8 @@ def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReve
         context.log.debug("the pending reveals cannot be read", reason=fault.reason)
         return block_at(context.client.server_time()), None, False
     rows = pending.pending_reveals
-    row = next((row for row in rows if row.submission_id == submission.submission_id), None)
+    wanted = str(submission.commitment_hash)
+    row = next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
     return pending.current_block, row, True
 
 
