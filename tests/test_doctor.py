@@ -254,3 +254,13 @@ def test_token_expired_or_of_another_account(settings: Settings, server: Server)
     assert doctor.token(settings).level == "failure"
     away = settings.model_copy(update={"github_api_url": "http://127.0.0.1:9"})
     assert "does not answer" in doctor.token(away).detail
+
+
+def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings: Settings) -> None:
+    check = doctor.registration(
+        settings.model_copy(update={"subtensor_network": "ws://127.0.0.1:9"})
+    )
+    assert (check.name, check.level) == ("registration", "warning")
+    assert "ws://127.0.0.1:9" in check.detail
+    assert len(check.detail.splitlines()) == 1
+    assert "SUBTENSOR_NETWORK" in check.remedy
