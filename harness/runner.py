@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
@@ -41,6 +42,22 @@ _ALLOWED = frozenset(
 )
 _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
+
+
+class Measure(Protocol):
+    """`measure`, or its stand-in."""
+
+    def __call__(
+        self,
+        tree: Path,
+        length: int,
+        *,
+        device: str,
+        gate: bool | GateResult,
+        timeout: float,
+        stop: threading.Event | None,
+    ) -> Measurement:
+        """Time one length in a fresh process."""
 
 
 class MeasurementError(Exception):

@@ -18,10 +18,19 @@ if not __package__:  # run as a file: Python then puts this folder on the path, 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from neurons import observe
-from neurons.commands import bench, decide, read_settings, say, show_doctor, show_status
-from neurons.embedded import EmbeddedSubnet
+from neurons.command_line.commands import (
+    bench,
+    decide,
+    read_settings,
+    say,
+    show_doctor,
+    show_status,
+)
+from neurons.command_line.status import JOURNAL, summary
+from neurons.configuration.flags import Parser
+from neurons.configuration.settings import Settings
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
-from neurons.flags import Parser
 from neurons.identity import (
     OFFLINE,
     ChainUnreachable,
@@ -35,11 +44,9 @@ from neurons.mining.context import Context, overlay_digest
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.mining.early import warn_of_early_judgement
-from neurons.mining.fork import open_fork
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
-from neurons.settings import Settings
-from neurons.status import JOURNAL, summary
+from neurons.mining.publishing.fork import open_fork
+from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 
 TO_THE_REAL_SUBNET = (
     "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "

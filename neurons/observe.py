@@ -54,6 +54,12 @@ def redact(text: str) -> str:
     return _SECRET_SHAPE.sub(REDACTED, text)
 
 
+def redact_text(text: str) -> str:
+    """Return foreign text fit for a log: no secrets, no control characters, one short line."""
+    text = re.sub(r"(?<=://)[^/\s@]+@", "", redact(text))
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text).strip()[:300]
+
+
 def redact_value(value: Any, key: str = "") -> Any:
     """Return `value` with secrets taken out, following mappings and sequences."""
     if key and value is not None and _SECRET_KEY.search(key):

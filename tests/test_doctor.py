@@ -19,10 +19,10 @@ import pytest
 
 from harness.report import Environment
 from harness.runner import MeasurementError
-from neurons import doctor
+from neurons.command_line import doctor
+from neurons.configuration.settings import Settings, load_settings
 from neurons.identity import create_throwaway
-from neurons.machine import Gpu
-from neurons.settings import Settings, load_settings
+from neurons.processes.machine import Gpu
 
 TOKEN = "ghp_canary0123456789abcdef0123456789abcd"
 

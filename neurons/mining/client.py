@@ -11,8 +11,8 @@ import httpx
 import stamina
 from pydantic import BaseModel
 
-from neurons.mining.outcomes import ReplyLost, ServerFault, Unreachable
-from neurons.mining.wire import REPLY_SECONDS, Connection, Limiter, Reply, Signer
+from neurons.http.connection import REPLY_SECONDS, Connection, Limiter, Reply, Signer
+from neurons.http.outcomes import ReplyLost, ServerFault, Unreachable
 from neurons.protocol import (
     Block,
     CommitReply,
@@ -60,7 +60,7 @@ class Queue:
 class ApiClient(Connection):
     """Calls of one validator API by one hotkey.
 
-    Every method raises the types of `neurons.mining.outcomes`. GETs are tried a few times; a POST
+    Every method raises the types of `neurons.http.outcomes`. GETs are tried a few times; a POST
     only when it certainly did not reach the server. Longer pauses are the caller's.
 
     Args:

@@ -13,20 +13,20 @@ from typing import Any, Protocol
 
 from structlog.stdlib import BoundLogger
 
-from harness.report import Environment, GateResult, Measurement
-from harness.runner import measure, probe
+from harness.report import Environment
+from harness.runner import Measure, measure, probe
+from neurons.configuration.settings import Settings
+from neurons.http.connection import Signer
 from neurons.mining import cycle
 from neurons.mining.client import ApiClient
 from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import Waiter
-from neurons.mining.wire import Signer
-from neurons.settings import Settings
+from neurons.processes.runtime import Waiter
 from quasar_kernels.contract import OVERLAY, Scope, overlay_files
 
 
 class Fork(Protocol):
-    """What the steps need of the published fork (`neurons.mining.fork.Fork`).
+    """What the steps need of the published fork (`neurons.mining.publishing.fork.Fork`).
 
     Every method raises `neurons.errors.Held` or `Retry`.
     """
@@ -50,22 +50,6 @@ class Fork(Protocol):
 
     def verify(self, commit: str) -> object:
         """Check that the remote holds the commit with this overlay's content."""
-
-
-class Measure(Protocol):
-    """`harness.runner.measure`, or its stand-in."""
-
-    def __call__(
-        self,
-        tree: Path,
-        length: int,
-        *,
-        device: str,
-        gate: bool | GateResult,
-        timeout: float,
-        stop: threading.Event | None,
-    ) -> Measurement:
-        """Time one length in a fresh process."""
 
 
 _SHOWN: dict[State, tuple[str, ...]] = {
@@ -142,6 +126,18 @@ class Context:
     def reports(self) -> Path:
         """The folder of the measurement reports."""
         return self.settings.state_dir / "reports"
+
+    def lays_out(self, submission: Submission) -> bool:
+        """Tell whether the checkout can be made to hold exactly what was published.
+
+        After a restart it is laid out anew; changed kernels have to be published first.
+        """
+        if self.content_digest() != submission.content_digest:
+            return False
+        if self.published != submission.commit_hash:
+            self.fork.prepare()
+            self.published = self.fork.commit()
+        return self.published == submission.commit_hash
 
     def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
         """Journal `submission`'s way to `state` and return it."""

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
+from neurons.configuration.values import LOOPBACK
 from neurons.errors import Held, Retry
+from neurons.http.outcomes import HashMismatch
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Step, Submission
 from neurons.mining.early import submission_mode
 from neurons.mining.journal import Journal, StaleSubmission
-from neurons.mining.outcomes import HashMismatch
-from neurons.mining.runtime import DISK_FAULTS, Stopped
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
-from neurons.setting_values import LOOPBACK
+from neurons.processes.runtime import DISK_FAULTS, Stopped
 
 Result = TypeVar("Result")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neurons.http.outcomes import Refused, TooLarge, Uncertain
 from neurons.mining.client import ApiClient, Queue
 from neurons.mining.cycle import Submission
-from neurons.mining.outcomes import Refused, TooLarge, Uncertain
 from neurons.protocol import Performer
 
 LIMITS = (100, 1_000, 10_000)

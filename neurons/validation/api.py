@@ -11,8 +11,8 @@ import stamina
 from pydantic import ValidationError
 
 from neurons.errors import ConfigError, Held, QuasarError, Retry
-from neurons.mining.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
-from neurons.mining.wire import Connection, Reply, Signer
+from neurons.http.connection import Connection, Reply, Signer
+from neurons.http.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.observe import get_logger
 from neurons.protocol import FailureRequest, MarkValidatedRequest, Message, QueuedSubmission
 

@@ -22,10 +22,10 @@ from stand_in import RESET, Fault, Request, StandIn, serve
 from structlog.testing import capture_logs
 
 from neurons.errors import ConfigError, Held, Retry
+from neurons.http import outcomes
+from neurons.http.connection import Limiter
 from neurons.mining import client as client_module
-from neurons.mining import outcomes
 from neurons.mining.client import ApiClient
-from neurons.mining.wire import Limiter
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 
 STATS = "/get_submission_stats"

@@ -18,7 +18,7 @@ from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 
 COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
 

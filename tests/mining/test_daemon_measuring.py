@@ -13,7 +13,7 @@ from harness.runner import MeasurementError
 from neurons.mining import daemon
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 
 COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
 

@@ -10,11 +10,11 @@ from parts import HOTKEY, StandInBench, StandInFork, Waits, make_context, states
 from stand_in import Fault, StandIn, serve
 from structlog.testing import capture_logs
 
+from neurons.command_line.status import read_status
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.early import warn_of_early_judgement
-from neurons.mining.runtime import Stopped
-from neurons.status import read_status
+from neurons.processes.runtime import Stopped
 
 COMMIT, REVEAL, SUBMIT = "/commit_submission", "/reveal_submission", "/submit_kernel"
 STATS, PENDING, ROUND = "/get_submission_stats", "/pending_reveals", "/get_current_round"

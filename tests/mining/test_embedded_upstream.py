@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from githost import run_git
 
+from neurons.embedded import upstream as embedded_upstream
+from neurons.embedded.upstream import make_upstream
 from neurons.errors import ConfigError, Held
-from neurons.mining import embedded_upstream
-from neurons.mining.embedded_upstream import make_remote, make_upstream
+from neurons.git.bare import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
 
 
@@ -87,8 +88,8 @@ def test_another_content_moves_main(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; import neurons.mining.fork\n"
-        "from neurons.mining.embedded_upstream import make_upstream\n"
+        "import sys; from pathlib import Path; import neurons.mining.publishing.fork\n"
+        "from neurons.embedded.upstream import make_upstream\n"
         "make_upstream(Path(sys.argv[1]))\n"
         "sys.exit(bool({'fla', 'torch', 'triton'} & sys.modules.keys()))"
     )
@@ -98,7 +99,7 @@ def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
 def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from neurons.mining.embedded_upstream import make_upstream\n"
+        "from neurons.embedded.upstream import make_upstream\n"
         "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "make_upstream(Path(sys.argv[1]))"
     )

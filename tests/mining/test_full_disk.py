@@ -15,7 +15,7 @@ from neurons import observe
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import StateLock, Stopped, wait_for_space
+from neurons.processes.runtime import StateLock, Stopped, wait_for_space
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from harness.runner import MeasurementError
 from neurons.identity import verify
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
+from neurons.mining.signing import signed_claim
 from neurons.mining.steps import measure
 from neurons.mining.steps.follow import judge
-from neurons.mining.steps.signing import signed_claim
 from neurons.protocol import Performer, RevealRequest, Weight
 
 FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
@@ -128,7 +128,7 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
 
 
 def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.mining.series.REPORTS_KEPT", 2)
     context = make_context(tmp_path / "state", url)
     for _ in range(4):
         done = run_cycle(context)

@@ -10,7 +10,7 @@ from validation_samples import GATE, ForkRepository, Measured
 
 from harness.runner import MeasurementError
 from neurons.errors import Retry
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation import evaluate
 from neurons.validation.evaluate import Evaluator

@@ -6,10 +6,10 @@ import secrets
 import time
 
 from neurons.errors import Held
+from neurons.http.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
-from neurons.mining.steps.register import when_registered
+from neurons.mining.register import when_registered
 from neurons.observe import register_secret
 from neurons.protocol import CommitRequest, PendingReveal, Round, commitment_hash
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from neurons.mining import cycle
-from neurons.mining.context import Context
-from neurons.mining.cycle import RoundNow, State, Submission
-from neurons.mining.early import note_early_judgement
-from neurons.mining.outcomes import (
+from neurons.http.outcomes import (
     AlreadyRevealed,
     NotRegistered,
     SubmissionNotFound,
     Uncertain,
 )
+from neurons.mining import cycle
+from neurons.mining.context import Context
+from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.early import note_early_judgement
+from neurons.mining.signing import reveal_request
 from neurons.mining.standing import Standing, look
-from neurons.mining.steps.signing import reveal_request
 from neurons.protocol import Performer, Weight, weighted_score
 
 ROUND_EVERY_SECONDS = 300.0

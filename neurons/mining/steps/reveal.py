@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from neurons.errors import Held
-from neurons.mining import cycle
-from neurons.mining.context import Context
-from neurons.mining.cycle import RoundNow, State, Submission
-from neurons.mining.early import insists_on_reveal, note_early_judgement
-from neurons.mining.outcomes import (
+from neurons.http.outcomes import (
     AlreadyRevealed,
     SubmissionNotFound,
     TooEarly,
     Uncertain,
 )
+from neurons.mining import cycle
+from neurons.mining.context import Context
+from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.early import insists_on_reveal, note_early_judgement
+from neurons.mining.register import when_registered
+from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
-from neurons.mining.steps.register import when_registered
-from neurons.mining.steps.signing import reveal_request
 from neurons.protocol import (
     BLOCK_SECONDS,
     PendingReveal,

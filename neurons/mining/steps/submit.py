@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from neurons.errors import Held, Retry
+from neurons.http.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import RoundNow, State, Submission
-from neurons.mining.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
+from neurons.mining.register import when_registered
+from neurons.mining.signing import signed_claim
 from neurons.mining.standing import LIMITS
-from neurons.mining.steps.register import when_registered
-from neurons.mining.steps.signing import signed_claim
 from neurons.protocol import Performer, QueuedSubmission, Round, SubmitRequest
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)

@@ -8,19 +8,13 @@ import re
 from collections.abc import Iterator
 
 from neurons.errors import Held, QuasarError, Retry
-from neurons.observe import redact
+from neurons.observe import redact_text
 
 SCOPE_REMEDY = (
     "Put a token in GITHUB_TOKEN that may write to the fork: a classic one with the scope "
     "`public_repo` (`repo` for a private fork), or a fine-grained one with the permission "
     "Contents: read and write for the fork."
 )
-
-
-def redact_text(text: str) -> str:
-    """Return foreign text fit for a log: no secrets, no control characters, one short line."""
-    text = re.sub(r"(?<=://)[^/\s@]+@", "", redact(text))
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text).strip()[:300]
 
 
 _PASSING = re.compile(

@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 import git
 
 from neurons.errors import Held
-from neurons.mining.checkout import changed_files, destination
-from neurons.mining.gitcmd import HardenedGit
+from neurons.git.checkout import changed_files, destination
+from neurons.git.command import HardenedGit
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"

@@ -22,12 +22,12 @@ from harness.report import Environment
 from harness.runner import MeasurementError, check_import, probe
 from harness.source import missing_files
 from neurons import identity
+from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Held, Retry
-from neurons.machine import gpus
-from neurons.mining.gitcmd import MINIMUM_GIT
-from neurons.mining.github import check_token
-from neurons.mining.outcomes import http_date
-from neurons.settings import Settings
+from neurons.git.command import MINIMUM_GIT
+from neurons.http.outcomes import http_date
+from neurons.mining.publishing.github import check_token
+from neurons.processes.machine import gpus
 from quasar_kernels.contract import fork_imports
 
 Level = Literal["ok", "warning", "failure"]

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from neurons.errors import Retry
-from neurons.mining.gitcmd import HardenedGit, scratch_beside
-from neurons.mining.gitremote import Remote, Token
+from neurons.git.command import HardenedGit, scratch_beside
+from neurons.git.remote import Remote, Token
 
 _FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from neurons.errors import Held
-from neurons.mining.gitcmd import HardenedGit
+from neurons.git.command import HardenedGit
 
 # Programs that a fetch, a push or a status would run, other places for a push to go to, and ways
 # to learn or weaken the connection that carries the token.

@@ -1,7 +1,7 @@
 """Every setting of every process, and the one reader of the environment.
 
 Precedence: flag, environment, .env, default. `.env.example` is generated from the prose here
-by `python -m neurons.env_example`.
+by `python -m neurons.configuration.env_example`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from neurons.env_file import EnvFile, read_env_file
-from neurons.errors import ConfigError
-from neurons.setting_values import (
+from neurons.configuration.env_file import EnvFile, read_env_file
+from neurons.configuration.values import (
     PROJECT,
     Count,
     Folder,
@@ -33,6 +32,7 @@ from neurons.setting_values import (
     Url,
     Words,
 )
+from neurons.errors import ConfigError
 
 ENV_FILE = PROJECT / ".env"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from neurons.http.outcomes import NotRegistered, ServerFault
 from neurons.mining.context import Context
-from neurons.mining.outcomes import NotRegistered, ServerFault
 from neurons.protocol import league_of
 
 REGISTRATIONS = 2

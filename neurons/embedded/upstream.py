@@ -14,8 +14,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from neurons.errors import ConfigError, Held
-from neurons.mining.gitcmd import HardenedGit, scratch_beside
-from neurons.mining.gitremote import parse_remote
+from neurons.git.command import HardenedGit, scratch_beside
 from quasar_kernels.contract import fork_imports
 
 PACKAGE = "fla-core"
@@ -69,22 +68,6 @@ def make_upstream(path: Path) -> str:
         _commit(repository, scratch / "source", scratch / "index")
         if repository != path:
             repository.rename(path)
-    return path.as_uri()
-
-
-def make_remote(upstream_url: str, path: Path) -> str:
-    """Make a bare clone of the upstream at `path`, which stands for the miner's fork.
-
-    An existing repository is left as it is. Returns its file:// address.
-    """
-    path = path.absolute()
-    if not (path / "HEAD").is_file():
-        upstream = parse_remote(upstream_url)
-        options = ("--quiet", "--bare", "--no-local", "--template=", "--")
-        with scratch_beside(path) as scratch:
-            tool = HardenedGit(scratch)
-            tool.online(upstream, None, "clone", *options, upstream.url, "remote.git")
-            (scratch / "remote.git").rename(path)
     return path.as_uri()
 
 

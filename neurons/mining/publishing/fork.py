@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from neurons.errors import ConfigError, Held
-from neurons.mining.checkout import changed_files, checkout_config
-from neurons.mining.clone import check_out, fetch_branch, is_clone, make_clone, read_heads
-from neurons.mining.embedded_upstream import make_remote
-from neurons.mining.gitcmd import HardenedGit
-from neurons.mining.gitfaults import disk_faults
-from neurons.mining.github import ensure_fork, web_address
-from neurons.mining.gitremote import Remote, Token, parse_remote
-from neurons.mining.overlay import Overlay
+from neurons.git.bare import make_remote
+from neurons.git.checkout import changed_files, checkout_config
+from neurons.git.clone import check_out, fetch_branch, is_clone, make_clone, read_heads
+from neurons.git.command import HardenedGit
+from neurons.git.faults import disk_faults
+from neurons.git.remote import Remote, Token, parse_remote
+from neurons.mining.publishing.github import ensure_fork, web_address
+from neurons.mining.publishing.overlay import Overlay
 from quasar_kernels.contract import Scope, check_tree, overlay_files
 
 if TYPE_CHECKING:
-    from neurons.settings import Settings
+    from neurons.configuration.settings import Settings
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
 

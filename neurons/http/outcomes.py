@@ -12,7 +12,7 @@ from datetime import timezone
 from email.utils import parsedate_to_datetime
 
 from neurons.errors import Held, Retry
-from neurons.mining.gitfaults import redact_text
+from neurons.observe import redact_text
 
 DETAIL_BYTES = 2**13
 TITLE_LETTERS = 80

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from harness.kernels import TOLERANCE, Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
-from neurons.doctor import Check, failure, gpu, ok, warning
+from neurons.command_line.doctor import Check, failure, gpu, ok, warning
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from neurons.mining.gitfaults import redact_text
-from neurons.observe import register_secret
-from neurons.setting_values import LOOPBACK
+from neurons.configuration.values import LOOPBACK
+from neurons.observe import redact_text, register_secret
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from neurons import doctor, kernel_checks, observe
-from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons import observe
+from neurons.command_line import doctor, kernel_checks
+from neurons.command_line.status import JOURNAL, read_status, summary
+from neurons.configuration.settings import Process, Settings, load_settings
+from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError
-from neurons.machine import resolve_device
 from neurons.mining.cycle import State
 from neurons.mining.daemon import abandon, release
-from neurons.mining.fork import open_fork
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import StateLock
-from neurons.settings import Process, Settings, load_settings
-from neurons.status import JOURNAL, read_status, summary
+from neurons.mining.publishing.fork import open_fork
+from neurons.processes.machine import resolve_device
+from neurons.processes.runtime import StateLock
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

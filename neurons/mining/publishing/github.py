@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from neurons.configuration.values import LOOPBACK
 from neurons.errors import ConfigError, Held, Retry
-from neurons.mining.gitfaults import SCOPE_REMEDY, redact_text
-from neurons.mining.outcomes import http_date, retry_after
-from neurons.observe import register_secret
-from neurons.setting_values import LOOPBACK
+from neurons.git.faults import SCOPE_REMEDY
+from neurons.http.outcomes import http_date, retry_after
+from neurons.observe import redact_text, register_secret
 
 LONGEST_WAIT = 3600.0
 """Seconds: the longest pause that a limit of GitHub's is believed to ask for."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from neurons.errors import ConfigError, Held, Retry
-from neurons.mining.gitfaults import fault
-from neurons.mining.gitremote import Remote, Token
+from neurons.git.faults import fault
+from neurons.git.remote import Remote, Token
 
 # Without it, importing GitPython on a machine without git is an ImportError of many lines.
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

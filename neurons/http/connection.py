@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from neurons.configuration.values import LOOPBACK
 from neurons.errors import ConfigError
-from neurons.mining.outcomes import (
+from neurons.http.outcomes import (
     ProtocolFault,
     ReplyLost,
     TooLarge,
@@ -29,7 +30,6 @@ from neurons.mining.outcomes import (
 )
 from neurons.observe import get_logger, redact, register_secret
 from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
-from neurons.setting_values import LOOPBACK
 
 REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
@@ -122,7 +122,7 @@ class Connection:
             reply_bytes: the largest body that is read of this reply.
 
         Raises:
-            Retry, Held: one of the types of `neurons.mining.outcomes`.
+            Retry, Held: one of the types of `neurons.http.outcomes`.
             ValueError: `body` has a number that is not finite; nothing was sent.
         """
         headers = dict(self._credentials) if signed else {}

@@ -58,7 +58,7 @@ class Child:
         descriptor = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "neurons.tied", str(os.getpid()), *self.arguments],
+                [sys.executable, "-m", "neurons.processes.tied", str(os.getpid()), *self.arguments],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,

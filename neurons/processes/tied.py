@@ -1,6 +1,6 @@
 """Runs a module in a process that does not outlive its parent, even one that was killed.
 
-`python -m neurons.tied PARENT_PID MODULE [ARGUMENT...]`
+`python -m neurons.processes.tied PARENT_PID MODULE [ARGUMENT...]`
 """
 
 from __future__ import annotations

@@ -19,14 +19,15 @@ from types import TracebackType
 import httpx
 
 from harness.runner import child_environment
-from neurons.child import Child
+from neurons.configuration.settings import Settings, find_env_file, load_settings
+from neurons.embedded.upstream import make_upstream
 from neurons.errors import ConfigError, QuasarError
+from neurons.git.bare import make_remote
 from neurons.identity import OFFLINE, Identity, create_throwaway
-from neurons.machine import resolve_device
-from neurons.mining.embedded_upstream import make_remote, make_upstream
-from neurons.mining.runtime import Stopped
 from neurons.observe import get_logger
-from neurons.settings import Settings, find_env_file, load_settings
+from neurons.processes.child import Child
+from neurons.processes.machine import resolve_device
+from neurons.processes.runtime import Stopped
 
 OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""

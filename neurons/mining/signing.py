@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from neurons.http.connection import Signer
 from neurons.mining.cycle import Submission
-from neurons.mining.wire import Signer
 from neurons.protocol import RevealRequest, submission_text
 
 
