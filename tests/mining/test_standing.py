@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from parts import HOTKEY, Waits, make_context, stop_after
-from stand_in import LOST, Fault, StandIn
+from stand_in import LOST, Fault, Request, StandIn
 
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
 from neurons.mining.standing import look
+from neurons.mining.steps.submit import LATE_SECONDS
 
 REVEAL, SUBMIT = "/reveal_submission", "/submit_kernel"
 STATS, ROUND, WEIGHTS = "/get_submission_stats", "/get_current_round", "/get_weights"
@@ -133,6 +134,45 @@ def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
     assert done.state is State.UNRANKED
     assert "cannot be known" in str(done.reason)
     assert stand_in.count(SUBMIT) == 1
+
+
+def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
+
+    def arrives(seconds: float) -> None:
+        if seconds == LATE_SECONDS and not stand_in.rows:
+            body = next(r.body for r in stand_in.requests if r.path == SUBMIT)
+            headers = {"hotkey": HOTKEY}
+            stand_in.handle(Request("POST", SUBMIT, {}, headers, body))
+
+    stand_in.faults[SUBMIT].append(Fault(504, "gateway timeout"))
+    done = run_cycle(direct(tmp_path, url, waiter=Waits(arrives)))
+    assert (done.state, len(stand_in.rows)) == (State.VALIDATED, 1)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
+    tmp_path: Path, url: str, stand_in: StandIn, when: str
+) -> None:
+    stand_in.registered.add(HOTKEY)
+    carry_out = stand_in._carry_out
+
+    def around(request: Request) -> Any:
+        if request.path != SUBMIT or stand_in.databases > 1:
+            return carry_out(request)
+        if when == "before":
+            stand_in.wipe()
+            stand_in.registered.add(HOTKEY)
+            return carry_out(request)
+        answer = carry_out(request)
+        stand_in.wipe()
+        return answer
+
+    stand_in._carry_out = around  # type: ignore[method-assign]
+    done = run_cycle(direct(tmp_path, url))
+    assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
 
 
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])

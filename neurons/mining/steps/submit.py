@@ -11,11 +11,13 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import RoundNow, State, Submission
 from neurons.mining.register import when_registered
 from neurons.mining.signing import signed_claim
-from neurons.mining.standing import LIMITS
+from neurons.mining.standing import LIMITS, look
 from neurons.protocol import Performer, QueuedSubmission, Round, SubmitRequest
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
 """After these the server certainly holds nothing."""
+LATE_SECONDS = 90.0
+"""Longer than gateways hold a request whose sender has given up."""
 CLOCK_SLACK_SECONDS = 5.0
 """How exactly a reply's Date tells the server's clock."""
 
@@ -23,7 +25,7 @@ CLOCK_SLACK_SECONDS = 5.0
 def run(submission: Submission, context: Context) -> Submission:
     """Submit, and never twice what may have arrived: the server would store both."""
     if submission.state is State.SUBMITTING:
-        found = _find(submission, context)
+        found = _find_late(submission, context)
         if found is not None:
             return context.move(submission, State.REVEALED, submission_id=found)
     now = context.client.current_round()
@@ -68,12 +70,16 @@ def _send(submission: Submission, context: Context) -> Submission:
 
 
 def _in_its_round(submission: Submission, context: Context) -> Submission:
-    """Journal the round that it came into: the server may have started anew since it was asked."""
+    """Journal the round that it came into, where the server has started anew in between.
+
+    If it did so just before the submission came, the queue shows it; if just after, it is lost.
+    """
     try:
         now = context.client.current_round()
+        relation = cycle.compare_round(submission, now.id, now.start_time)
+        if relation is not RoundNow.OTHER_DATABASE or not look(submission, context.client).queued:
+            return submission
     except (Retry, Held):
-        return submission
-    if cycle.compare_round(submission, now.id, now.start_time) is not RoundNow.OTHER_DATABASE:
         return submission
     return context.note(submission, round_id=now.id, round_start=now.start_time)
 
@@ -88,6 +94,23 @@ def _surely_absent(submission: Submission, now: Round) -> bool:
         return True
     relation = cycle.compare_round(submission, now.id, now.start_time)
     return relation is not RoundNow.SAME or now.total_submissions == submission.round_total
+
+
+def _find_late(submission: Submission, context: Context) -> int | None:
+    """Return what `_find` does, looked for again after a pause where that finds nothing.
+
+    What hangs in a gateway when its sender gives up may still arrive.
+    """
+    found = _find(submission, context)
+    if found is None and submission.round_total is not None:
+        context.log.info(
+            "its reply was lost; the queue is looked at again before it is sent once more",
+            submission=submission.id,
+            seconds=LATE_SECONDS,
+        )
+        context.wait(LATE_SECONDS)
+        found = _find(submission, context)
+    return found
 
 
 def _find(submission: Submission, context: Context) -> int | None:
