@@ -1,0 +1,65 @@
+"""Our miner as an operator runs it: a .env, a wallet, `once`, and a journal to read afterwards."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from neurons.identity import create_throwaway
+
+from .report import Entry, read_journal
+from .services import Process, bare_environment
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class Miner:
+    """One state folder with its settings.
+
+    Args:
+        python: the interpreter with the miner's requirements.
+        folder: where settings, wallet, state and logs lie.
+        settings: what the .env sets besides.
+
+    Attributes:
+        hotkey: the throwaway's address.
+    """
+
+    def __init__(self, python: str, folder: Path, settings: dict[str, object]) -> None:
+        self._python, self._folder = python, folder
+        self._env_file = folder / ".env"
+        self.hotkey = create_throwaway(folder / "wallets", "miner").hotkey
+        self._journal = folder / "state" / "journal.sqlite"
+        lines = {
+            "STATE_DIR": folder / "state",
+            "WALLET_PATH": folder / "wallets",
+            "WALLET_MINER_NAME": "miner",
+            "SUBTENSOR_NETWORK": "offline",
+            "DEVICE": "cpu",
+            "CLAIM_RUNS": 1,
+            "CLAIM_HEADROOM": 0.8,  # other processes use this CPU: the claim has to hold anyway
+            **settings,
+        }
+        self._env_file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        self._env_file.chmod(0o600)
+
+    def run(self, command: str, seconds: float) -> int | None:
+        """Run one of the miner's commands, which its output in `miner.log` names.
+
+        Returns:
+            The exit status; None when it took longer than `seconds` and was stopped.
+        """
+        log_file = self._folder / "miner.log"
+        with log_file.open("a") as log:
+            log.write(f"==== {command}, {time.strftime('%H:%M:%S', time.gmtime())}\n")
+        words = [self._python, "-m", "neurons.miner", command, "--env-file", str(self._env_file)]
+        process = Process(words, bare_environment(self._folder), PROJECT, log_file)
+        process.start()
+        try:
+            return process.wait(seconds)
+        finally:
+            process.stop()
+
+    def entries(self) -> list[Entry]:
+        """Return every submission of the journal, oldest first."""
+        return read_journal(self._journal, self.hotkey)
