@@ -15,6 +15,8 @@ IN_A_ROW = 3
 """After so many faults of one route the next request of it passes, so that a cycle ends."""
 
 DELAY_SECONDS = 3.0
+LATE_SECONDS = 40.0
+"""Longer than the miner waits for a reply: it arrives after the miner has given it up."""
 OVERSIZE_BYTES = 2**21
 """Twice what the miner reads of a reply."""
 
@@ -77,6 +79,7 @@ FAULTS: tuple[Fault, ...] = (
     _spoilt("reply dropped", lambda _: None),
     _spoilt("reply dropped", lambda _: None),  # twice as often: the dangerous one
     Fault("delayed", True, lambda reply: reply, DELAY_SECONDS),
+    Fault("carried out late", True, lambda _: None, LATE_SECONDS),  # a server that wakes up
     _spoilt("garbled", lambda r: Reply(r.status, r.body.replace(b'"', b"'", 3) + b"}", r.headers)),
     _spoilt(
         "truncated", lambda r: Reply(r.status, r.body[: len(r.body) // 2], r.headers, len(r.body))

@@ -74,7 +74,8 @@ class Entry:
         """Tell whether `row` came from this submission."""
         if row.commitment_hash is not None:
             return row.commitment_hash == self.commitment_hash
-        return (row.commit_hash, row.tokens_per_sec) == (self.commit_hash, self.tokens_per_sec)
+        claims = [(each.commit_hash, each.tokens_per_sec) for each in (row, self)]
+        return self.commitment_hash is None and claims[0] == claims[1]
 
 
 @dataclass
@@ -203,10 +204,14 @@ def _misjudged(cycle: Cycle, entry: Entry, rows: Sequence[Row]) -> list[Finding]
 
 
 def _bears_out(entry: Entry, row: Row) -> bool:
-    """Tell whether the server's row says what the miner says."""
+    """Tell whether the server's row says what the miner says.
+
+    A commitment with a score of 0 was judged before its reveal: claims here keep far below what
+    was measured, so that no revealed one comes to 0.
+    """
     if not row.validated or (entry.score is not None and entry.score != row.score):
         return False
-    early = row.judged_early
+    early = row.commitment_hash is not None and (not row.is_revealed or row.score == 0)
     return {
         "VALIDATED": not early and (row.score or 0.0) > 0,
         "RANKED": not early,

@@ -116,6 +116,7 @@ def test_a_row_that_the_journal_does_not_know_is_lost() -> None:
         ("VALIDATED", {"score": 0.0}),
         ("REJECTED", {}),
         ("RANKED", {"commitment_hash": HASH, "is_revealed": False}),
+        ("RANKED", {"commitment_hash": HASH, "score": 0.0}),
         ("PREMATURE", {"commitment_hash": HASH}),
         ("UNRANKED", {"validated": False, "present": False}),
     ],
@@ -133,6 +134,7 @@ def test_a_verdict_that_no_validator_gave_is_false(state: str, row: dict | None)
         ("RANKED", {"score": 0.0}),
         ("REJECTED", {"score": 0.0}),
         ("PREMATURE", {"commitment_hash": HASH, "is_revealed": False, "score": 0.0}),
+        ("PREMATURE", {"commitment_hash": HASH, "score": 0.0}),
         ("UNRANKED", {"score": 0.0}),
     ],
 )
