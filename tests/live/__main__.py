@@ -11,11 +11,13 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from .faults import FaultPlan
+from .faults import FAULTS, FaultPlan
 from .miner import Miner
 from .proxy import Proxy, Record
 from .report import CLOSED, EX_CONFIG, Cycle, assign, judge, read_rows, table
 from .services import PublicApi, copy_public_code, make_bare, mend_api, public_validator
+
+FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 
 STARTS = 5
 """How often a person starts a miner that is HELD before giving the submission up."""
@@ -44,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", nargs="+", default=["direct"], choices=sorted(WIPE_MOMENTS))
     add("--cycles", type=int, default=1, help="cycles in each mode, each in a round of its own")
     add("--faults", action="store_true", help="spoil requests, and wipe the API now and then")
+    add("--only", nargs="+", default=[], choices=FAULT_NAMES, metavar="FAULT", help="these alone")
     add("--seed", type=int, default=1, help="of the faults")
     add("--blocks", type=int, default=1, choices=range(1, 5), help="of 12 s, to the reveal")
     add("--poll", type=float, default=5.0, help="seconds between two looks of the validator")
@@ -75,7 +78,7 @@ def run_mode(mode: str, given: argparse.Namespace, folder: Path) -> tuple[str, i
         api = PublicApi(given.python, code, folder, given.blocks)
         stack.callback(api.stop)
         api.start()
-        plan = FaultPlan(given.seed) if given.faults else None
+        plan = FaultPlan(given.seed, given.only) if given.faults else None
         proxy = stack.enter_context(Proxy(api.url, plan))
         validator = public_validator(given.python, code, folder, api.url, given.poll)
         stack.callback(validator.stop)

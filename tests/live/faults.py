@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 POST_SHARE = 0.5
@@ -101,19 +101,31 @@ FAULTS: tuple[Fault, ...] = (
 
 
 class FaultPlan:
-    """Draws a fault, or none, for each request; the same seed draws the same in the same order."""
+    """Draws a fault, or none, for each request; the same seed draws the same in the same order.
+
+    Args:
+        seed: of the draws.
+        names: the faults to draw from; without them, all.
+        post_share, get_share: how many of the requests meet one.
+    """
 
     def __init__(
-        self, seed: int, *, post_share: float = POST_SHARE, get_share: float = GET_SHARE
+        self,
+        seed: int,
+        names: Collection[str] = (),
+        *,
+        post_share: float = POST_SHARE,
+        get_share: float = GET_SHARE,
     ) -> None:
         self._random = random.Random(seed)
+        self._faults = [fault for fault in FAULTS if not names or fault.name in names]
         self._shares = {"POST": post_share, "GET": get_share}
         self._in_a_row: dict[str, int] = {}
 
     def draw(self, method: str, route: str) -> Fault | None:
         """Return what happens to this request; None when it passes as it is."""
         hit = self._random.random() < self._shares.get(method, 0.0)
-        fault = self._random.choice(FAULTS)
+        fault = self._random.choice(self._faults)
         if not hit or self._in_a_row.get(route, 0) >= IN_A_ROW:
             self._in_a_row[route] = 0
             return None

@@ -162,3 +162,10 @@ def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
     passed = [index for index, name in enumerate(drawn(1)) if name is None]
     assert passed == list(range(IN_A_ROW, 40, IN_A_ROW + 1))
+
+
+def test_a_plan_draws_from_the_named_faults_alone() -> None:
+    plan = FaultPlan(1, ["429", "503"])
+    drawn = [plan.draw("POST", f"/{number}") for number in range(40)]
+    assert {fault.name for fault in drawn if fault} == {"429", "503"}
+    assert None in drawn
