@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,13 +23,12 @@ FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 STARTS = 5
 """How often a person starts a miner that is HELD before giving the submission up."""
 
-WIPE_EVERY = 4
-WIPE_MOMENTS = {
+MOMENTS = {
     "direct": ("", "/submit_kernel"),
     "commit_reveal": ("/commit_submission", "", "/reveal_submission"),
     "auto": ("/commit_submission", "", "/submit_kernel", "/reveal_submission"),
 }
-"""The call after whose success the API forgets everything; empty: before the cycle."""
+"""The calls after whose success the API forgets everything or the miner dies; empty: before all."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,9 +43,9 @@ def parser() -> argparse.ArgumentParser:
     add("--fork", type=Path, required=True, help="a git checkout of the public fork")
     add("--python", required=True, help="an interpreter with tests/live/requirements.txt")
     add("--miner-python", default=sys.executable, help="an interpreter with the miner installed")
-    add("--mode", nargs="+", default=["direct"], choices=sorted(WIPE_MOMENTS))
+    add("--mode", nargs="+", default=["direct"], choices=sorted(MOMENTS))
     add("--cycles", type=int, default=1, help="cycles in each mode, each in a round of its own")
-    add("--faults", action="store_true", help="spoil requests, and wipe the API now and then")
+    add("--faults", action="store_true", help="spoil requests, wipe the API, kill the miner")
     add("--only", nargs="+", default=[], choices=FAULT_NAMES, metavar="FAULT", help="these alone")
     add("--seed", type=int, default=1, help="of the faults")
     add("--blocks", type=int, default=1, choices=range(1, 5), help="of 12 s, to the reveal")
@@ -118,11 +118,14 @@ def _run_cycle(
     proxy: Proxy,
     miner: Miner,
 ) -> Cycle:
-    """Run one cycle, wiping the API in every `WIPE_EVERY`th one of a run with faults."""
+    """Run one cycle; in a run with faults every second one meets a wipe or a kill as well."""
     cycle = Cycle(number, mode, time.time())
-    if given.faults and number % WIPE_EVERY == 0:
-        moments = WIPE_MOMENTS[mode]
-        _arm(cycle, moments[number // WIPE_EVERY % len(moments)], api, proxy)
+    turn, kind = divmod(number, 4)
+    if given.faults and kind == 0:
+        _strike(cycle, MOMENTS[mode], turn, "API wiped", api.wipe, proxy)
+    elif given.faults and kind == 2:
+        calls = [moment for moment in MOMENTS[mode] if moment]
+        _strike(cycle, calls, turn, "miner killed", miner.kill, proxy)
     first = len(proxy.records)
     _drive(cycle, miner, given.limit)
     proxy.after = lambda _: None
@@ -133,7 +136,7 @@ def _run_cycle(
 
 
 def _drive(cycle: Cycle, miner: Miner, seconds: float) -> None:
-    """Start the miner, again while it waits for a person; what stays open is abandoned."""
+    """Start the miner, again after a kill or while it is HELD; what stays open is abandoned."""
     for cycle.starts in range(1, STARTS + 1):
         cycle.status = miner.run("once", seconds)
         if all(entry.state in CLOSED for entry in miner.entries()):
@@ -143,17 +146,25 @@ def _drive(cycle: Cycle, miner: Miner, seconds: float) -> None:
     miner.run("abandon", seconds)
 
 
-def _arm(cycle: Cycle, route: str, api: PublicApi, proxy: Proxy) -> None:
-    """Wipe the API now, or once it has carried out a call of `route`."""
+def _strike(
+    cycle: Cycle,
+    moments: Sequence[str],
+    turn: int,
+    name: str,
+    act: Callable[[], None],
+    proxy: Proxy,
+) -> None:
+    """Act now, or once the API has carried out a call of this turn's moment."""
+    route = moments[turn % len(moments)]
     if not route:
-        cycle.wiped = "wiped before it"
-        api.wipe()
+        cycle.trouble = f"{name} before it"
+        act()
         return
 
     def after(record: Record) -> None:
-        if record.route == route and record.status == 200 and not cycle.wiped:
-            cycle.wiped = f"wiped after {route}"
-            api.wipe()
+        if record.route == route and record.status == 200 and not cycle.trouble:
+            cycle.trouble = f"{name} after {route}"
+            act()
 
     proxy.after = after
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Miner:
     def __init__(self, python: str, folder: Path, settings: dict[str, object]) -> None:
         self._python, self._folder = python, folder
         self._env_file = folder / ".env"
+        self._process: Process | None = None
         self.hotkey = create_throwaway(folder / "wallets", "miner").hotkey
         self._journal = folder / "state" / "journal.sqlite"
         lines = {
@@ -53,12 +55,17 @@ class Miner:
         with log_file.open("a") as log:
             log.write(f"==== {command}, {time.strftime('%H:%M:%S', time.gmtime())}\n")
         words = [self._python, "-m", "neurons.miner", command, "--env-file", str(self._env_file)]
-        process = Process(words, bare_environment(self._folder), PROJECT, log_file)
-        process.start()
+        self._process = Process(words, bare_environment(self._folder), PROJECT, log_file)
+        self._process.start()
         try:
-            return process.wait(seconds)
+            return self._process.wait(seconds)
         finally:
-            process.stop()
+            self._process.stop()
+
+    def kill(self) -> None:
+        """End a running command at once, as a power cut does."""
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
 
     def entries(self) -> list[Entry]:
         """Return every submission of the journal, oldest first."""

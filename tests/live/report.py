@@ -84,10 +84,10 @@ class Cycle:
 
     Attributes:
         began: Unix seconds; the submissions that were made from then on are this cycle's.
-        starts: how often the miner was started, as a person does who reads that it is HELD.
+        starts: how often the miner was started, also after a kill or a HELD.
         status: the last exit status; None when the time ran out.
         sent: requests that reached the API, by `METHOD route status`.
-        wiped: when the API's database was emptied, in words.
+        trouble: when the API's database was emptied or the miner killed, in words.
     """
 
     number: int
@@ -97,7 +97,7 @@ class Cycle:
     status: int | None = None
     sent: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    wiped: str = ""
+    trouble: str = ""
     entries: list[Entry] = field(default_factory=list)
 
 
@@ -243,9 +243,9 @@ def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Findi
     lines = []
     for cycle in cycles:
         again = f", started {cycle.starts} times" if cycle.starts > 1 else ""
-        wiped = f", {cycle.wiped}" if cycle.wiped else ""
+        trouble = f", {cycle.trouble}" if cycle.trouble else ""
         title = f"cycle {cycle.number} ({cycle.mode}), exit status {cycle.status}"
-        lines.append(title + again + wiped)
+        lines.append(title + again + trouble)
         for entry in cycle.entries:
             lines.append(f"  miner   {entry.id} {entry.state}  {entry.reason}".rstrip())
             lines += [f"  server  {row.words()}" for row in rows if entry.owns(row)]

@@ -103,17 +103,21 @@ class Process:
         except subprocess.TimeoutExpired:
             return None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its group, if there is one."""
+        child = self._child
+        if child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+
     def stop(self) -> None:
         """End it and what it started."""
-        if self._child is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGTERM)
-        self.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
-        self._child = None
+        if self._child is not None:
+            self.signal(signal.SIGTERM)
+            self.wait(STOP_SECONDS)
+            self.signal(signal.SIGKILL)
+            self._child.wait()
+            self._child = None
 
 
 class PublicApi:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .__main__ import WIPE_MOMENTS, main
+from .__main__ import MOMENTS, main
 
 NEEDED = ("QUASAR_LIVE_SUBNET", "QUASAR_LIVE_FORK", "QUASAR_LIVE_PYTHON")
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("mode", sorted(WIPE_MOMENTS))
+@pytest.mark.parametrize("mode", sorted(MOMENTS))
 def test_a_cycle_ends_as_the_public_database_says(mode: str, tmp_path: Path) -> None:
     subnet, fork, python = (os.environ[name] for name in NEEDED)
     places = ["--subnet", subnet, "--fork", fork, "--python", python]
