@@ -125,12 +125,14 @@ class Settings(BaseSettings):
         "an https address; http on this machine",
         "The subnet's validator API. Ask the subnet's owner or its documentation. Needed.",
     )
-    submission_mode: Literal["commit_reveal", "direct"] = _setting(
-        "commit_reveal",
+    submission_mode: Literal["auto", "commit_reveal", "direct"] = _setting(
+        "auto",
         API_USE,
-        "commit_reveal or direct",
+        "auto, commit_reveal or direct",
         "commit_reveal hides the fork until a later block, so that nobody can copy it in time; "
-        "direct submits in one call.",
+        "direct submits in one call. auto commits and reveals until this API is seen to judge a "
+        "commitment before its reveal, when there is nothing to measure; from then on it submits "
+        "directly, starting with the same claim in the same round.",
     )
     netuid: Annotated[int, Field(ge=0)] = _setting(
         24, API_USE, "a whole number", "The subnet's number on the chain (flag: --netuid)."

@@ -19,12 +19,18 @@ SECRET_FIELDS = ("salt",)
 
 @dataclass(frozen=True)
 class Status:
-    """The newest submission, the newest one with a verdict, and whether a miner is running."""
+    """The newest submission, the newest one with a verdict, and whether a miner is running.
+
+    Attributes:
+        judges_early_at: when the API of the submission was first seen to judge a commitment before
+            its reveal, in Unix seconds; None when it was not.
+    """
 
     state_dir: Path
     running: bool
     submission: Submission | None
     verdict: Submission | None
+    judges_early_at: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what `status --json` prints; times are Unix seconds."""
@@ -33,6 +39,7 @@ class Status:
             "running": self.running,
             "submission": _as_json(self.submission),
             "verdict": _as_json(self.verdict),
+            "judges_early_at": self.judges_early_at,
         }
 
     def as_text(self) -> str:
@@ -43,13 +50,18 @@ class Status:
             return "\n".join(
                 [*lines, "submission  none yet: ./START_MINER.sh once makes the first"]
             )
-        described = describe(self.submission)
+        described = describe(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
             lines.append(f"  reason    {self.submission.reason}")
         lines.append(f"  next      {described.next_action}")
         if described.deadline is not None:
             lines.append(f"  at        {_moment(described.deadline)}")
+        if self.judges_early_at is not None:
+            lines.append(
+                "  api       judges commitments before their reveal (seen "
+                f"{_moment(self.judges_early_at)}); SUBMISSION_MODE=auto submits directly"
+            )
         if self.verdict is not None and self.verdict.id != self.submission.id:
             lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
         return "\n".join(lines)
@@ -75,9 +87,10 @@ def read_status(state_dir: Path, hotkey: str | None = None) -> Status:
     with Journal(path, copy=True) as journal:
         live = journal.live_submissions(hotkey)
         recent = journal.latest(50, hotkey=hotkey)
+        shown = next(iter([*live, *recent]), None)
+        early = journal.judges_early(shown.api_url) if shown else None
     verdict = next((one for one in recent if one.state in VERDICTS), None)
-    shown = next(iter([*live, *recent]), None)
-    return Status(state_dir, running, shown, verdict)
+    return Status(state_dir, running, shown, verdict, early)
 
 
 def summary(submission: Submission, state_dir: Path) -> str:
@@ -124,7 +137,7 @@ def _as_json(submission: Submission | None) -> dict[str, Any] | None:
     if submission is None:
         return None
     fields = {name: value for name, value in vars(submission).items() if name not in SECRET_FIELDS}
-    described = describe(submission)
+    described = describe(submission, time.time())
     target = submission.target_sequence_length  # 0 until `auto` has decided
     return {
         **fields,

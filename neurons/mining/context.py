@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,6 +74,8 @@ _SHOWN: dict[State, tuple[str, ...]] = {
     State.COMMITTED: ("submission_id", "reveal_block"),
     State.REVEALED: ("submission_id",),
     State.VALIDATED: ("rank", "weight", "score", "weighted_score"),
+    State.RANKED: ("rank", "weight", "weighted_score"),
+    State.PREMATURE: ("rank",),
     State.REJECTED: ("score",),
 }
 """What the log shows of a submission when it comes to a state; never the salt."""
@@ -101,6 +103,7 @@ class Context:
         jitter: a number in [0, 1] that spreads retries.
         published: the commit that this process has laid out in the worktree.
         registered: the leagues in which this process has registered.
+        told: the submissions whose present failure this process has logged.
     """
 
     settings: Settings
@@ -118,6 +121,7 @@ class Context:
     jitter: Callable[[], float] = random.random
     published: str | None = None
     registered: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
 
     def wait(self, seconds: float) -> None:
         """Wait `seconds`, or raise `Stopped`."""
@@ -144,6 +148,10 @@ class Context:
         after = cycle.advance(submission, state, self.now(), **changes)
         return self.record(submission, after)
 
+    def note(self, submission: Submission, **facts: Any) -> Submission:
+        """Journal facts about `submission` that leave its state as it is, and return it."""
+        return self.journal.transition(submission, replace(submission, **facts), kind="noted")
+
     def record(self, before: Submission, after: Submission) -> Submission:
         """Journal a change of state and log it in one line."""
         self.journal.transition(before, after)
@@ -154,5 +162,12 @@ class Context:
             for name, value in values.items()
             if value is not None
         }
-        self.log.info(f"submission {after.id} is {after.state.value}", **details)
+        self.log.info(f"submission {after.id} is {_named(after)}", **details)
         return after
+
+
+def _named(submission: Submission) -> str:
+    """Return the state's name, and what it must not be mistaken for."""
+    if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
+        return "PUBLISHED on this machine alone, until just before its reveal"
+    return submission.state.value

@@ -15,13 +15,24 @@ from neurons.errors import Held, Retry
 from neurons.mining.gitfaults import redact_text
 
 DETAIL_BYTES = 2**13
+TITLE_LETTERS = 80
 BROKEN_SERVER_SECONDS = 600.0
 
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{64,}")  # a salt or a signature that the server echoes
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_HOURS_LEFT = re.compile(r"([0-9]+(?:\.[0-9]+)?) more hours")
 
 
 class Unreachable(Retry):
     """The request certainly did not reach the server: no address, refused, no connection."""
+
+
+class Untrusted(Retry):
+    """The certificate is not trusted, so nothing was sent."""
+
+
+class Banned(Retry):
+    """403: the server refuses this machine's address until a moment that it may have named."""
 
 
 class Busy(Retry):
@@ -44,12 +55,23 @@ class ServerFault(Uncertain):
     """A 5xx."""
 
 
+class ForeignPage(Uncertain):
+    """An answer that is not the API's own: a proxy's page, a redirect, a route that is not there.
+
+    It says nothing about the submission, and it passes when whoever stands between does.
+    """
+
+
 class ProtocolFault(Uncertain):
-    """A reply that is not what the protocol says: not JSON, NaN, wrong types, too large."""
+    """A reply that is not what the protocol says: not JSON, NaN, wrong types."""
+
+
+class TooLarge(ProtocolFault):
+    """A reply that is longer than is read."""
 
 
 class Refused(Held):
-    """A 3xx or 4xx that trying again would not change."""
+    """A 4xx in the API's own words that trying again would not change."""
 
 
 class Unauthorized(Refused):
@@ -62,10 +84,6 @@ class Forbidden(Refused):
 
 class HotkeyMismatch(Forbidden):
     """403: the body names another hotkey than the header."""
-
-
-class Banned(Forbidden):
-    """403: the server refuses this machine's address for a day."""
 
 
 class NotRegistered(Refused):
@@ -100,8 +118,9 @@ def fault_of(
         body: of the reply.
         now: Unix seconds, against which a Retry-After date counts.
     """
-    detail = detail_of(body)
-    said = f"{route} answered {status}" + (f": {detail}" if detail else "")
+    detail = api_detail(body)
+    text = page_title(body) if detail is None else detail
+    said = f"{route} answered {status}" + (f": {text}" if text else "")
     after = retry_after(headers.get("Retry-After"), now)
     if status in (429, 503):
         return Busy(said, after)
@@ -109,6 +128,18 @@ def fault_of(
         return ServerFault(said, after)
     if status == 408:
         return ReplyLost(said, after)
+    if 300 <= status < 400:
+        target = redact_text(headers.get("Location", "nowhere"))
+        return ForeignPage(
+            f"{route} is redirected to {target}, and redirects are not followed, because the "
+            "signature header is a credential. If it stays so, VALIDATOR_API_URL must be the "
+            "address that answers itself",
+            after,
+        )
+    if detail is None or (status, detail) in _WORDS_OF_ANY_SERVER:
+        return ForeignPage(
+            f"{said} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
+        )
     if status == 425:
         return TooEarly(said, after)
     if status == 401 and "Keypair was removed" in detail:
@@ -116,14 +147,23 @@ def fault_of(
             f"{said} (the server's own fault: it cannot verify any signature)",
             after or BROKEN_SERVER_SECONDS,
         )
-    if 300 <= status < 400:
-        target = redact_text(headers.get("Location", "nowhere"))
-        return Refused(
-            f"{route} is redirected to {target}; redirects are not followed, "
-            "because the signature header is a credential.",
-            "Set VALIDATOR_API_URL to the address that answers itself.",
+    if status == 403 and "banned" in detail.lower():
+        return Banned(
+            f"{said} (five failures ban an address for 24 hours; find out why the last "
+            "submissions failed)",
+            _ban_seconds(detail),
         )
     return _refusal(status, detail, f"{said}.")
+
+
+_WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
+"""What FastAPI itself says where a route is missing: another version or another program."""
+
+
+def _ban_seconds(detail: str) -> float:
+    """Return how long the ban lasts, as the server says it; an hour where it does not."""
+    hours = _HOURS_LEFT.search(detail)
+    return float(hours[1]) * 3600.0 if hours else 3600.0
 
 
 def _refusal(status: int, detail: str, said: str) -> Refused:
@@ -131,12 +171,6 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
     if status == 401:
         return Unauthorized(
             said, "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date."
-        )
-    if status == 403 and "banned" in text:
-        return Banned(
-            said,
-            "The server refuses this machine's address for 24 hours after five failures. Find out "
-            "why the last submissions failed, then wait until the ban has ended.",
         )
     if status == 403 and "mismatch" in text:
         return HotkeyMismatch(said, "Check that one wallet is used: WALLET_HOTKEY.")
@@ -146,8 +180,6 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
         return NotRegistered(said, "Register the hotkey with the subnet (btcli subnets register).")
     if status == 404 and "submission not found" in text:
         return SubmissionNotFound(said, "Check VALIDATOR_API_URL: it is another server.")
-    if status == 404:
-        return Refused(said, "Check VALIDATOR_API_URL: this address has no such route.")
     if status == 409 and "already revealed" in text:
         return AlreadyRevealed(said, "Nothing: it is done.")
     if status == 409 and "already exists" in text:
@@ -161,17 +193,30 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
     return Refused(said, "Read the server's message; then let the submission go on, or abandon it.")
 
 
-def detail_of(body: bytes) -> str:
-    """Return the reply's `detail` on one line, without what it may echo of the request."""
-    text = body[:DETAIL_BYTES].decode(errors="replace")
+def api_detail(body: bytes) -> str | None:
+    """Return the reply's `detail` on one line, without what it may echo of the request.
+
+    None where the body is not the API's JSON with a `detail`: somebody else answered.
+    """
     try:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        detail = text
+        return None
     if isinstance(detail, list):  # FastAPI's 422: `input` repeats the body, so take the rest
         rows = [row for row in detail if isinstance(row, dict)]
         detail = "; ".join(f"{_place(row.get('loc'))}: {row.get('msg')}" for row in rows)
-    return redact_text(_LONG_HEX.sub("[redacted]", str(detail)))
+    return _on_one_line(str(detail)[:DETAIL_BYTES])
+
+
+def page_title(body: bytes) -> str:
+    """Return the title of an HTML page, or the beginning of any other text, on one line."""
+    text = body[:DETAIL_BYTES].decode(errors="replace")
+    title = _TITLE.search(text)
+    return _on_one_line(" ".join((title[1] if title else text).split())[:TITLE_LETTERS])
+
+
+def _on_one_line(text: str) -> str:
+    return redact_text(_LONG_HEX.sub("[redacted]", text))
 
 
 def _place(location: object) -> str:

@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from neurons.errors import ConfigError, QuasarError
+from neurons.observe import get_logger
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 8.0
 """After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
 
 
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What a disk says when it takes no more for now."""
+START_BYTES = 2**18
+"""More than the lock, the journal and the first lines of the log take."""
+SPACE_SECONDS = 60.0
+
+log = get_logger("runtime")
+
+
 class Stopped(QuasarError):
     """A person or the system asked the daemon to end; nothing is wrong."""
+
+
+def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
+    """Return once the state folder's disk takes what a start writes; say so while it does not.
+
+    A process manager gives a program up that ends again and again, and a full disk passes.
+
+    Args:
+        state_dir: is made where it is missing.
+        wait: waits that many seconds.
+
+    Raises:
+        Stopped: `wait` was ended.
+    """
+    probe = state_dir / f"space-{os.getpid()}"
+    while True:
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                probe.write_bytes(bytes(START_BYTES))
+            finally:
+                probe.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            if error.errno not in DISK_FAULTS:
+                raise
+            log.error(
+                "paused: the disk of the state folder takes nothing",
+                state=str(state_dir),
+                reason=error.strerror,
+                seconds=SPACE_SECONDS,
+            )
+            wait(SPACE_SECONDS)
 
 
 class StateLock:

@@ -11,14 +11,22 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from neurons.errors import ConfigError, Held
-from neurons.mining.outcomes import ProtocolFault, ReplyLost, Unreachable, fault_of, http_date
+from neurons.errors import ConfigError
+from neurons.mining.outcomes import (
+    ProtocolFault,
+    ReplyLost,
+    TooLarge,
+    Unreachable,
+    Untrusted,
+    fault_of,
+    http_date,
+)
 from neurons.observe import get_logger, redact, register_secret
 from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
 from neurons.setting_values import LOOPBACK
@@ -103,8 +111,15 @@ class Connection:
         query: Mapping[str, int] | None = None,
         body: BaseModel | None = None,
         signed: bool = False,
+        each: Callable[[dict[str, Any]], object] | None = None,
+        reply_bytes: int | None = None,
     ) -> Reply:
         """Send one request, with the two headers when `signed`, and return its checked reply.
+
+        Args:
+            each: makes of every JSON object in the reply what is kept of it, as it is read, so
+                that what others put into a list neither fills the memory nor spoils the rest.
+            reply_bytes: the largest body that is read of this reply.
 
         Raises:
             Retry, Held: one of the types of `neurons.mining.outcomes`.
@@ -122,28 +137,31 @@ class Connection:
         try:
             response = self._http.send(request, stream=True)
             try:
-                data = self._read(route, response)
+                data = self._read(route, response, reply_bytes or self._reply_bytes)
             finally:
                 response.close()
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
         self._note_clock(response.headers.get("Date"))
         if not response.is_success:
-            server_time = self._now() + (self.clock_offset or 0.0)
-            raise fault_of(route, response.status_code, response.headers, data, server_time)
-        return parse_reply(route, data, reply)
+            raise fault_of(route, response.status_code, response.headers, data, self.server_time())
+        return parse_reply(route, data, reply, each)
 
-    def _read(self, route: str, response: httpx.Response) -> bytes:
+    def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
         """Return the body within one deadline; httpx's own starts anew with every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
         for piece in response.iter_bytes():
             data += piece
-            if len(data) > self._reply_bytes:
-                raise ProtocolFault(f"{route} answered with more than {self._reply_bytes} bytes")
+            if len(data) > most:
+                raise TooLarge(f"{route} answered with more than {most} bytes")
             if time.monotonic() > deadline:
                 raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
         return bytes(data)
+
+    def server_time(self) -> float:
+        """Return the server's clock as Unix seconds, this machine's before the first reply."""
+        return self._now() + (self.clock_offset or 0.0)
 
     def _note_clock(self, date: str | None) -> None:
         moment = http_date(date) if date else None
@@ -205,9 +223,9 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            raise Held(
-                f"The certificate of {base_url} is not trusted ({cause.verify_message}).",
-                "Check VALIDATOR_API_URL and this machine's clock; never send a credential there.",
+            raise Untrusted(
+                f"The certificate of {base_url} is not trusted ({cause.verify_message}); nothing "
+                "was sent. If it stays so, check VALIDATOR_API_URL and this machine's clock"
             ) from None
         cause = cause.__cause__ or cause.__context__
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
@@ -218,10 +236,22 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     raise ReplyLost(said) from None
 
 
-def parse_reply(route: str, data: bytes, reply: type[Reply]) -> Reply:
-    """Return the checked message in `data`; raise ProtocolFault when it is anything else."""
+def parse_reply(
+    route: str,
+    data: bytes,
+    reply: type[Reply],
+    each: Callable[[dict[str, Any]], object] | None = None,
+) -> Reply:
+    """Return the checked message in `data`; raise ProtocolFault when it is anything else.
+
+    NaN and Infinity are refused, but in a list whose objects `each` looks through: there they may
+    stand in a row of somebody else's, and a message of this wire has no field that takes them.
+    """
     try:
-        content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        if each is None:
+            content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        else:
+            content = json.loads(data, object_hook=each)
         return reply.model_validate(content)
     except ValidationError as error:
         fields = ", ".join(

@@ -20,6 +20,9 @@ from .services import PublicApi, copy_public_code, make_bare, mend_api, public_v
 
 FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 
+HEADROOM, HEADROOM_STEP = 0.89, 0.01
+"""The claim's distance from the measurements, and by how much less it is in each cycle."""
+
 STARTS = 5
 """How often a person starts a miner that is HELD before giving the submission up."""
 
@@ -50,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="of the faults")
     add("--blocks", type=int, default=1, choices=range(1, 5), help="of 12 s, to the reveal")
     add("--poll", type=float, default=5.0, help="seconds between two looks of the validator")
+    add("--measure-once", action="store_true", help="later cycles take the first one's figures")
     add("--target", type=int, default=2048, help="the claim's sequence length")
     add("--limit", type=float, default=900.0, help="seconds until a cycle counts as unfinished")
     add("--keep", type=Path, help="a folder for databases, journals and logs")
@@ -126,6 +130,9 @@ def _run_cycle(
     elif given.faults and kind == 2:
         calls = [moment for moment in MOMENTS[mode] if moment]
         _strike(cycle, calls, turn, "miner killed", miner.kill, proxy)
+    # Each claim is above the last: the winner of a round is the public baseline of the next.
+    headroom = HEADROOM - HEADROOM_STEP * (number % 30)
+    miner.prepare(headroom, keep_measurements=given.measure_once)
     first = len(proxy.records)
     _drive(cycle, miner, given.limit)
     proxy.after = lambda _: None

@@ -185,4 +185,4 @@ def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
 
 def states(context: Context, key: int) -> list[State]:
     """Return every state that a submission has been in, in order."""
-    return [event.state for event in context.journal.events(key)]
+    return [event.state for event in context.journal.events(key) if event.kind != "noted"]

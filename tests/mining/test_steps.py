@@ -163,30 +163,36 @@ def performer(**fields: Any) -> Performer:
     )
 
 
-OURS = Weight(uid=0, hotkey=HOTKEY, weight=0.25)
-OTHER = Weight(uid=1, hotkey="5Other", weight=0.6)
+PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
 
 
 @pytest.mark.parametrize(
-    ("row", "weights", "state", "rank", "weight"),
+    ("row", "place", "early", "state", "rank", "weight"),
     [
-        (performer(score=0.0), [OTHER, OURS], State.REJECTED, None, None),
-        (performer(score=0.95, rank=2), [OTHER, OURS], State.VALIDATED, 2, 0.25),
-        (performer(score=0.95, rank=7), [OTHER], State.VALIDATED, 7, None),
-        (performer(score=0.95), [], State.VALIDATED, None, None),
-        (None, [OTHER, OURS], State.VALIDATED, 2, 0.25),
-        (None, [OTHER], State.UNRANKED, None, None),
-        (None, [], State.UNRANKED, None, None),
+        (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
+        (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
+        (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
+        (performer(score=0.95), None, False, State.VALIDATED, None, None),
+        (performer(rank=7), None, False, State.RANKED, 7, None),
+        (None, PLACE, False, State.RANKED, 2, 0.25),
+        (None, PLACE, True, State.PREMATURE, 2, 0.25),
+        (None, None, True, State.PREMATURE, None, None),
+        (None, None, False, State.UNRANKED, None, None),
     ],
 )
 def test_the_verdict_says_no_more_than_the_api_shows(
     row: Performer | None,
-    weights: list[Weight],
+    place: tuple[int, Weight] | None,
+    early: bool,
     state: State,
     rank: int | None,
     weight: float | None,
 ) -> None:
-    submission = Submission(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u")
-    verdict = judge(submission, row, weights)
+    submission = Submission(
+        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
+        judged_early_at=1.0 if early else None,
+    )
+    verdict = judge(submission, row, place)
     assert (verdict.state, verdict.rank, verdict.weight) == (state, rank, weight)
     assert (verdict.reason is None) is (state is State.VALIDATED)

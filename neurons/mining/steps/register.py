@@ -9,6 +9,8 @@ from neurons.mining.context import Context
 from neurons.mining.outcomes import NotRegistered, ServerFault
 from neurons.protocol import league_of
 
+REGISTRATIONS = 2
+
 Reply = TypeVar("Reply")
 
 
@@ -30,10 +32,18 @@ def register(context: Context, target_sequence_length: int) -> None:
 
 
 def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
-    """Return `call()`; when the server does not know the hotkey, register and call once more."""
-    try:
-        return call()
-    except NotRegistered:
-        context.registered.discard(league_of(target)[0])
-        register(context, target)
+    """Return `call()`; when the server does not know the hotkey, register and call again.
+
+    A server may lose its database just after it has registered a hotkey, so that one refusal more
+    is no answer yet.
+
+    Raises:
+        NotRegistered: it does not know the hotkey after `REGISTRATIONS` in a row either.
+    """
+    for _ in range(REGISTRATIONS):
+        try:
+            return call()
+        except NotRegistered:
+            context.registered.discard(league_of(target)[0])
+            register(context, target)
     return call()

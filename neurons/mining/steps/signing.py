@@ -1,4 +1,4 @@
-"""The signed part that a reveal and a direct submission have in common."""
+"""What is signed: the claim of a reveal and of a direct submission, exactly as frozen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from neurons.mining.cycle import Submission
 from neurons.mining.wire import Signer
-from neurons.protocol import submission_text
+from neurons.protocol import RevealRequest, submission_text
 
 
 def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
@@ -23,3 +23,12 @@ def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
         "benchmarks": submission.benchmarks,
         "signature": identity.sign(text),
     }
+
+
+def reveal_request(submission: Submission, identity: Signer) -> RevealRequest:
+    """Return the reveal of a commitment, with the salt that the journal kept for it."""
+    return RevealRequest(
+        submission_id=int(submission.submission_id or 0),
+        commitment_salt=str(submission.salt),
+        **signed_claim(submission, identity),
+    )
