@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import tempfile
@@ -44,8 +45,13 @@ def parser() -> argparse.ArgumentParser:
     add("--subnet", type=Path, required=True, help="a checkout of the public subnet")
     add("--mend-api", action="store_true", help="indent the block that keeps it from compiling")
     add("--fork", type=Path, required=True, help="a git checkout of the public fork")
-    add("--python", required=True, help="an interpreter with tests/live/requirements.txt")
-    add("--miner-python", default=sys.executable, help="an interpreter with the miner installed")
+    add(
+        "--python",
+        type=_program,
+        required=True,
+        help="an interpreter with tests/live/requirements.txt",
+    )
+    add("--miner-python", type=_program, default=sys.executable, help="one with the miner's own")
     add("--mode", nargs="+", default=["direct"], choices=sorted(MOMENTS))
     add("--cycles", type=int, default=1, help="cycles in each mode, each in a round of its own")
     add("--faults", action="store_true", help="spoil requests, wipe the API, kill the miner")
@@ -60,10 +66,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def _program(text: str) -> str:
+    """Return a program's absolute path; its links stay, for they make a virtual environment."""
+    found = shutil.which(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text} is no program")
+    return str(Path(found).absolute())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run every mode and print the table; 1 when something happened that must not."""
     given = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the children are ended
     with ExitStack() as stack:
         folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         reports = [run_mode(mode, given, folder.absolute() / mode) for mode in given.mode]
@@ -182,4 +195,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the children are ended
     sys.exit(main())

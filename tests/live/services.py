@@ -168,9 +168,10 @@ class PublicApi:
 
     def turn_round(self) -> None:
         """End the round and open the next, by the calls that a validator makes at its end."""
-        present = self._call("GET", "/get_current_round")
-        self._call("POST", f"/finalize_round/{present['id']}")
-        self._call("GET", "/get_current_round")
+        with self._changing:  # a wipe may be under way
+            present = self._call("GET", "/get_current_round")
+            self._call("POST", f"/finalize_round/{present['id']}")
+            self._call("GET", "/get_current_round")
 
     def _call(self, method: str, route: str) -> Any:
         reply = httpx.request(method, self.url + route, trust_env=False, timeout=30.0)
