@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -16,8 +17,10 @@ from typing import Literal
 
 import httpx
 
+from harness.imports import install_command
 from harness.report import Environment
-from harness.runner import MeasurementError, probe
+from harness.runner import MeasurementError, check_import, probe
+from harness.source import missing_files
 from neurons import identity
 from neurons.errors import ConfigError, Held, Retry
 from neurons.machine import gpus
@@ -25,6 +28,7 @@ from neurons.mining.gitcmd import MINIMUM_GIT
 from neurons.mining.github import check_token
 from neurons.mining.outcomes import http_date
 from neurons.settings import Settings
+from quasar_kernels.contract import fork_imports
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -75,9 +79,11 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
         yield scope(settings, embedded=True)
+        yield fork(settings)
         return
     yield from environment_file(settings)
     yield scope(settings, embedded=False)
+    yield fork(settings)
     yield from wallet(settings)
     yield from api(settings)
     if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
@@ -221,6 +227,26 @@ def scope(settings: Settings, *, embedded: bool) -> Check:
             "scope", "FORK_SCOPE=ops, but the fork on this machine has no layer.", "Unset it."
         )
     return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
+
+
+def fork(settings: Settings) -> Check:
+    """Whether the fork's code can be imported here: a child imports it, this process never does."""
+    tree = settings.repo_path or settings.state_dir / "fork"
+    if missing_files(tree):
+        needed = sorted({module.split(".")[0] for module in fork_imports()})
+        for module in needed:
+            if importlib.util.find_spec(module) is None:
+                detail = f"it needs {module}, which is not installed"
+                return failure("fork", detail, f"Run {install_command(module)}.")
+        have = ", ".join(needed)
+        return ok("fork", f"imported once it is prepared; what that needs is installed: {have}")
+    try:
+        seconds = check_import(tree)
+    except MeasurementError as error:
+        what, remedy = error.told()
+        own_words = f"`python -m harness --tree {tree}` shows the process's own words"
+        return failure("fork", f"{tree} cannot be imported: {what}", f"{remedy or own_words}.")
+    return ok("fork", f"imported from {tree} in {seconds:.1f} s")
 
 
 def wallet(settings: Settings) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """A git repository made of the installed fla-core: the upstream when nothing leaves this machine.
 
+It imports what the public fork imports, so what fails or takes time there does so here as well.
 Its one commit depends on content alone, so the same fla-core gives the same hash everywhere.
 Neither fla nor torch is imported.
 """
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from neurons.errors import ConfigError, Held
 from neurons.mining.gitcmd import HardenedGit, scratch_beside
 from neurons.mining.gitremote import parse_remote
+from quasar_kernels.contract import fork_imports
 
 PACKAGE = "fla-core"
 
@@ -46,7 +48,8 @@ include = ["fla*"]
 _NOTICE = """\
 The folder fla/ is the content of the Python package fla-core {version}, copied unchanged from its
 installation. Its authors' repository is https://github.com/fla-org/flash-linear-attention, and its
-licence is in LICENSE. fla/layers/__init__.py, which that package lacks, was added empty.
+licence is in LICENSE. fla/layers/__init__.py, which that package lacks, was added: it imports what
+the public fork imports.
 """
 
 
@@ -110,13 +113,21 @@ def _write_source(source: Path) -> None:
         target.chmod(0o644)
     layers = source / "fla" / "layers" / "__init__.py"
     layers.parent.mkdir(parents=True, exist_ok=True)
-    layers.touch()
+    layers.write_text(_imports())
     (source / "pyproject.toml").write_text(_PYPROJECT.format(version=_version()))
     (source / "NOTICE").write_text(_NOTICE.format(version=_version()))
     (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")
     licence = _licence()
     if licence is not None:
         shutil.copyfile(licence, source / "LICENSE")
+
+
+def _imports() -> str:
+    """Return Python that imports every module and name that the public fork imports."""
+    lines = ['"""Imports what the public fork imports, and nothing else."""', ""]
+    for module, names in fork_imports().items():
+        lines.append(f"from {module} import {', '.join(names)}" if names else f"import {module}")
+    return "\n".join([*lines, ""])
 
 
 def _distribution() -> importlib.metadata.Distribution:

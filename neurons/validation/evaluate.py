@@ -102,7 +102,7 @@ class Evaluator:
             return verdict
         except MeasurementError as error:
             self._check_stop()
-            return reject(f"No measurement ({error.kind}): {error.reason}")
+            return reject(f"No measurement ({error.kind}): {error.told()[0]}")
 
     def _measure(self, tree: Path, length: int, gate: GateResult | bool) -> Measurement:
         try:

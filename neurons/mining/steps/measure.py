@@ -181,6 +181,9 @@ def _explain(error: MeasurementError, submission: Submission, length: int) -> No
             f"The kernels fail the correctness gate at {length} tokens: {error.reason}.",
             "Mend them (`python -m harness` shows the same); a change is picked up by itself.",
         ) from error
+    if error.kind == "import":
+        what, remedy = error.told()
+        raise Held(f"The fork cannot be imported: {what}.", f"{remedy}.") from error
     if error.kind in ("crash", "protocol"):
         if submission.attempts + 1 < CRASHES_ALLOWED:
             raise Retry(f"The worker at {length} tokens failed: {error.reason}.") from error
