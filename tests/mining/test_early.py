@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from parts import HOTKEY, StandInBench, StandInFork, Waits, make_context, states, stop_after
-from stand_in import Fault, StandIn, serve
+from stand_in import LOST, Fault, StandIn, serve
 from structlog.testing import capture_logs
 
 from neurons.command_line.status import read_status
@@ -163,13 +163,46 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     assert context.journal.judges_early(url) is None
 
 
+def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    """The second reveal is answered with 409, and a validator has measured it in between."""
+    stand_in.judges_early = False
+    stand_in.faults[REVEAL].append(LOST)
+
+    def judge(_: float) -> None:
+        for row in stand_in.rows:
+            if row["is_revealed"] and not row["validated"]:
+                stand_in.judge(row, 1.0)
+
+    done = run_cycle(make_context(tmp_path / "state", url, waiter=Waits(judge)))
+    assert (done.state, done.rank) == (State.RANKED, 1)
+    assert done.judged_early_at is None
+
+
+def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    """Judged before the first look, and the reply to its reveal lost: nobody knows when."""
+    stand_in.faults[REVEAL].append(LOST)
+
+    def judge_at_once(_: float) -> None:
+        for row in stand_in.rows:
+            row["validated"] = row["judged_early"] = True
+
+    stand_in.faults[STATS].extend([Fault(500, "down")] * 3)
+    done = run_cycle(make_context(tmp_path / "state", url, waiter=Waits(judge_at_once)))
+    assert done.state is State.UNRANKED
+    assert "never seen in the queue" in str(done.reason)
+
+
 def test_a_server_that_hides_commitments_is_no_early_judge(
     tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:
     stand_in.judges_early, stand_in.lists_unrevealed = False, False
     context = make_context(tmp_path / "state", url)
     assert run_cycle(context).state is State.RANKED
-    assert context.journal.get(1).queued_at is None
+    assert context.journal.get(1).queued_at is not None  # once it was revealed
     assert context.journal.judges_early(url) is None
 
 

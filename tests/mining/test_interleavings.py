@@ -206,7 +206,7 @@ def test_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     if done.state is State.PREMATURE:
         assert any(row["judged_early"] for row in judged)
     elif done.state is State.UNRANKED:
-        assert wipes or mode != "commit_reveal" or judges_early
+        assert wipes or faults or crashes or mode != "commit_reveal" or judges_early
     else:
         assert any(not row["judged_early"] for row in judged)
         assert done.state is (State.VALIDATED if shows_scores else State.RANKED)

@@ -191,6 +191,8 @@ def test_the_verdict_says_no_more_than_the_api_shows(
 ) -> None:
     submission = Submission(
         *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
+        reveal_block=5,
+        queued_at=1.0,
         judged_early_at=1.0 if early else None,
     )
     verdict = judge(submission, row, place)

@@ -14,15 +14,12 @@ from neurons.http.outcomes import (
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import RoundNow, State, Submission
-from neurons.mining.early import note_early_judgement
 from neurons.mining.signing import reveal_request
-from neurons.mining.standing import Standing, look
+from neurons.mining.standing import look
 from neurons.protocol import Performer, Weight, weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
-FRESH_SECONDS = 5.0
-"""A validator starts four processes that import torch: no verdict comes sooner after a reveal."""
 
 JUDGED_EARLY = (
     "A validator judged it before its reveal, when there was nothing to measure. Whatever rank the "
@@ -47,16 +44,10 @@ def run(submission: Submission, context: Context) -> Submission:
     Where the statistics cannot be read, the round and its weights are looked at all the same.
     """
     logged = asked = -float("inf")
-    seen = False
     while True:
         standing = look(submission, context.client)
-        seen = seen or bool(standing.queued)
-        if not seen and _is_gone_at_once(submission, standing, context):
-            context.wait(context.poll_seconds)  # a list may be a moment behind
-            standing = look(submission, context.client)
-            gone = standing.performer is None and standing.queued is False
-            if gone and _compare_round(submission, context) is RoundNow.SAME:
-                submission = note_early_judgement(submission, context)
+        if standing.queued and submission.queued_at is None:
+            submission = context.note(submission, queued_at=context.now())
         if standing.performer is not None or standing.queued is False:
             return _conclude(submission, context, standing.performer)
         now = time.monotonic()
@@ -73,17 +64,6 @@ def run(submission: Submission, context: Context) -> Submission:
             if ended is not None:
                 return ended
         context.wait(context.poll_seconds)
-
-
-def _is_gone_at_once(submission: Submission, standing: Standing, context: Context) -> bool:
-    """Tell whether a submission that has just been revealed is not in the queue."""
-    return (
-        submission.reveal_block is not None
-        and submission.judged_early_at is None
-        and standing.performer is None
-        and standing.queued is False
-        and 0.0 <= context.now() - submission.updated_at < FRESH_SECONDS
-    )
 
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
@@ -200,6 +180,12 @@ def judge(
         )
     if row is not None and row.score is not None:
         return Verdict(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
+    if rank is not None and submission.reveal_block is not None and submission.queued_at is None:
+        return Verdict(
+            State.UNRANKED,
+            reason=f"The API ranks it {rank}, and it was never seen in the queue: it may have been "
+            "judged before its reveal, when there was nothing to measure.",
+        )
     if rank is not None:
         return Verdict(
             State.RANKED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neurons.errors import Held
+from neurons.errors import Held, Retry
 from neurons.http.outcomes import (
     AlreadyRevealed,
     SubmissionNotFound,
@@ -126,8 +126,10 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
 def _is_held(submission: Submission, context: Context) -> bool:
     """Tell whether the server still holds the commitment, asked after it had left the queue."""
     _, row, listed = _own_row(submission, context)
-    if listed:
-        return row is not None
+    return row is not None if listed else _is_same_round(submission, context)
+
+
+def _is_same_round(submission: Submission, context: Context) -> bool:
     now = context.client.current_round()
     return cycle.compare_round(submission, now.id, now.start_time) is RoundNow.SAME
 
@@ -158,7 +160,32 @@ def _send(submission: Submission, context: Context) -> Submission:
         when_registered(context, target, lambda: context.client.reveal(request))
     except AlreadyRevealed:
         context.log.info("revealed before, says the server")
+        return context.move(submission, State.REVEALED)
     except SubmissionNotFound as missing:
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
-    return context.move(submission, State.REVEALED)
+    return _seen_in_queue(context.move(submission, State.REVEALED), context)
+
+
+def _seen_in_queue(submission: Submission, context: Context) -> Submission:
+    """Note whether what the server has just taken is in the queue, as it must be now.
+
+    No validator clones and measures within a moment: what is not there was judged before. It is
+    looked for twice, since a list may be a moment behind.
+    """
+    if submission.judged_early_at is not None:
+        return submission
+    try:
+        standing = look(submission, context.client)
+        if standing.queued:
+            return context.note(submission, queued_at=submission.queued_at or context.now())
+        if standing.queued is None or standing.performer is not None:
+            return submission
+        context.wait(context.poll_seconds)
+        standing = look(submission, context.client)
+        gone = standing.queued is False and standing.performer is None
+        if gone and _is_same_round(submission, context):
+            return note_early_judgement(submission, context)
+    except (Retry, Held):
+        pass  # the reveal counts, whatever cannot be looked at now
+    return submission
