@@ -13,8 +13,8 @@ from miner_command import run
 
 from harness.kernels import Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
-from neurons import kernel_checks
-from neurons.doctor import Check
+from neurons.command_line import kernel_checks
+from neurons.command_line.doctor import Check
 from quasar_kernels import compile_failures as known
 
 NO_NVRTC = "NVRTC was not found; to mend it, install nvidia-cuda-nvrtc"
