@@ -95,6 +95,18 @@ def test_hostile_keys(launch, keys):
     assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 1e-4
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
+def test_a_burst_that_is_forgotten_leaves_no_trace(dtype, limit):
+    T, window = 448, 64
+    q, k, v, beta = layer_like(T, H=1, dtype=dtype)
+    k, beta = torch.randn_like(k) * 0.5, torch.ones_like(beta)  # forgets within some ten tokens
+    v[:, 30:34] *= 30_000
+    o = launch_chunk(q, k, v, beta)[0]
+    expected = quasar_recurrence(q, k, v, beta)[0]
+    pairs = zip(o.split(window, 1), expected.split(window, 1), strict=True)
+    assert max(relative_rms(found, wanted) for found, wanted in pairs) <= limit
+
+
 @launches
 def test_the_future_does_not_reach_the_past(launch):
     q, k, v, beta = layer_like(70)

@@ -4,8 +4,8 @@
 // It is sequential over the segments of one sequence and head, and short: what it costs is the
 // latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps (wide
 // ones in PARTS, by columns) meanwhile, and multiplies by tensor cores in tf32, to which the maps
-// are rounded already. What rounding takes from the state is passed on as it is, so a segment of
-// zero keys changes nothing.
+// are rounded already. The state is the sum of two operands, and both pass through the map: what it
+// forgets is gone, however large it was, and what it keeps has the digits of fp32.
 
 #include "segments.cuh"
 
@@ -17,7 +17,7 @@ constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are 
 struct ScanShared {
   float map[STAGES][S][WIDTH];     // 16-byte pieces permuted by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
-  float state[2][COLUMNS][S + 8];  // transposed
+  float state[2][2][COLUMNS][S + 8];  // transposed; rounded to tf32, and what that leaves
 };
 
 // Grid: (sequences * heads, S / COLUMNS).
@@ -56,12 +56,12 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
 #pragma unroll
   for (int n = 0; n < STAGES - 1; ++n) load(n);
 
-  // the state, at (row + 8 r, 2 c + j) in element 2 r + j: in shared memory rounded, here the rest
-  float rest[4];
+  // the state, at (row + 8 r, 2 c + j) in element e = 2 r + j
   auto keep = [&](int step, int e, float x) {
     const float rounded = round_tf32(x);
-    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
-    rest[e] = x - rounded;
+    auto& state = shared.state[step & 1];
+    state[0][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
+    state[1][2 * c + (e & 1)][row + 8 * (e >> 1)] = to_tf32(x - rounded);
   };
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -75,8 +75,9 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   float* out = states + row * S + 2 * c;
 
   for (int n = 0; n < steps; ++n) {
-    float x[4], y[4] = {};
-    const float* state = &shared.state[n & 1][g][2 * c];
+    float x[4], y[4] = {}, low[2][4] = {};
+    const float* state = &shared.state[n & 1][0][g][2 * c];
+    const float* rest = &shared.state[n & 1][1][g][2 * c];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int copy = n * PARTS + part, stage = copy % STAGES;
@@ -84,22 +85,23 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
       __syncthreads();
       load(copy + STAGES - 1);
       if (part == 0) {
-        const float2 low = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
-        const float2 high = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
-        x[0] = low.x + rest[0], x[1] = low.y + rest[1];
-        x[2] = high.x + rest[2], x[3] = high.y + rest[3];
+        const float2 upper = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
+        const float2 lower = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
+        x[0] = upper.x, x[1] = upper.y, x[2] = lower.x, x[3] = lower.y;
       }
 #pragma unroll
       for (int t = 0; t < WIDTH / 8; ++t) {
         const float* at = place[t & 3] + stage * (S * WIDTH) + (t & 4) * 8;
         const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * WIDTH);
         const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
+        const float2 r = *(const float2*)(rest + part * WIDTH + 8 * t);
         const float map[4] = {upper.x, upper.y, lower.x, lower.y};
-        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
+        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // four short chains rather than a long one
+        mma_tf32(low[t & 1], map, r.x, r.y);
       }
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e]);
+    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e] + (low[0][e] + low[1][e]));
     *(float2*)out = make_float2(x[0], x[1]);
     *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
     out += stride;
