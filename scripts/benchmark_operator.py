@@ -1,7 +1,7 @@
 """Measure the operator on this GPU beside flash-linear-attention's delta rule, in one run.
 
     python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--without cuda]
-    python scripts/benchmark_operator.py --training --out benchmarks/h200/training.json
+    python scripts/benchmark_operator.py --training --out benchmarks/h200/operator_training.json
 
 Speed, accuracy against float64, what stopping early gains, memory, decoding and the first call with
 empty kernel caches; about four minutes on an H200. --training: speed and accuracy of forward and
@@ -41,14 +41,14 @@ from measuring.operator_results import (
     Timing,
     misses,
 )
-from measuring.results import project_commit, write
-from measuring.training_results import (
+from measuring.operator_training import (
     Gradients,
     Shape,
     Training,
     TrainingResults,
     training_misses,
 )
+from measuring.results import project_commit, write
 from torch import Tensor
 
 from harness.environment import describe

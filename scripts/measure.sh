@@ -29,7 +29,7 @@ step() {
 step benchmark_fork --fork "$fork" --out "$out"
 step benchmark_layer_training --fork "$fork" --out "$out/layer-training.json"
 step benchmark_operator --out "$out/operator.json"
-step benchmark_operator --training --out "$out/training.json"
+step benchmark_operator --training --out "$out/operator_training.json"
 step profile_kernels --out "$out/profile.json"
 step sanitize_kernels --out "$out/sanitizer.json"
 echo 'Now: python scripts/report_benchmarks.py && python scripts/report_operator.py'

@@ -30,17 +30,17 @@ from measuring.operator_results import (
     Speed,
     misses,
 )
-from measuring.profile_results import Profile
-from measuring.profile_sections import profile, sanitizer
-from measuring.results import load
-from measuring.sanitizer_results import SanitizerResults
-from measuring.training_results import (
+from measuring.operator_training import (
     GRADIENT_ERROR,
     TRAINING_LEAD,
     TRAINING_MS,
     TrainingResults,
     training_misses,
 )
+from measuring.profile_results import Profile
+from measuring.profile_sections import profile, sanitizer
+from measuring.results import load
+from measuring.sanitizer_results import SanitizerResults
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "benchmarks" / "h200"
@@ -221,7 +221,7 @@ def load_runs() -> Runs:
     """
     return Runs(
         load(OperatorResults, RUNS / "operator.json"),
-        load(TrainingResults, RUNS / "training.json"),
+        load(TrainingResults, RUNS / "operator_training.json"),
         load(Profile, RUNS / "profile.json"),
         load(SanitizerResults, RUNS / "sanitizer.json"),
     )

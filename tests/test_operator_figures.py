@@ -17,10 +17,10 @@ from measuring.operator_results import (
     OperatorResults,
     misses,
 )
+from measuring.operator_training import TRAINING_MS, TrainingResults, training_misses
 from measuring.profile_results import bytes_ms, floor_ms
 from measuring.results import Run
 from measuring.sanitizer_results import misses as sanitizer_misses
-from measuring.training_results import TRAINING_MS, TrainingResults, training_misses
 from report_operator import DOCUMENT, Runs, document, load_runs, plot
 from sanitized_calls import CASES
 
