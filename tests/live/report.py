@@ -13,7 +13,7 @@ JUDGED = frozenset({"VALIDATED", "RANKED", "REJECTED", "PREMATURE", "UNRANKED"})
 """States that say what a validator did."""
 CLOSED = JUDGED | {"ABANDONED"}
 EX_CONFIG = 78
-NO_VERDICT = ("ended before a validator", "cannot be known")
+NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
 """An UNRANKED submission whose reason has these words does not say that a validator took it."""
 
 
