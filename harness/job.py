@@ -19,22 +19,24 @@ class Exit(IntEnum):
     OUT_OF_MEMORY = 4
     CRASH = 5
     GATE = 6
+    IMPORT = 7
 
 
 class Job(BaseModel):
     """What a worker has to do.
 
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
-    `probe` only describes the machine. `compile` builds the overlay's CUDA kernels for
-    `capability`, `paths` runs its operator on `device`. `checked` compares the last timed output
-    too. Processes that share the file `turn` import side by side and are timed one after another.
+    `import` only imports the tree, `probe` only describes the machine. `compile` builds the
+    overlay's CUDA kernels for `capability`, `paths` runs its operator on `device`. `checked`
+    compares the last timed output too. Processes that share the file `turn` import side by side
+    and are timed one after another.
     `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Literal["gate", "time", "probe", "compile", "paths"]
+    task: Literal["gate", "time", "import", "probe", "compile", "paths"]
     tree: str | None = None
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"

@@ -26,7 +26,8 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 class Build(BaseModel):
     """One attempt to compile a program for a capability and dtype.
 
-    `program` is `operator`, `operator 128` (for heads of 128) or `layer`.
+    `program` is `operator`, `operator 128` (for heads of 128), `gradients`, `gradients 128` or
+    `layer`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,14 +85,17 @@ def compile_for(capability: tuple[int, int]) -> Builds:
 
     mount()
     from fla.ops.quasar.cuda_scan import compile_program
+    from fla.ops.quasar.cuda_scan_bwd import compile_program as compile_gradients
     from fla.ops.quasar.hopper_products import compile_program as compile_products
     from fla.ops.quasar.nvrtc import HOPPER
 
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(compile_program, capability, options=()),
         "operator 128": partial(compile_program, capability, options=(), width=128),
+        "gradients": partial(compile_gradients, capability, options=()),
     }
     if capability == HOPPER:
+        programs["gradients 128"] = partial(compile_gradients, capability, options=(), width=128)
         programs["layer"] = compile_products
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
     return Builds(builds=tuple(builds))

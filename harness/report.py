@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Kind = Literal["timeout", "out_of_memory", "gate", "crash", "protocol", "stopped"]
+Kind = Literal["timeout", "out_of_memory", "gate", "import", "crash", "protocol", "stopped"]
 
 
 class ReportError(Exception):

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
+from harness.imports import TO_MEND_IT
 from harness.job import Job, Reply
 from harness.kernels import Builds, PathsTaken
 from harness.process import RESULT_LIMIT, Ended, run_supervised
@@ -42,12 +44,29 @@ _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
 
+class Measure(Protocol):
+    """`measure`, or its stand-in."""
+
+    def __call__(
+        self,
+        tree: Path,
+        length: int,
+        *,
+        device: str,
+        gate: bool | GateResult,
+        timeout: float,
+        stop: threading.Event | None,
+    ) -> Measurement:
+        """Time one length in a fresh process."""
+
+
 class MeasurementError(Exception):
     """A worker gave no measurement.
 
     Attributes:
         reason: what happened, as a sentence.
-        kind: `timeout`, `out_of_memory`, `gate`, `crash`, `protocol` or `stopped`.
+        kind: `timeout`, `out_of_memory`, `gate`, `import` (this Python lacks a module that the tree
+            imports), `crash`, `protocol` or `stopped`.
         log_tail: the end of what the worker printed, for diagnosis.
         gate: the gate's result when that is the reason.
     """
@@ -60,6 +79,11 @@ class MeasurementError(Exception):
         self.kind: Kind = kind
         self.log_tail = log_tail
         self.gate = gate
+
+    def told(self) -> tuple[str, str]:
+        """Return what happened and, where the worker named one, the remedy, as a sentence."""
+        what, _, remedy = self.reason.partition(TO_MEND_IT)
+        return what, remedy and f"{remedy[0].upper()}{remedy[1:]}"
 
 
 def child_environment(
@@ -205,6 +229,21 @@ def find_paths(*, device: str, timeout: float = 300.0) -> PathsTaken:
     job: dict[str, JsonValue] = {"task": "paths"}
     body = _work(job, device=device, timeout=timeout, scratch=None, stop=None, cold_cache=True)
     return PathsTaken.model_validate(body)
+
+
+def check_import(tree: Path, *, timeout: float = 120.0) -> float:
+    """Import the layer and the operator of `tree` in a fresh process without a GPU.
+
+    Returns:
+        Seconds that it took, with torch, which it imports.
+
+    Raises:
+        MeasurementError: they cannot be imported, of kind `import` where a module is missing.
+    """
+    tree = tree.resolve()
+    job = _tree_job("import", tree, 1)
+    body = _work(job, device="cpu", timeout=timeout, scratch=None, stop=None)
+    return float(str(body["import_seconds"]))
 
 
 def check(

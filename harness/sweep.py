@@ -104,7 +104,7 @@ def sweep(
         cold_cache: the first run of each length starts with empty kernel caches.
 
     Raises:
-        MeasurementError: stopped on request.
+        MeasurementError: stopped on request, or this Python lacks a module that the tree imports.
         ValueError: `runs` is not positive.
     """
     if runs < 1:
@@ -122,7 +122,7 @@ def sweep(
                     result.runs[length] = plan.measure(length)
                     continue
                 except MeasurementError as error:
-                    if error.kind == "stopped":
+                    if error.kind in ("stopped", "import"):  # no other length would do better
                         raise
                     failure = Failure(length=length, kind=error.kind, reason=error.reason)
                     if error.log_tail and error.kind != "gate":

@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.imports import explain_import
 from harness.job import Exit, Job, Reply
 from harness.process import die_with_parent
 from harness.report import Kind
@@ -52,13 +53,19 @@ def load_tree(tree: Path) -> Loaded:
     """Import the layer and the operator with `tree` first on the path, as a validator does.
 
     Raises:
-        WorkerError: they were loaded from somewhere else.
+        WorkerError: they were loaded from somewhere else, or this Python lacks what they import.
     """
     sys.path.insert(0, str(tree))
     started = time.monotonic()
-    layer = importlib.import_module("fla.layers.quasar")
-    import_seconds = time.monotonic() - started
-    operator = importlib.import_module("fla.ops.quasar.chunk")
+    try:
+        layer = importlib.import_module("fla.layers.quasar")
+        import_seconds = time.monotonic() - started
+        operator = importlib.import_module("fla.ops.quasar.chunk")
+    except ImportError as error:
+        reason = explain_import(error, tree)
+        if reason is None:
+            raise
+        raise WorkerError(reason, "import") from error
     for name, module in list(sys.modules.items()):
         if any(name == own or name.startswith(f"{own}.") for own in _ONLY_FROM_TREE):
             origin = getattr(module, "__file__", None)
@@ -104,6 +111,10 @@ def _paths(job: Job) -> Mapping[str, Any]:
     from harness.kernels import find_paths
 
     return find_paths(job.device).model_dump(mode="json")
+
+
+def _import(job: Job) -> Mapping[str, Any]:
+    return {"import_seconds": load_tree(Path(job.tree or "")).import_seconds}
 
 
 def _gate(job: Job) -> Mapping[str, Any]:
@@ -176,7 +187,15 @@ def _time(job: Job) -> Mapping[str, Any]:
     }
 
 
-_TASKS = {"probe": _probe, "gate": _gate, "time": _time, "compile": _compile, "paths": _paths}
+_TASKS = {
+    "probe": _probe,
+    "import": _import,
+    "gate": _gate,
+    "time": _time,
+    "compile": _compile,
+    "paths": _paths,
+}
+_STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT}
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -196,8 +215,8 @@ def perform(job: Job) -> tuple[Reply, Exit]:
         body = _TASKS[job.task](job)
         return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
     except WorkerError as error:
-        status = Exit.GATE if error.kind == "gate" else Exit.CRASH
-        return Reply(nonce=job.nonce, failure=error.kind, reason=str(error)), status
+        reply = Reply(nonce=job.nonce, failure=error.kind, reason=str(error))
+        return reply, _STATUS.get(error.kind, Exit.CRASH)
     except Exception as error:  # the code under test may raise anything
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]

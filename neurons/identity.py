@@ -5,15 +5,20 @@ bittensor is imported when first used: half a second that `status` and `doctor` 
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.process import die_with_parent
 from neurons.errors import ConfigError, QuasarError
 
 CHAIN_SECONDS = 20.0
 OFFLINE = "offline"
+
+_PROJECT = Path(__file__).resolve().parent.parent
 
 
 class ChainUnreachable(QuasarError):
@@ -134,26 +139,50 @@ def registered_uid(
         The uid, or None when the hotkey is not registered there.
 
     Raises:
-        ChainUnreachable: no answer within `seconds`, or the network is `offline`.
+        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
     """
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
-    answer: list[int | None] = []
-    failure: list[str] = []
+    # The client may retry without end, and after some failures its tasks write tracebacks when
+    # they are destroyed. A process of its own is ended in time, and its output is not shown.
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "neurons.identity", network, str(netuid), hotkey],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env={**os.environ, "PYTHONPATH": str(_PROJECT)},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _out_of_reach(network, f"no answer in {seconds:g} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return int(lines[-1]) if lines[-1].isdecimal() else None
+    reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
+    raise _out_of_reach(network, reason)
 
-    def ask() -> None:
-        try:
-            import bittensor as bt
 
-            answer.append(bt.Subtensor(network).neurons.uid(hotkey_ss58=hotkey, netuid=netuid))
-        except Exception as error:  # any failure of the chain's client means the same here
-            failure.append(f"{type(error).__name__}: {error}")
+def _out_of_reach(network: str, reason: str) -> ChainUnreachable:
+    return ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
 
-    # The client has no time limit of its own on every path; a daemon thread ends with the process.
-    thread = threading.Thread(target=ask, name="subtensor", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if answer:
-        return answer[0]
-    reason = failure[0] if failure else f"no answer in {seconds:g} s"
-    raise ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
+
+def _ask_chain(network: str, netuid: str, hotkey: str) -> int:
+    """Print the uid, `None`, or in one line why there is no answer; return the exit status."""
+    die_with_parent()
+    try:
+        import bittensor as bt
+
+        answer = bt.Subtensor(network).neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
+        uid = None if answer is None else int(answer)
+    except Exception as error:  # any failure of the chain's client means the same here
+        said = " ".join(str(error).split())
+        sys.stdout.write(f"\n{type(error).__name__}{said and f': {said}'}\n")
+        return 1
+    sys.stdout.write(f"\n{uid}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_ask_chain(*sys.argv[1:]))

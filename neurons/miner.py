@@ -18,10 +18,19 @@ if not __package__:  # run as a file: Python then puts this folder on the path, 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from neurons import observe
-from neurons.commands import bench, decide, read_settings, say, show_doctor, show_status
-from neurons.embedded import EmbeddedSubnet
+from neurons.command_line.commands import (
+    bench,
+    decide,
+    read_settings,
+    say,
+    show_doctor,
+    show_status,
+)
+from neurons.command_line.status import JOURNAL, summary
+from neurons.configuration.flags import Parser
+from neurons.configuration.settings import Settings
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
-from neurons.flags import Parser
 from neurons.identity import (
     OFFLINE,
     ChainUnreachable,
@@ -33,12 +42,11 @@ from neurons.identity import (
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context, overlay_digest
 from neurons.mining.cycle import State, Submission
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.fork import open_fork
+from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.mining.early import warn_of_early_judgement
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import StateLock, Stopped, Waiter, stop_on_signals
-from neurons.settings import Settings
-from neurons.status import JOURNAL, summary
+from neurons.mining.publishing.fork import open_fork
+from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 
 TO_THE_REAL_SUBNET = (
     "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
@@ -108,7 +116,9 @@ def mine(given: argparse.Namespace) -> int:
     """Carry out `run` or `once`."""
     settings, embedded = read_settings(given)
     stop = threading.Event()
-    with StateLock(settings.state_dir), stop_on_signals(stop):
+    with stop_on_signals(stop), ExitStack() as stack:
+        wait_for_space(settings.state_dir, Waiter(stop))
+        stack.enter_context(StateLock(settings.state_dir))
         observe.configure(
             settings.log_level,
             settings.log_format,
@@ -164,6 +174,8 @@ def _greet(context: Context, given: argparse.Namespace) -> None:
     settings = context.settings
     for sentence in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
         log.warning(sentence)
+    warn_of_other_hotkeys(context)
+    warn_of_early_judgement(context)
     if given.agent_iterations:
         log.warning("--agent-iterations is ignored: there is no tuner yet")
     if settings.device == "cpu":
@@ -209,7 +221,7 @@ def _once(context: Context, embedded: bool) -> int:
         return 0
     if embedded:
         say(TO_THE_REAL_SUBNET)
-    return 0 if submission.state is State.VALIDATED else 1
+    return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
 
 
 COMMANDS = {

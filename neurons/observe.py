@@ -54,6 +54,12 @@ def redact(text: str) -> str:
     return _SECRET_SHAPE.sub(REDACTED, text)
 
 
+def redact_text(text: str) -> str:
+    """Return foreign text fit for a log: no secrets, no control characters, one short line."""
+    text = re.sub(r"(?<=://)[^/\s@]+@", "", redact(text))
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text).strip()[:300]
+
+
 def redact_value(value: Any, key: str = "") -> Any:
     """Return `value` with secrets taken out, following mappings and sequences."""
     if key and value is not None and _SECRET_KEY.search(key):
@@ -169,8 +175,11 @@ def configure(
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry; stamina's own line would name the call, which says nothing here."""
-    get_logger("http").warning(
+    """Log a quick retry, for who looks closely: what fails in the end has a line of its own.
+
+    stamina's own line would name the call, which says nothing here.
+    """
+    get_logger("http").debug(
         "no answer, asking again",
         reason=str(details.caused_by),
         seconds=round(details.wait_for, 1),
@@ -178,10 +187,18 @@ def _report_retry(details: RetryDetails) -> None:
     )
 
 
+class _FileHandler(logging.handlers.RotatingFileHandler):
+    """A log file that a full disk only leaves gaps in: stderr has every line as well."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def _file_handler(file: Path) -> logging.Handler:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file.touch(mode=0o600)
-    return logging.handlers.RotatingFileHandler(
+    return _FileHandler(
         file, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES_KEPT - 1, encoding="utf-8"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -104,6 +105,10 @@ def _plain(value: str) -> str:
     return value
 
 
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 Text = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_plain)]
 """A short text; PostgreSQL cannot store NUL, and nothing here needs the other controls."""
 
@@ -121,6 +126,9 @@ Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 CommitHash = Annotated[str, AfterValidator(_full_hash)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
+Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
+"""A figure that a server shows; what is not a finite number says nothing."""
+
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteBenchmarks = Annotated[
@@ -311,8 +319,8 @@ class Performer(Message):
     created_at: str
     validated: bool | None = None
     rank: Place | None = None
-    score: float | None = None
-    weighted_score: float | None = None
+    score: Shown = None
+    weighted_score: Shown = None
 
 
 class SubmissionStats(Message):

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neurons import observe
+from neurons.configuration.flags import Parser
+from neurons.configuration.settings import Settings, load_settings
 from neurons.errors import EX_CONFIG, ConfigError
-from neurons.flags import Parser
 from neurons.identity import load_identity
-from neurons.mining.runtime import StateLock, Stopped, stop_on_signals
+from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
-from neurons.settings import Settings, load_settings
 from neurons.validation import sandbox
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.evaluate import Evaluator

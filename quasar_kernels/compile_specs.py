@@ -158,8 +158,8 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
             ),
             (
                 segmented_scan_bwd.segment_input_grad_kernel,
-                _types(f"*{kind}", "q k v fresh do dv dq dk") | states | {"dbeta": "*fp32"}
-                | fp32 | sizes | q | k | v | o,
+                _types(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
+                | fp32 | sizes | q | k | o,
                 walk | starts,
                 (tiles.grad_warps, 1),
             ),
@@ -221,7 +221,7 @@ def _operator_specs() -> list[CompileSpec]:
 
 
 def _layer_specs() -> list[CompileSpec]:
-    from fla.ops.quasar import gate_and_norm, layer_kernels
+    from fla.ops.quasar import gate_and_norm, layer_grads, layer_kernels
 
     specs = [
         CompileSpec(
@@ -242,7 +242,7 @@ def _layer_specs() -> list[CompileSpec]:
                 f"causal_conv_silu {kind}",
                 layer_kernels.causal_conv_silu_kernel,
                 _types(f"*{kind}", "x y")
-                | {"weight": "*fp32", "R": "i32", "stride_x": "i32"}
+                | {"weight": "*fp32", "T": "i32", "stride_x": "i32"}
                 | (optional if packed else {}),
                 {"C": 1536, "ROWS": 64, "BC": 512, "HAS_BIAS": packed, "PACKED": packed}
                 | ({} if packed else dict.fromkeys(optional)),
@@ -254,5 +254,27 @@ def _layer_specs() -> list[CompileSpec]:
                 {"S": 64, "BS": 64, "BR": 32},
                 num_warps=2,
             ),
+            CompileSpec(
+                f"conv_silu_grad {kind}",
+                layer_grads.conv_silu_grad_kernel,
+                _types(f"*{kind}", "x dy_0 dy_1 dy_2 dx")
+                | _types("*fp32", "weight sums")
+                | _types("i32", "T ROWS stride_x stride_dx")
+                | (optional if packed else {}),
+                {"C": 1536, "N": 512, "BC": 256, "HAS_BIAS": packed, "PACKED": packed}
+                | ({} if packed else dict.fromkeys(optional)),
+            ),
+        ]
+        specs += [
+            CompileSpec(
+                f"gated_rmsnorm_grad {kind} S={S}",
+                layer_grads.gated_rmsnorm_grad_kernel,
+                _types(f"*{kind}", "x gate dy y dx dgate")
+                | _types("*fp32", "weight sums")
+                | {"R": "i32", "TILES": "i32", "eps": "fp32"},
+                {"H": 8, "S": S, "BS": S, "BR": 512 // S},
+                num_warps=2,
+            )
+            for S in (64, 128)
         ]
     return specs

@@ -6,12 +6,16 @@ zero. `check_tree` finds every broken rule beforehand and says how to mend it.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 OVERLAY = Path(__file__).resolve().parent / "overlay"
 """Root of the overlay: its files are laid over a fork byte for byte."""
+
+FORK_IMPORTS = Path(__file__).resolve().parent / "fork_imports.json"
+"""What the public fork imports when it is loaded; scripts/record_fork_imports.py writes it."""
 
 QUASAR_DIR = PurePosixPath("fla/ops/quasar")
 LAYER_FILE = PurePosixPath("fla/layers/quasar.py")
@@ -74,6 +78,15 @@ def overlay_files(scope: Scope = "layer") -> list[PurePosixPath]:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     )
     return [path for path in files if scope == "layer" or QUASAR_DIR in path.parents]
+
+
+def fork_imports() -> dict[str, list[str]]:
+    """Return the third-party modules that loading the public fork imports, with the names it takes.
+
+    The project's dependencies must provide them all: where one is missing, no fork can be measured.
+    """
+    imports: dict[str, list[str]] = json.loads(FORK_IMPORTS.read_text())["imports"]
+    return imports
 
 
 def check_tree(root: Path) -> list[Violation]:

@@ -1,9 +1,11 @@
 """Measure the operator on this GPU beside flash-linear-attention's delta rule, in one run.
 
     python scripts/benchmark_operator.py --out benchmarks/h200/operator.json [--without cuda]
+    python scripts/benchmark_operator.py --training --out benchmarks/h200/operator_training.json
 
 Speed, accuracy against float64, what stopping early gains, memory, decoding and the first call with
-empty kernel caches; about four minutes on an H200. --quick leaves the peer and its tuning out.
+empty kernel caches; about four minutes on an H200. --training: speed and accuracy of forward and
+backward instead; about two minutes. --quick leaves the peer and its tuning out.
 scripts/report_operator.py makes the documents from the file.
 """
 
@@ -33,12 +35,18 @@ from measuring.operator_results import (
     Error,
     FirstCall,
     Forgetting,
-    Gradients,
     Memory,
     OperatorResults,
     Speed,
     Timing,
     misses,
+)
+from measuring.operator_training import (
+    Gradients,
+    Shape,
+    Training,
+    TrainingResults,
+    training_misses,
 )
 from measuring.results import project_commit, write
 from torch import Tensor
@@ -52,7 +60,14 @@ from quasar_kernels.reference import (
 )
 
 LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
-TRAINING_LENGTHS = (16_384, 262_144, 1_000_000)
+TRAINING_SHAPES = (
+    Shape(1, 16_384, 8, 64),
+    Shape(1, 262_144, 8, 64),
+    Shape(1, 1_000_000, 8, 64),
+    Shape(32, 2048, 8, 64),
+    Shape(1, 65_536, 16, 128),
+    Shape(4, 16_384, 16, 128),
+)
 FORGETTING_LENGTHS, SLOW_HEADS = (200_000, 1_000_000), (0, 1, 2, 8)
 BATCHES = (1, 8, 32, 128)
 TENSORS = ("q", "k", "v", "beta")
@@ -75,6 +90,14 @@ given its step size and writes a new state into storage that its allocator uses 
 is of such states, also in turn, the faster of the driver's and of an elementwise kernel. First \
 call: 100,000 tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any \
 compiler but torch's own."""
+
+TRAINING_PROTOCOL = """\
+bf16, inputs as a layer with default weights makes them; the output's gradient is noise. Triton \
+and CUDA: chunk_quasar and its backward pass with QUASAR_BACKEND of that name, step size included, \
+gradients of q, k, v and beta. Peer: chunk_delta_rule with scale 1, the step size and its gradient \
+by torch. The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is \
+timed. Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the host's clock \
+between synchronizes around calls in a row. Gradients are compared with float64 autograd."""
 
 
 def say(text: str) -> None:
@@ -180,20 +203,20 @@ def gradients(
         return torch.autograd.grad(o, leaves, do.to(o.dtype))
 
 
-def measure_training(names: Sequence[str]) -> list[Speed]:
+def measure_training(names: Sequence[str]) -> list[Training]:
     """Time forward and backward."""
-    speed = []
-    for tokens in TRAINING_LENGTHS:
-        inputs = bench.layer_like(tokens)
+    rows = []
+    for shape in TRAINING_SHAPES:
+        inputs = bench.layer_like(shape.tokens, shape.batch, shape.heads, shape.width)
         do, times = torch.randn_like(inputs[0]), {}
         for name in names:
             with selected(name) as run:
                 times[name] = timing(partial(gradients, run, inputs, do))
-        speed.append(Speed(tokens=tokens, times=times))
+        rows.append(Training(shape=shape, times=times))
         del inputs
         free()
-        say(f"forward and backward of {tokens} tokens")
-    return speed
+        say(f"forward and backward of {shape}")
+    return rows
 
 
 def measure_gradients(names: Sequence[str]) -> Gradients:
@@ -284,25 +307,45 @@ def measure(names: Sequence[str], caches: Path, commit: str | None) -> OperatorR
         decoding = measure_decoding(names)
         copy = bench.copy_bandwidth()
         free()
-        gradients = measure_gradients(names)
         accuracy, forward, memory = measure_forward(names)
         forgetting = measure_forgetting() if "cuda" in names else []
-        training = measure_training(names)
     return OperatorResults(
         created=datetime.now(timezone.utc).date(),
         commit=commit or project_commit(),
         protocol=PROTOCOL,
         environment=describe(torch.device("cuda")),
-        peer=f"fla-core {metadata.version('fla-core')}" if "peer" in names else None,
+        peer=peer_version(names),
         copy_gb_per_s=copy,
         forward=tuple(forward),
         forgetting=tuple(forgetting),
-        forward_backward=tuple(training),
         accuracy=tuple(accuracy),
-        gradients=gradients,
         memory=memory,
         decoding=tuple(decoding),
         first_call=first_calls,
+    )
+
+
+def peer_version(names: Sequence[str]) -> str | None:
+    """Return the peer's package and version, where it is measured."""
+    return f"fla-core {metadata.version('fla-core')}" if "peer" in names else None
+
+
+def train(names: Sequence[str], commit: str | None) -> TrainingResults:
+    """Run forward and backward alone."""
+    mount()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        bench.soak(2)
+        errors = measure_gradients(names)
+        training = measure_training(names)
+    return TrainingResults(
+        created=datetime.now(timezone.utc).date(),
+        commit=commit or project_commit(),
+        protocol=TRAINING_PROTOCOL,
+        environment=describe(torch.device("cuda")),
+        peer=peer_version(names),
+        training=tuple(training),
+        gradients=errors,
     )
 
 
@@ -312,6 +355,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("operator.json"))
     parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
     parser.add_argument("--quick", action="store_true", help="the same as --without peer")
+    parser.add_argument("--training", action="store_true", help="forward and backward instead")
     parser.add_argument("--commit", help="this project's commit, where git cannot tell")
     parser.add_argument("--first-call", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -320,10 +364,16 @@ def main() -> None:
         return
     left_out = {*args.without, *(("peer",) if args.quick else ())}
     names = [name for name in NAMES if name not in left_out]
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(names, Path(folder), args.commit)
-    write(args.out, results)
-    for miss in misses(results):
+    if args.training:
+        trained = train(names, args.commit)
+        write(args.out, trained)
+        missed = training_misses(trained)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            results = measure(names, Path(folder), args.commit)
+        write(args.out, results)
+        missed = misses(results)
+    for miss in missed:
         print(f"misses its limit: {miss}")
     say(f"wrote {args.out}")
 

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from neurons import observe
-from neurons.mining.runtime import Stopped, stop_on_signals
+from neurons.processes.runtime import Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission, league_of, weighted_score
 from neurons.validation.evaluate import Evaluator
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About 15
+# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About 18
 # minutes on an H200. COMMIT names what is measured where git cannot tell. All steps run, so that one
 # failure costs its own figures alone; it decides the exit status.
 set -uo pipefail
@@ -27,7 +27,9 @@ step() {
 
 # the layer first: what a machine has time for is what counts most
 step benchmark_fork --fork "$fork" --out "$out"
+step benchmark_layer_training --fork "$fork" --out "$out/layer-training.json"
 step benchmark_operator --out "$out/operator.json"
+step benchmark_operator --training --out "$out/operator_training.json"
 step profile_kernels --out "$out/profile.json"
 step sanitize_kernels --out "$out/sanitizer.json"
 echo 'Now: python scripts/report_benchmarks.py && python scripts/report_operator.py'

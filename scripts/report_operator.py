@@ -25,12 +25,17 @@ from measuring.operator_results import (
     ERRORS,
     FIRST_CALL_SECONDS,
     FORWARD_MS,
-    GRADIENT_ERROR,
     MEMORY_TIMES_OUTPUT,
-    TRAINING_LEAD,
     OperatorResults,
     Speed,
     misses,
+)
+from measuring.operator_training import (
+    GRADIENT_ERROR,
+    TRAINING_LEAD,
+    TRAINING_MS,
+    TrainingResults,
+    training_misses,
 )
 from measuring.profile_results import Profile
 from measuring.profile_sections import profile, sanitizer
@@ -108,10 +113,29 @@ def forgetting(results: OperatorResults) -> str:
     return table(header, rows)
 
 
-def training(results: OperatorResults) -> str:
-    """Return the table of forward and backward."""
-    limits = {n: f"{lead:g} times the peer" for n, lead in TRAINING_LEAD.items()}
-    return _speeds(results.forward_backward, limits)
+def training(results: TrainingResults) -> str:
+    """Return the table of forward and backward, and where it was measured."""
+    names = list(results.training[0].times)
+    leads = [name for name in names if name != "peer" and "peer" in names]
+    header = ["sequences x tokens x heads x width", *(f"{LABELS[n]}, ms" for n in names)]
+    header += [f"peer / {LABELS[n]}" for n in leads]
+    header += [*(f"{LABELS[n]} eager, ms" for n in names), "CUDA's limit"]
+    rows = []
+    for row in results.training:
+        cells = [_ms(row.times[n].graph_ms) for n in names]
+        cells += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
+        cells += [_ms(row.times[n].eager_ms) for n in names]
+        limit = f"{TRAINING_MS[row.shape]:g} ms, " if row.shape in TRAINING_MS else ""
+        limit += f"{TRAINING_LEAD['cuda']:g} times the peer"
+        rows.append([" x ".join(f"{n:,}" for n in row.shape), *cells, limit])
+    e = results.environment
+    where = {
+        "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}",
+        "peer": results.peer or "not measured",
+        "date, commit": f"{results.created}, {results.commit}",
+        "protocol": results.protocol,
+    }
+    return f"{facts(where)}\n\n{table(header, rows)}"
 
 
 def accuracy(results: OperatorResults) -> str:
@@ -128,7 +152,7 @@ def accuracy(results: OperatorResults) -> str:
     return table(header, rows)
 
 
-def gradients(results: OperatorResults) -> str:
+def gradients(results: TrainingResults) -> str:
     """Return the table of the gradients' errors."""
     found = results.gradients
     tensors = list(found.errors["triton"])
@@ -184,6 +208,7 @@ class Runs(NamedTuple):
     """What the document is made of."""
 
     operator: OperatorResults
+    training: TrainingResults
     profile: Profile
     sanitizer: SanitizerResults
 
@@ -196,6 +221,7 @@ def load_runs() -> Runs:
     """
     return Runs(
         load(OperatorResults, RUNS / "operator.json"),
+        load(TrainingResults, RUNS / "operator_training.json"),
         load(Profile, RUNS / "profile.json"),
         load(SanitizerResults, RUNS / "sanitizer.json"),
     )
@@ -205,12 +231,12 @@ SECTIONS: Mapping[str, Callable[[Runs], str]] = {
     "machine": lambda runs: machine(runs.operator),
     "forward": lambda runs: forward(runs.operator),
     "forgetting": lambda runs: forgetting(runs.operator),
-    "training": lambda runs: training(runs.operator),
+    "training": lambda runs: training(runs.training),
     "decoding": lambda runs: decoding(runs.operator),
     "costs": lambda runs: costs(runs.operator),
     "profile": lambda runs: profile(runs.profile),
     "accuracy": lambda runs: accuracy(runs.operator),
-    "gradients": lambda runs: gradients(runs.operator),
+    "gradients": lambda runs: gradients(runs.training),
     "sanitizer": lambda runs: sanitizer(runs.sanitizer),
 }
 """What makes each section's figures, in the document's order."""
@@ -254,7 +280,8 @@ def main() -> None:
     runs = load_runs()
     wanted = {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    missed = misses(runs.operator) + sanitizer_results.misses(runs.sanitizer)
+    missed = misses(runs.operator) + training_misses(runs.training)
+    missed += sanitizer_results.misses(runs.sanitizer)
     if not args.check:
         for path in stale:
             path.write_text(wanted[path])

@@ -45,6 +45,7 @@ class OperatorCase(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     states: bool = False  # one enters, and the last is asked for
     segments: int | None = None  # of each sequence: few walk over many tiles
+    gradients: bool = False  # the backward pass, too
     options: tuple[str, ...] = ()  # of NVRTC
 
 
@@ -71,6 +72,13 @@ OPERATOR = (
     OperatorCase((650,), states=True, options=PORTABLE),
     OperatorCase((333,), width=128, options=PORTABLE),
     OperatorCase((650,), dtype=torch.float16, states=True, options=PORTABLE),
+    OperatorCase((1,), gradients=True),
+    OperatorCase((333,), batch=2, heads=3, states=True, gradients=True),
+    OperatorCase((650,), states=True, segments=3, gradients=True),
+    OperatorCase((0, 1, 200, 64, 0, 331), dtype=torch.float16, states=True, gradients=True),
+    OperatorCase((650,), width=128, states=True, segments=3, gradients=True),
+    OperatorCase((0, 65, 200), width=128, dtype=torch.float16, gradients=True),
+    OperatorCase((333,), states=True, segments=2, gradients=True, options=PORTABLE),
 )
 LAYER = (
     LayerCase(1),
@@ -105,7 +113,7 @@ def run_control(kernel: str, fault: int) -> None:
 
 
 def operator_error(case: OperatorCase) -> float:
-    """Run a case of the operator and return the larger relative error of output and state."""
+    """Run a case of the operator and return the largest relative error of what it computes."""
     from fla.ops.quasar import cuda_scan
 
     cuda_scan.LONG = 1024  # so that segments this short may stop, too
@@ -116,7 +124,10 @@ def operator_error(case: OperatorCase) -> float:
     bounds = torch.tensor([0, *case.lengths]).cumsum(0) if N > 1 else None
     sequences = case.batch if bounds is None else N
     initial = torch.randn(sequences, case.heads, case.width, case.width) if case.states else None
-    expected, state = quasar_chunked(q, k, v, beta, initial, bounds)
+    inputs = [q, k, v, beta, *([] if initial is None else [initial])]
+    leaves = [x.double().requires_grad_(case.gradients) for x in inputs]
+    start = None if initial is None else leaves[4]
+    expected, state = quasar_chunked(leaves[0], leaves[1], leaves[2], leaves[3], start, bounds)
     on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
     cu = None if bounds is None else bounds.cuda()
     found = cuda_scan.forward(
@@ -125,7 +136,27 @@ def operator_error(case: OperatorCase) -> float:
     error = relative_rms(found.o.cpu(), expected)
     if case.states:
         error = max(error, relative_rms(found.final_state.cpu(), state))
+    if case.gradients:
+        d_o, d_state = torch.randn(shape).to(case.dtype), torch.randn_like(state)
+        d_state *= case.states  # without states none is asked for
+        torch.autograd.backward([expected, state], [d_o.double(), d_state])
+        d_final = d_state.float().cuda() if case.states else None
+        given = (*on_gpu, found.G, found.states, d_o.cuda(), d_final, 1.0, found.segments)
+        error = max(error, gradient_error(case, given, [x.grad for x in leaves]))
     return error
+
+
+def gradient_error(
+    case: OperatorCase, given: Sequence[Any], wanted: Sequence[torch.Tensor | None]
+) -> float:
+    """Run the backward pass on `given` and return its gradients' largest relative error."""
+    from fla.ops.quasar import cuda_scan_bwd
+
+    found = cuda_scan_bwd.backward(*given, options=case.options)
+    pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
+    errors = [relative_rms(x, y) for x, y in pairs]
+    errors[3] /= 3  # beta's terms cancel over the tokens
+    return max(errors)
 
 
 def layer_error(case: LayerCase) -> float:
@@ -135,14 +166,14 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: its own kernels did not take it.
     """
     from fla.layers import quasar
-    from fla.ops.quasar import fused_layer, hopper_products
+    from fla.ops.quasar import fused_layer, hopper_products, layer_forward
 
     program = hopper_products.load_program(torch.cuda.current_device(), case.dtype)
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     fused_layer.hopper_program = lambda x, dtype: program
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
-    quasar.attend_fused = always(fused_layer.attend_fused)
+    layer_forward.attend_fused = always(fused_layer.attend_fused)
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
@@ -154,14 +185,14 @@ def layer_error(case: LayerCase) -> float:
     return relative_rms(y.detach().cpu(), expected)
 
 
-def always(attend: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor]:
+def always(attend: Callable[..., Any]) -> Callable[..., Any]:
     """Return `attend_fused`, but raising RuntimeError where another way would be gone silently."""
 
-    def attend_or_raise(*call: object) -> torch.Tensor:
-        y = attend(*call)
-        if y is None:
+    def attend_or_raise(*call: object, **options: object) -> object:
+        found = attend(*call, **options)
+        if found is None:
             raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
-        return y
+        return found
 
     return attend_or_raise
 

@@ -31,6 +31,7 @@ scan_secrets() {
 stage format ruff format --check .
 stage lint ruff check .
 stage types mypy
+stage imports lint-imports
 stage secrets scan_secrets
 stage kernels python scripts/compile_kernels.py --check
 printf '== tests\n'

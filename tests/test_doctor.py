@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import sysconfig
 import threading
 import time
@@ -18,10 +19,10 @@ import pytest
 
 from harness.report import Environment
 from harness.runner import MeasurementError
-from neurons import doctor
+from neurons.command_line import doctor
+from neurons.configuration.settings import Settings, load_settings
 from neurons.identity import create_throwaway
-from neurons.machine import Gpu
-from neurons.settings import Settings, load_settings
+from neurons.processes.machine import Gpu
 
 TOKEN = "ghp_canary0123456789abcdef0123456789abcd"
 
@@ -99,7 +100,7 @@ def environment(**changes: Any) -> Environment:
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
-    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "scope"]
+    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "scope", "fork"]
     assert names == [*expected, "wallet", "api", "clock", "token", "registration"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
@@ -107,7 +108,8 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
 
 def test_embedded_looks_at_this_machine_only(settings: Settings, server: Server) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
-    assert names == {"python", "torch", "triton", "gpu", "nvcc", "git", "disk", "settings", "scope"}
+    machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
+    assert names == machine | {"settings", "scope", "fork"}
     assert server.seen == []
 
 
@@ -126,6 +128,57 @@ def test_the_scope_says_what_is_published(
     check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
     assert check.level == level
     assert word in check.detail
+
+
+@pytest.fixture
+def tree(tmp_path: Path, settings: Settings) -> Path:
+    """The miner's own clone: the least that can be imported."""
+    root = settings.state_dir / "fork"
+    for name in ("fla", "fla/layers", "fla/ops", "fla/ops/quasar"):
+        (root / name).mkdir(parents=True)
+        (root / name / "__init__.py").touch()
+    (root / "fla/ops/quasar/chunk.py").write_text("def chunk_quasar(): ...\n")
+    (root / "fla/layers/quasar.py").write_text("class QuasarAttention: ...\n")
+    return root
+
+
+def test_before_there_is_a_fork_what_it_needs_is_looked_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = doctor.fork(settings)
+    assert check.level == "ok"
+    assert "transformers" in check.detail
+    monkeypatch.setattr(doctor, "fork_imports", lambda: {"torch": [], "no_such_module.x": ["y"]})
+    check = doctor.fork(settings)
+    assert check.level == "failure"
+    assert "no_such_module, which is not installed" in check.detail
+    assert "pip install no_such_module" in check.remedy
+
+
+def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None:
+    before = set(sys.modules)
+    check = doctor.fork(settings)
+    assert (check.level, str(tree) in check.detail) == ("ok", True)
+    assert not {"torch", "fla"} & (set(sys.modules) - before)
+
+
+def test_a_module_that_the_fork_needs_is_named_with_its_command(
+    settings: Settings, tree: Path
+) -> None:
+    (tree / "fla/layers/quasar.py").write_text("from no_such_module.part import thing\n")
+    elsewhere = tree.rename(tree.with_name("checkout"))
+    check = doctor.fork(settings.model_copy(update={"repo_path": elsewhere}))
+    assert check.level == "failure"
+    assert "fla/layers/quasar.py needs no_such_module, which is not installed" in check.detail
+    assert check.remedy == f"Run {sys.executable} -m pip install no_such_module."
+
+
+def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, tree: Path) -> None:
+    (tree / "fla/layers/quasar.py").write_text("class QuasarAttention\n")
+    check = doctor.fork(settings)
+    assert check.level == "failure"
+    assert "SyntaxError" in check.detail
+    assert "python -m harness" in check.remedy
 
 
 def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
@@ -254,3 +307,13 @@ def test_token_expired_or_of_another_account(settings: Settings, server: Server)
     assert doctor.token(settings).level == "failure"
     away = settings.model_copy(update={"github_api_url": "http://127.0.0.1:9"})
     assert "does not answer" in doctor.token(away).detail
+
+
+def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings: Settings) -> None:
+    check = doctor.registration(
+        settings.model_copy(update={"subtensor_network": "ws://127.0.0.1:9"})
+    )
+    assert (check.name, check.level) == ("registration", "warning")
+    assert "ws://127.0.0.1:9" in check.detail
+    assert len(check.detail.splitlines()) == 1
+    assert "SUBTENSOR_NETWORK" in check.remedy

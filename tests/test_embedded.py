@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from neurons import child as child_module
-from neurons import embedded
-from neurons.child import Child
-from neurons.embedded import EmbeddedSubnet, embedded_settings, is_embedded
-from neurons.settings import Settings
+from neurons.configuration.settings import Settings
+from neurons.embedded import subnet as embedded
+from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.processes import child as child_module
+from neurons.processes.child import Child
 
 NOWHERE = Path(os.devnull)
 
@@ -147,7 +147,7 @@ def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> No
 
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
-        "import os, time; from pathlib import Path; from neurons.child import Child\n"
+        "import os, time; from pathlib import Path; from neurons.processes.child import Child\n"
         "env = dict(os.environ, PYTHONUNBUFFERED='1')\n"
         f"child = Child('c', ['http.server', '0'], env, Path('{tmp_path}/log'))\n"
         "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from harness.report import load_report
+from neurons.command_line.status import JOURNAL
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal, Submission
-from neurons.status import JOURNAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

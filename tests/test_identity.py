@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bittensor import Wallet
 from bittensor.sp_core import Keypair
+from websockets.sync.server import ServerConnection, serve
 
 from neurons import identity
 from neurons.errors import ConfigError
@@ -100,9 +107,69 @@ def test_offline_asks_no_chain() -> None:
         identity.registered_uid("5abc", 24, identity.OFFLINE)
 
 
-def test_an_unreachable_chain_is_told_in_bounded_time() -> None:
-    with pytest.raises(identity.ChainUnreachable, match="out of reach"):
-        identity.registered_uid("5abc", 24, "ws://127.0.0.1:9", seconds=5)
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that this test holds and nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_an_unreachable_chain_is_told_in_one_line(
+    closed_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for network in (f"ws://127.0.0.1:{closed_port}", "wss://chain.invalid", "no-such-network"):
+        with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
+            identity.registered_uid("5abc", 24, network)
+        assert network in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_a_chain_that_is_silent_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        network = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(identity.ChainUnreachable, match=r"no answer in 2 s"):
+            identity.registered_uid("5abc", 24, network, seconds=2)
+    assert time.monotonic() - started < 6
+
+
+def test_a_chain_that_answers_nonsense_leaves_no_traceback() -> None:
+    def answer(connection: ServerConnection) -> None:
+        for message in connection:
+            reply = {"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": None}
+            connection.send(json.dumps(reply))
+
+    # bittensor's tasks complain when they are destroyed, so the whole process is looked at.
+    code = (
+        "import sys; from neurons import identity\n"
+        "try: identity.registered_uid('5abc', 24, sys.argv[1])\n"
+        "except identity.ChainUnreachable as error: print(error)"
+    )
+    with serve(answer, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        network = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        command = [sys.executable, "-c", code, network]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        server.shutdown()
+    assert done.stderr == ""
+    assert re.fullmatch(rf"The network '{network}' is out of reach \(.*\)\.\n", done.stdout)
+
+
+@pytest.mark.parametrize(("answer", "uid"), [("7", 7), ("0", 0), ("None", None)])
+def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
+    answer: str, uid: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bittensor.py").write_text(
+        "print('connecting ...', end='')\n"
+        "class Subtensor:\n"
+        "    def __init__(self, network): self.neurons = self\n"
+        f"    def uid(self, hotkey_ss58, netuid): return {answer} if netuid == 24 else 99\n"
+    )
+    monkeypatch.chdir(tmp_path)  # `python -m` looks there first
+    assert identity.registered_uid("5abc", 24, "finney") == uid
 
 
 def test_bittensor_is_imported_only_when_needed() -> None:

@@ -13,8 +13,8 @@ from miner_command import run
 
 from harness.kernels import Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
-from neurons import kernel_checks
-from neurons.doctor import Check
+from neurons.command_line import kernel_checks
+from neurons.command_line.doctor import Check
 from quasar_kernels import compile_failures as known
 
 NO_NVRTC = "NVRTC was not found; to mend it, install nvidia-cuda-nvrtc"
@@ -58,12 +58,12 @@ def nvrtc() -> str:
 def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
     check = kernel_checks.compiles((9, 0), compile_kernels, needed=True)
     assert check.level == "ok", check
-    for program in ("operator", "operator 128", "layer"):
+    for program in ("operator", "operator 128", "gradients", "gradients 128", "layer"):
         for dtype in ("bf16", "fp16"):
             assert f"{program} {dtype}: machine code" in check.detail
     again = compile_kernels((8, 0)).builds
-    # the layer's kernels are Hopper's alone
-    assert {one.program for one in again} == {"operator", "operator 128"}
+    # the layer's kernels are Hopper's alone, and the gradients of wide heads
+    assert {one.program for one in again} == {"operator", "operator 128", "gradients"}
     assert all(one.seconds > 0.05 for one in again)  # reading a cache takes a millisecond
 
 

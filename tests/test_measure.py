@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = ("benchmark_fork", "benchmark_operator", "profile_kernels", "sanitize_kernels")
+STEPS = (
+    "benchmark_fork",
+    "benchmark_layer_training",
+    "benchmark_operator",
+    "profile_kernels",
+    "sanitize_kernels",
+)
 RECORD = """import pathlib, sys
 name = pathlib.Path(__file__).stem
 with open("steps", "a") as steps:
@@ -45,7 +51,8 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
     done = measure(project, str(fork), "data")
     assert done.returncode == 1
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
-    assert [name for name, *_ in called] == list(STEPS)
+    assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
+    assert [x[1] for x in called if x[0] == "benchmark_operator"] == ["--out", "--training"]
     assert called[0][1:5] == ["--fork", str(fork), "--out", "data"]
     assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)
     assert (project / "data").is_dir()

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from miner_command import PROJECT, run
 
-from neurons import commands, miner, observe
+from neurons import miner, observe
+from neurons.command_line import commands
+from neurons.command_line.status import JOURNAL, read_status
 from neurons.errors import ConfigError
 from neurons.identity import create_throwaway, load_identity
 from neurons.mining import cycle
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import StateLock
-from neurons.status import JOURNAL, read_status
+from neurons.processes.runtime import StateLock
 
 
 def journal_in(state: Path) -> Journal:
@@ -232,7 +233,7 @@ def test_doctor_is_content_with_this_machine(tmp_path: Path) -> None:
 
 def test_no_torch_and_no_bittensor_in_this_process() -> None:
     code = (
-        "import sys, neurons.miner, neurons.doctor, neurons.embedded\n"
+        "import sys, neurons.miner, neurons.command_line.doctor, neurons.embedded.subnet\n"
         "assert not {'torch', 'triton', 'fla', 'bittensor'} & set(sys.modules)"
     )
     done = run(entry=("-c", code))

@@ -128,10 +128,12 @@ def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert "slow" in text
 
 
-def test_a_quick_retry_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_retry_is_one_plain_line_for_who_looks_closely(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import stamina
 
-    observe.configure()
+    observe.configure("DEBUG")
     tries = iter([ConnectionError("refused by the other side"), None])
     for attempt in stamina.retry_context(on=ConnectionError, wait_initial=0.01, wait_jitter=0):
         with attempt:
@@ -140,5 +142,6 @@ def test_a_quick_retry_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> 
                 raise fault
     (line,) = capsys.readouterr().err.splitlines()
     assert "no answer, asking again" in line
+    assert " debug " in line
     assert "refused by the other side" in line
     assert "callable" not in line

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeVar
 from xml.etree import ElementTree
 
 import pytest
@@ -16,12 +17,15 @@ from measuring.operator_results import (
     OperatorResults,
     misses,
 )
+from measuring.operator_training import TRAINING_MS, TrainingResults, training_misses
 from measuring.profile_results import bytes_ms, floor_ms
+from measuring.results import Run
 from measuring.sanitizer_results import misses as sanitizer_misses
 from report_operator import DOCUMENT, Runs, document, load_runs, plot
 from sanitized_calls import CASES
 
 ROOT = Path(__file__).resolve().parent.parent
+Kind = TypeVar("Kind", bound=Run)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,12 @@ def results(runs: Runs) -> OperatorResults:
     return runs.operator
 
 
-def changed(results: OperatorResults, path: str, value: object) -> OperatorResults:
+@pytest.fixture(scope="module")
+def trained(runs: Runs) -> TrainingResults:
+    return runs.training
+
+
+def changed(results: Kind, path: str, value: object) -> Kind:
     """Return the run with one figure replaced; `path` is as in `forward.0.times`."""
     body = results.model_dump(mode="json")
     place, *keys = body, *path.split(".")
@@ -42,7 +51,7 @@ def changed(results: OperatorResults, path: str, value: object) -> OperatorResul
         place = place[int(key) if isinstance(place, list) else key]
     assert keys[-1] in place
     place[keys[-1]] = value
-    return OperatorResults.model_validate(body)
+    return type(results).model_validate(body)
 
 
 def test_the_document_says_what_the_run_says_and_every_figure_is_within_its_limit() -> None:
@@ -57,7 +66,7 @@ def test_the_run_covers_every_limit(results: OperatorResults) -> None:
     checked = {(row.tokens, row.keys) for row in results.accuracy}
     assert checked == {(row.tokens, keys) for row in results.forward for keys in ERRORS}
     assert max(row.batch for row in results.decoding) == 128
-    for row in (*results.forward, *results.forward_backward, *results.decoding):
+    for row in (*results.forward, *results.decoding):
         assert {"triton", "peer"} <= set(row.times)
     for row in results.forward:
         assert set(row.times) == {"triton", "cuda", "peer"}
@@ -77,11 +86,9 @@ def test_the_run_covers_every_limit(results: OperatorResults) -> None:
         ("forgetting.0.error", 0.5, "error of 200000 tokens, 0 slow heads: 0.5, limit 0.006"),
         ("forgetting.3.rested_ms", 9.0, "forward of 200000 tokens, 8 slow heads, over in full"),
         ("first_call.cuda.call_seconds", 8.1, "first call, cuda, s: 8.1, limit 8"),
-        ("forward_backward.0.times.peer.graph_ms", 1e-3, "of 16384 tokens, triton, times the peer"),
         ("accuracy.1.errors.triton.overall", 0.5, "2048 tokens, correlated 10%, triton: 0.5"),
         ("accuracy.2.errors.triton.worst_eighth", 0.5, "correlated 1%, triton, worst eighth: 0.5"),
         ("accuracy.0.errors.triton.overall", 1e-4, "2048 tokens, layer-like, cuda over triton"),
-        ("gradients.errors.triton.k", 0.5, "gradient of k, triton: 0.5"),
         ("memory.peak_bytes.triton", 1 << 40, "peak memory over the output, triton"),
         ("first_call.triton.call_seconds", 41.0, "first call, triton, s: 41, limit 8"),
         ("decoding.3.copy_ms", 1e-4, "share of copy bandwidth, B = 128"),
@@ -91,10 +98,36 @@ def test_the_run_covers_every_limit(results: OperatorResults) -> None:
 def test_a_figure_outside_of_its_limit_is_named(
     results: OperatorResults, path: str, value: float, said: str
 ) -> None:
-    found = set(misses(changed(results, path, value))) - set(misses(results))
-    # the peer's figure is a yardstick of both implementations
-    assert len(found) == (2 if ".peer." in path else 1)
-    assert any(said in miss for miss in found)
+    (found,) = set(misses(changed(results, path, value))) - set(misses(results))
+    assert said in found
+
+
+def test_training_covers_every_limit(trained: TrainingResults) -> None:
+    shapes = {row.shape for row in trained.training}
+    assert set(TRAINING_MS) <= shapes
+    for row in trained.training:
+        assert set(row.times) == {"triton", "cuda", "peer"}
+    assert set(trained.gradients.errors) == {"triton", "cuda", "peer"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "training.0.times.cuda.graph_ms",
+            0.281,
+            "1 x 16384 x 8 x 64, cuda, ms: 0.281, limit 0.28",
+        ),
+        ("training.1.times.cuda.graph_ms", 1e3, "1 x 262144 x 8 x 64, cuda, times the peer"),
+        ("training.1.times.triton.graph_ms", 1e3, "1 x 262144 x 8 x 64, triton, times the peer"),
+        ("gradients.errors.cuda.beta", 0.5, "gradient of beta, cuda: 0.5"),
+    ],
+)
+def test_a_figure_of_training_outside_of_its_limit_is_named(
+    trained: TrainingResults, path: str, value: float, said: str
+) -> None:
+    (found,) = set(training_misses(changed(trained, path, value))) - set(training_misses(trained))
+    assert said in found
 
 
 def test_figures_changed_by_hand_are_made_anew(runs: Runs) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from dotenv import dotenv_values
 
-from neurons import env_example
+from neurons.configuration import env_example
+from neurons.configuration.settings import Settings, load_settings
 from neurons.errors import ConfigError
-from neurons.settings import Settings, load_settings
 
 NOTHING: dict[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
 def no_project_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("neurons.settings.ENV_FILE", tmp_path / "absent")
+    monkeypatch.setattr("neurons.configuration.settings.ENV_FILE", tmp_path / "absent")
 
 
 def env_file(folder: Path, text: str | bytes) -> Path:
@@ -169,7 +169,7 @@ def test_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
 def test_the_environment_can_name_the_file_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.settings.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
+    monkeypatch.setattr("neurons.configuration.settings.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
     other = tmp_path / "other"
     other.write_text("NETUID=8\n")
     assert load_settings(environ=NOTHING).netuid == 7
@@ -187,7 +187,7 @@ def test_secrets_do_not_show_in_the_settings_text() -> None:
 
 def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path: Path) -> None:
     text = env_example.EXAMPLE.read_text(encoding="utf-8")
-    assert text == env_example.render(), "run: python -m neurons.env_example"
+    assert text == env_example.render(), "run: python -m neurons.configuration.env_example"
     # Uncommented as a whole, the file says exactly what the code's defaults say.
     lines = [line.removeprefix("# ") for line in text.splitlines() if "=" in line.split(" ")[-1]]
     assigned = [

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
 
+from neurons.embedded.upstream import make_upstream
 from neurons.identity import create_throwaway
-from neurons.mining.embedded_upstream import make_upstream
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission, submission_text
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.verdict import Verdict, judge, reject

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import stamina
 from pydantic import BaseModel
 
-from neurons.mining.outcomes import ReplyLost, ServerFault, Unreachable
-from neurons.mining.wire import REPLY_SECONDS, Connection, Limiter, Reply, Signer
+from neurons.http.connection import REPLY_SECONDS, Connection, Limiter, Reply, Signer
+from neurons.http.outcomes import ReplyLost, ServerFault, Unreachable
 from neurons.protocol import (
+    Block,
     CommitReply,
     CommitRequest,
+    Message,
+    PendingReveal,
     PendingReveals,
+    Performer,
+    QueuedSubmission,
     RegisterReply,
     RegisterRequest,
     RevealReply,
     RevealRequest,
     Round,
-    SubmissionStats,
     SubmitReply,
     SubmitRequest,
     Weights,
@@ -29,14 +34,33 @@ from neurons.protocol import (
 
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
+LIST_BYTES = 2**25
+"""The most that is read of a list that everybody's rows are in: some 140,000 open commitments."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What GET /get_submission_stats shows of one hotkey, and how far its list reaches.
+
+    Attributes:
+        rows: this hotkey's submissions that no validator has marked yet.
+        performers: this hotkey's rows of `top_performers`.
+        listed: the numbers of all submissions in the list, which is newest first and cut off.
+        total: how many submissions the server has ever stored.
+    """
+
+    rows: Sequence[QueuedSubmission]
+    performers: Sequence[Performer]
+    listed: Sequence[int]
+    total: int
 
 
 class ApiClient(Connection):
     """Calls of one validator API by one hotkey.
 
-    Every method raises the types of `neurons.mining.outcomes`. GETs are tried a few times; a POST
+    Every method raises the types of `neurons.http.outcomes`. GETs are tried a few times; a POST
     only when it certainly did not reach the server. Longer pauses are the caller's.
 
     Args:
@@ -70,12 +94,12 @@ class ApiClient(Connection):
         return self._get("/get_current_round", Round)
 
     def pending_reveals(self) -> PendingReveals:
-        """GET /pending_reveals: every open commitment, and the server's block."""
-        return self._get("/pending_reveals", PendingReveals)
+        """GET /pending_reveals: this hotkey's open commitments, and the server's block."""
+        return self._list("/pending_reveals", _Pending).own()
 
-    def stats(self, limit: int) -> SubmissionStats:
+    def queue(self, limit: int) -> Queue:
         """GET /get_submission_stats with up to `limit` submissions that await a validator."""
-        return self._get("/get_submission_stats", SubmissionStats, {"limit": limit})
+        return self._list("/get_submission_stats", _Stats, {"limit": limit}).own()
 
     def weights(self, round_id: int) -> Weights:
         """GET /get_weights of one round, best rank first."""
@@ -98,11 +122,29 @@ class ApiClient(Connection):
         """POST /submit_kernel, which the server does not recognise when it comes twice."""
         return self._post("/submit_kernel", request, SubmitReply)
 
-    def _get(self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None) -> Reply:
+    def _list(
+        self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None
+    ) -> Reply:
+        """GET a list in which only this hotkey's rows matter, whatever the others hold."""
+        return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
+
+    def _own_or_number(self, row: dict[str, Any]) -> object:
+        if row.get("miner_hotkey", self.hotkey) == self.hotkey:
+            return row
+        number = row.get("id")
+        return number if type(number) is int else None
+
+    def _get(
+        self,
+        route: str,
+        reply: type[Reply],
+        query: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
         for attempt in _quick_attempts(retried):
             with attempt:
-                return self._once("GET", route, reply, query=query)
+                return self._once("GET", route, reply, query=query, **options)
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
@@ -115,6 +157,37 @@ class ApiClient(Connection):
         if self._limit:
             self._limit()
         return self.exchange(method, route, reply, **options)
+
+
+class _Pending(Message):
+    """GET /pending_reveals with the rows of others taken out as they were read."""
+
+    current_block: Block
+    pending_reveals: Sequence[PendingReveal | int | None]
+
+    def own(self) -> PendingReveals:
+        rows = [row for row in self.pending_reveals if isinstance(row, PendingReveal)]
+        return PendingReveals(current_block=self.current_block, pending_reveals=rows)
+
+
+class _Stats(Message):
+    """GET /get_submission_stats with the numbers of others' rows in place of the rows."""
+
+    total_submissions: int
+    recent_submissions: Sequence[QueuedSubmission | int | None] = ()
+    top_performers: Sequence[Performer | int | None] = ()
+
+    def own(self) -> Queue:
+        rows = [row for row in self.recent_submissions if isinstance(row, QueuedSubmission)]
+        numbers = [
+            row.id if isinstance(row, QueuedSubmission) else row for row in self.recent_submissions
+        ]
+        return Queue(
+            rows=[row for row in rows if not row.validated],
+            performers=[row for row in self.top_performers if isinstance(row, Performer)],
+            listed=[-1 if number is None else number for number in numbers],
+            total=self.total_submissions,
+        )
 
 
 def _quick_attempts(on: tuple[type[Exception], ...]) -> Any:

@@ -7,26 +7,26 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from structlog.stdlib import BoundLogger
 
-from harness.report import Environment, GateResult, Measurement
-from harness.runner import measure, probe
+from harness.report import Environment
+from harness.runner import Measure, measure, probe
+from neurons.configuration.settings import Settings
+from neurons.http.connection import Signer
 from neurons.mining import cycle
 from neurons.mining.client import ApiClient
 from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import Waiter
-from neurons.mining.wire import Signer
-from neurons.settings import Settings
+from neurons.processes.runtime import Waiter
 from quasar_kernels.contract import OVERLAY, Scope, overlay_files
 
 
 class Fork(Protocol):
-    """What the steps need of the published fork (`neurons.mining.fork.Fork`).
+    """What the steps need of the published fork (`neurons.mining.publishing.fork.Fork`).
 
     Every method raises `neurons.errors.Held` or `Retry`.
     """
@@ -52,28 +52,14 @@ class Fork(Protocol):
         """Check that the remote holds the commit with this overlay's content."""
 
 
-class Measure(Protocol):
-    """`harness.runner.measure`, or its stand-in."""
-
-    def __call__(
-        self,
-        tree: Path,
-        length: int,
-        *,
-        device: str,
-        gate: bool | GateResult,
-        timeout: float,
-        stop: threading.Event | None,
-    ) -> Measurement:
-        """Time one length in a fresh process."""
-
-
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),
     State.CLAIMED: ("target_sequence_length", "tokens_per_sec"),
     State.COMMITTED: ("submission_id", "reveal_block"),
     State.REVEALED: ("submission_id",),
     State.VALIDATED: ("rank", "weight", "score", "weighted_score"),
+    State.RANKED: ("rank", "weight", "weighted_score"),
+    State.PREMATURE: ("rank",),
     State.REJECTED: ("score",),
 }
 """What the log shows of a submission when it comes to a state; never the salt."""
@@ -101,6 +87,7 @@ class Context:
         jitter: a number in [0, 1] that spreads retries.
         published: the commit that this process has laid out in the worktree.
         registered: the leagues in which this process has registered.
+        told: the submissions whose present failure this process has logged.
     """
 
     settings: Settings
@@ -118,6 +105,7 @@ class Context:
     jitter: Callable[[], float] = random.random
     published: str | None = None
     registered: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
 
     def wait(self, seconds: float) -> None:
         """Wait `seconds`, or raise `Stopped`."""
@@ -139,10 +127,26 @@ class Context:
         """The folder of the measurement reports."""
         return self.settings.state_dir / "reports"
 
+    def lays_out(self, submission: Submission) -> bool:
+        """Tell whether the checkout can be made to hold exactly what was published.
+
+        After a restart it is laid out anew; changed kernels have to be published first.
+        """
+        if self.content_digest() != submission.content_digest:
+            return False
+        if self.published != submission.commit_hash:
+            self.fork.prepare()
+            self.published = self.fork.commit()
+        return self.published == submission.commit_hash
+
     def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
         """Journal `submission`'s way to `state` and return it."""
         after = cycle.advance(submission, state, self.now(), **changes)
         return self.record(submission, after)
+
+    def note(self, submission: Submission, **facts: Any) -> Submission:
+        """Journal facts about `submission` that leave its state as it is, and return it."""
+        return self.journal.transition(submission, replace(submission, **facts), kind="noted")
 
     def record(self, before: Submission, after: Submission) -> Submission:
         """Journal a change of state and log it in one line."""
@@ -154,5 +158,12 @@ class Context:
             for name, value in values.items()
             if value is not None
         }
-        self.log.info(f"submission {after.id} is {after.state.value}", **details)
+        self.log.info(f"submission {after.id} is {_named(after)}", **details)
         return after
+
+
+def _named(submission: Submission) -> str:
+    """Return the state's name, and what it must not be mistaken for."""
+    if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
+        return "PUBLISHED on this machine alone, until just before its reveal"
+    return submission.state.value

@@ -31,9 +31,11 @@ class State(str, Enum):
     SUBMITTING = "SUBMITTING"  # direct mode's one call, in place of the commit and the reveal
     REVEALING = "REVEALING"
     REVEALED = "REVEALED"
-    VALIDATED = "VALIDATED"
-    REJECTED = "REJECTED"
+    VALIDATED = "VALIDATED"  # the API shows a score above 0
+    RANKED = "RANKED"  # judged after it was revealed, and ranked; the API shows no score
+    REJECTED = "REJECTED"  # the API shows a score of 0
     UNRANKED = "UNRANKED"  # no longer queued, and the API shows neither a rank nor a score
+    PREMATURE = "PREMATURE"  # judged before its reveal, so that nobody measured it
     ABANDONED = "ABANDONED"  # ended without a verdict; `reason` says why
     FAILED = "FAILED"  # comes back by itself to `resume_state` at `retry_at`
     HELD = "HELD"  # waits for a person
@@ -52,7 +54,9 @@ class Step(str, Enum):
     RESUME = "resume"
 
 
-VERDICTS = frozenset({State.VALIDATED, State.REJECTED, State.UNRANKED})
+VERDICTS = frozenset(
+    {State.VALIDATED, State.RANKED, State.REJECTED, State.UNRANKED, State.PREMATURE}
+)
 CLOSED = VERDICTS | {State.ABANDONED}
 FROZEN_FIELDS = (
     "hotkey",
@@ -74,10 +78,10 @@ _NEXT: dict[State, tuple[State, ...]] = {
     State.MEASURED: (State.CLAIMED, State.PUBLISHED, State.NEW),
     State.CLAIMED: (State.COMMITTING, State.SUBMITTING, State.NEW),
     State.COMMITTING: (State.COMMITTED,),
-    State.COMMITTED: (State.REVEALING,),
-    State.SUBMITTING: (State.REVEALED,),
+    State.COMMITTED: (State.REVEALING, State.PREMATURE),
+    State.SUBMITTING: (State.REVEALED, State.UNRANKED),
     State.REVEALING: (State.REVEALED, State.COMMITTED),  # back when the server says: too early
-    State.REVEALED: (State.VALIDATED, State.REJECTED, State.UNRANKED),
+    State.REVEALED: tuple(VERDICTS),
 }
 _REQUIRED: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash", "content_digest"),
@@ -109,6 +113,12 @@ class Submission:
         resume_state: where FAILED goes back to, or HELD once a person acted (None: it cannot).
         attempts: failures in a row of the present state.
         salt: secret until the reveal; kept out of `repr`.
+        round_start: the server's words for when the round began: a server whose database was
+            emptied counts its rounds from 1 again.
+        round_total: how many submissions the round held before a direct one was sent; None when
+            it certainly did not arrive.
+        queued_at: when the commitment was seen in the validators' queue, before its reveal.
+        judged_early_at: when it was seen to have left that queue, before its reveal.
         report: the report's path relative to the state folder.
     """
 
@@ -131,8 +141,12 @@ class Submission:
     salt: str | None = field(default=None, repr=False)
     commitment_hash: str | None = None
     round_id: int | None = None
+    round_start: str | None = None
+    round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
+    queued_at: float | None = None
+    judged_early_at: float | None = None
     rank: int | None = None
     weight: float | None = None
     score: float | None = None
@@ -148,6 +162,11 @@ class Submission:
     def closed(self) -> bool:
         """Whether nothing will happen to it any more."""
         return self.state in CLOSED
+
+    @property
+    def never_revealed(self) -> bool:
+        """Whether it was judged before its reveal and ended there, so that nothing is ranked."""
+        return self.state is State.PREMATURE and self.weighted_score is None
 
     @property
     def position(self) -> State:
@@ -282,15 +301,68 @@ def abandon(submission: Submission, reason: str, now: float) -> Submission:
     )
 
 
-def is_due(last: Submission | None, round_id: int, content_digest: str) -> bool:
+def directly(premature: Submission, now: float) -> Submission:
+    """Return the draft of a direct submission of what `premature` had claimed.
+
+    The measurements stand: nothing changed but the way in which the claim is sent.
+    """
+    taken_over = (
+        "hotkey",
+        "target_sequence_length",
+        "publish_at",
+        "api_url",
+        "auto_target",
+        "content_digest",
+        "fork_url",
+        "commit_hash",
+        "report",
+        "tokens_per_sec",
+        "vram_mb",
+        "benchmarks",
+    )
+    return Submission(
+        id=0,
+        mode="direct",
+        state=State.CLAIMED,
+        created_at=now,
+        updated_at=now,
+        **{name: getattr(premature, name) for name in taken_over},
+    )
+
+
+class RoundNow(str, Enum):
+    """How the server's present round stands to a submission's own."""
+
+    SAME = "same"
+    LATER = "later"
+    OTHER_DATABASE = "other database"  # the server forgot the round, and the submission with it
+
+
+def compare_round(submission: Submission, round_id: int, round_start: str) -> RoundNow:
+    """Tell whether the round that the server names is the one that was submitted to."""
+    own = submission.round_id or 0
+    if round_id > own:
+        return RoundNow.LATER
+    if round_id == own and submission.round_start in (None, round_start):
+        return RoundNow.SAME
+    return RoundNow.OTHER_DATABASE
+
+
+def is_due(
+    last: Submission | None, round_id: int, round_start: str, content_digest: str, mode: str
+) -> bool:
     """Tell whether a new submission is worth making after `last`, the newest closed one.
 
     The same content is submitted once a round; after a submission that ended without a verdict
-    there is nothing to repeat, so it is due as well.
+    there is nothing to repeat, so it is due as well. One that was judged before its reveal, and
+    so was never revealed, is worth a direct submission.
     """
     if last is None or last.state not in VERDICTS:
         return True
-    return last.round_id != round_id or last.content_digest != content_digest
+    if last.never_revealed and mode == "direct":
+        return True
+    same_round = compare_round(last, round_id, round_start) is RoundNow.SAME
+    return not same_round or last.content_digest != content_digest
 
 
 _NEXT_ACTION = {
@@ -305,17 +377,22 @@ _NEXT_ACTION = {
 }
 
 
-def describe(submission: Submission) -> Description:
-    """Return what `status` says about `submission`."""
+def describe(submission: Submission, now: float) -> Description:
+    """Return what `status` says about `submission` at `now`, in Unix seconds.
+
+    A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
+    """
     state = submission.state
     deadline = None
     if state is State.HELD:
         action = submission.remedy or "act on the reason"
     elif state is State.FAILED:
-        deadline = submission.retry_at
+        deadline = min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)
         action = f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
     elif state is State.CLAIMED:
         action = "submit the claim" if submission.mode == "direct" else "commit to the claim"
+    elif state is State.NEW and submission.publish_at == "before_reveal":
+        action = "commit the kernels on this machine; they become public just before the reveal"
     elif state is State.COMMITTED:
         action = f"reveal when the server reaches block {submission.reveal_block}"
     else:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import time
 from collections.abc import Callable
+from typing import TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
+from neurons.configuration.values import LOOPBACK
 from neurons.errors import Held, Retry
+from neurons.http.outcomes import HashMismatch
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Step, Submission
+from neurons.mining.early import submission_mode
 from neurons.mining.journal import Journal, StaleSubmission
-from neurons.mining.outcomes import HashMismatch
-from neurons.mining.runtime import Stopped
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
-from neurons.setting_values import LOOPBACK
+from neurons.processes.runtime import DISK_FAULTS, Stopped
+
+Result = TypeVar("Result")
 
 STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
     Step.PUBLISH: publish.run,
@@ -30,7 +33,6 @@ STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
 BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
 SHORTEST_INTERVAL_SECONDS = 1.0
 REMIND_SECONDS = 3600.0
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def run_cycle(context: Context) -> Submission:
@@ -38,10 +40,22 @@ def run_cycle(context: Context) -> Submission:
 
     The live submission of this hotkey and target goes on where it is, also a held one that can:
     the person who started the program has read why. Without one, a new one is made. Commitments
-    to other targets are finished first.
+    to other targets are finished first. A commitment that was judged before its reveal is followed
+    by a direct submission of the same claim.
+
+    Raises:
+        Stopped: the stop came before there was a submission.
     """
-    for other in _others(context):
+    for other in _despite_full_disk(context, lambda: _others(context)):
         _drive(other, context)
+    submission = _drive(_despite_full_disk(context, lambda: _begun(context)), context)
+    if submission.never_revealed and submission_mode(context) == "direct":
+        submission = _drive(_despite_full_disk(context, lambda: _create(context)), context)
+    return submission
+
+
+def _begun(context: Context) -> Submission:
+    """Return the submission to go on with, made or resumed."""
     submission = _live(context)
     if submission is None:
         submission = _create(context)
@@ -51,7 +65,7 @@ def run_cycle(context: Context) -> Submission:
     elif submission.state is not State.HELD:
         state = submission.position.value
         context.log.info("going on", submission=submission.id, state=state)
-    return _drive(_refreshed(submission, context), context)
+    return _refreshed(submission, context)
 
 
 def run_forever(
@@ -98,24 +112,58 @@ def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
     return journal.transition(submission, after, kind="acknowledged")
 
 
+def warn_of_other_hotkeys(context: Context) -> None:
+    """Say what another hotkey has left behind: only that one can reveal its commitments."""
+    for other in context.journal.live_submissions():
+        if other.hotkey != context.identity.hotkey and other.position not in BEFORE_COMMITMENT:
+            context.log.warning(
+                "a submission of another hotkey waits for it",
+                submission=other.id,
+                hotkey=other.hotkey,
+                state=other.state.value,
+                remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict, or give it "
+                "up with `python -m neurons.miner abandon`",
+            )
+
+
 def _live(context: Context) -> Submission | None:
     return context.journal.live(context.identity.hotkey, context.target)
 
 
 def _create(context: Context) -> Submission:
-    settings = context.settings
-    direct = settings.submission_mode == "direct"
-    submission = context.journal.create(
-        context.identity.hotkey,
-        context.target or 0,  # `auto` decides when it claims
-        mode=settings.submission_mode,
-        publish_at="before_commit" if direct else settings.publish_at,
-        api_url=context.client.base_url,
-        now=context.now(),
-        auto_target=context.target is None,
+    settings, journal = context.settings, context.journal
+    mode, now = submission_mode(context), context.now()
+    last = journal.last_closed(context.identity.hotkey, context.target)
+    if _claims_the_same(last, mode, context):
+        submission = journal.insert(cycle.directly(last, now))
+    else:
+        submission = journal.create(
+            context.identity.hotkey,
+            context.target or 0,  # `auto` decides when it claims
+            mode=mode,
+            publish_at="before_commit" if mode == "direct" else settings.publish_at,
+            api_url=context.client.base_url,
+            now=now,
+            auto_target=context.target is None,
+        )
+    context.log.info(
+        "new submission",
+        submission=submission.id,
+        target=submission.target_sequence_length or "auto",
+        mode=mode,
     )
-    context.log.info("new submission", submission=submission.id, target=context.target or "auto")
     return submission
+
+
+def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
+    """Tell whether `last` was judged before its reveal and its claim can be sent directly."""
+    return (
+        last is not None
+        and last.never_revealed
+        and mode == "direct"
+        and last.content_digest == context.content_digest()
+        and last.api_url == context.client.base_url
+    )
 
 
 def _refreshed(submission: Submission, context: Context) -> Submission:
@@ -144,36 +192,48 @@ def _others(context: Context) -> list[Submission]:
 
 def _drive(submission: Submission, context: Context) -> Submission:
     """Take step after step until nothing is left to do, or a stop comes."""
-    full = 0
+    key = submission.id
+    while cycle.next_step(submission) is not None and not context.stop.is_set():
+        try:
+            submission = _despite_full_disk(context, lambda: _advanced(key, context))
+        except Stopped:
+            return context.journal.get(key)
+        except StaleSubmission:
+            submission = context.journal.get(key)
+    return submission
+
+
+def _advanced(key: int, context: Context) -> Submission:
+    """Take the next step of what the journal holds now: a step may have been half done."""
+    submission = context.journal.get(key)
+    step = cycle.next_step(submission)
+    return submission if step is None else _take(step, submission, context)
+
+
+def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
+    """Return what `act` returns, tried again after a pause as long as the disk is full.
+
+    The journal itself cannot record that fault. `act` reads from it what it goes on from.
+
+    Raises:
+        Stopped: the stop came while the disk was full.
+    """
+    failures = 0
     while True:
         try:
-            step = cycle.next_step(submission)
-            if step is None or context.stop.is_set():
-                return submission
-            submission = _take(step, submission, context)
-            full = 0
-        except Stopped:
-            return context.journal.get(submission.id)
-        except StaleSubmission:
-            submission = context.journal.get(submission.id)
+            return act()
         except (sqlite3.OperationalError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in DISK_FAULTS:
                 raise
-            full += 1
-            if not _pause(context, full, f"cannot write to the state folder: {error}"):
-                return submission
-            submission = context.journal.get(submission.id)
+            failures += 1
+            _pause(context, failures, f"cannot write to the state folder: {error}")
 
 
-def _pause(context: Context, failures: int, reason: str) -> bool:
-    """Wait out a fault that the journal itself cannot record; False when a stop came."""
+def _pause(context: Context, failures: int, reason: str) -> None:
+    """Wait out a fault that the journal itself cannot record, or raise `Stopped`."""
     seconds = cycle.backoff_seconds(failures, context.jitter())
     context.log.error("paused", reason=reason, seconds=round(seconds))
-    try:
-        context.wait(seconds)
-    except Stopped:
-        return False
-    return True
+    context.wait(seconds)
 
 
 def _take(step: Step, submission: Submission, context: Context) -> Submission:
@@ -189,6 +249,7 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
         present = context.journal.get(submission.id)
         failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
         context.journal.transition(present, failed)
+        context.told.add(failed.id)
         context.log.warning(
             "trying again later",
             submission=failed.id,
@@ -214,7 +275,10 @@ def _resume(submission: Submission, context: Context) -> Submission:
     stretch it.
     """
     left = (submission.retry_at or 0.0) - context.now()
-    context.wait(min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0))
+    left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
+    if left and submission.id not in context.told:  # after a restart nobody has seen the reason
+        context.log.info("waiting", seconds=round(left), reason=submission.reason)
+    context.wait(left)
     after = cycle.resume(submission, context.now())
     return context.journal.transition(submission, after)
 
@@ -250,14 +314,15 @@ class _Watch:
         if live is not None or _others(context):
             return True
         try:
-            round_id = context.client.current_round().id
+            now = context.client.current_round()
         except (Retry, Held) as fault:
             self._failures += 1
             _pause(context, self._failures, fault.reason)
             return False
         self._failures = 0
         last = context.journal.last_closed(context.identity.hotkey, context.target)
-        if cycle.is_due(last, round_id, context.content_digest()):
+        digest, mode = context.content_digest(), submission_mode(context)
+        if cycle.is_due(last, now.id, now.start_time, digest, mode):
             return True
         self._remind("these kernels have their verdict in this round; waiting for a change")
         return False

@@ -43,7 +43,8 @@ class Event:
 
     Attributes:
         at: Unix seconds.
-        kind: `moved`, or `acknowledged` when a person told a held submission to go on.
+        kind: `moved`; `acknowledged` when a person told a held submission to go on; `noted` when
+            the state stayed and a fact was added.
     """
 
     at: float
@@ -105,11 +106,30 @@ class Journal:
             created_at=now,
             updated_at=now,
         )
+        return self.insert(draft)
+
+    def insert(self, draft: Submission) -> Submission:
+        """Write down a live submission, whose `id` is given here, and return it.
+
+        Raises:
+            sqlite3.IntegrityError: its hotkey has a live one for the target already.
+        """
         with transaction(self._database):
             cursor = self._database.execute(_INSERT, _values(draft))
             key = int(cursor.lastrowid or 0)
-            self._add_event(key, now, "moved", State.NEW, None)
+            self._add_event(key, draft.created_at, "moved", draft.state, None)
         return self.get(key)
+
+    def judges_early(self, api_url: str) -> float | None:
+        """Return when this API was first seen to judge a commitment before its reveal."""
+        query = "SELECT judges_early_at FROM apis WHERE url = ?"
+        row = self._database.execute(query, (api_url,)).fetchone()
+        return None if row is None else float(row[0])
+
+    def note_early_judgement(self, api_url: str, now: float) -> None:
+        """Remember that this API judges commitments before their reveal."""
+        with transaction(self._database):
+            self._database.execute("INSERT OR IGNORE INTO apis VALUES (?, ?)", (api_url, now))
 
     def transition(
         self, before: Submission, after: Submission, *, kind: str = "moved"
@@ -159,7 +179,10 @@ class Journal:
         return self._find(where + "target_sequence_length = ?", (hotkey, target_sequence_length))
 
     def rejections(self, hotkey: str) -> int:
-        """Count the REJECTED verdicts since the last VALIDATED one or a person's act."""
+        """Count the REJECTED verdicts since the last VALIDATED one or a person's act.
+
+        Other ends say nothing of a score.
+        """
         row = self._database.execute(
             """SELECT count(*) FROM events JOIN submissions ON submissions.id = events.submission
                 WHERE hotkey = :hotkey AND events.kind = 'moved' AND events.state = 'REJECTED'

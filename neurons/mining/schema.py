@@ -12,8 +12,8 @@ from neurons.errors import ConfigError, QuasarError
 
 BUSY_MILLISECONDS = 5000
 
-CLOSED_STATES = "('VALIDATED', 'REJECTED', 'UNRANKED', 'ABANDONED')"
-"""The states of `cycle.CLOSED` in SQL."""
+CLOSED_STATES = "('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')"
+"""The states of `cycle.CLOSED` in SQL; a change needs the index below made anew."""
 
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -52,9 +52,9 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                 created_at REAL NOT NULL,
                 updated_at REAL NOT NULL
             )""",
-            f"""CREATE UNIQUE INDEX one_live_submission
+            """CREATE UNIQUE INDEX one_live_submission
                 ON submissions (hotkey, target_sequence_length)
-                WHERE state NOT IN {CLOSED_STATES}""",
+                WHERE state NOT IN ('VALIDATED', 'REJECTED', 'UNRANKED', 'ABANDONED')""",
         ),
     ),
     (
@@ -69,6 +69,21 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                 note TEXT
             )""",
             "CREATE INDEX events_of_submission ON events (submission)",
+        ),
+    ),
+    (
+        "judged before the reveal",
+        (
+            "ALTER TABLE submissions ADD COLUMN round_start TEXT",
+            "ALTER TABLE submissions ADD COLUMN round_total INTEGER",
+            "ALTER TABLE submissions ADD COLUMN queued_at REAL",
+            "ALTER TABLE submissions ADD COLUMN judged_early_at REAL",
+            "DROP INDEX one_live_submission",
+            """CREATE UNIQUE INDEX one_live_submission
+                ON submissions (hotkey, target_sequence_length)
+                WHERE state NOT IN
+                ('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')""",
+            "CREATE TABLE apis (url TEXT PRIMARY KEY, judges_early_at REAL NOT NULL)",
         ),
     ),
 )

@@ -11,8 +11,8 @@ import stamina
 from pydantic import ValidationError
 
 from neurons.errors import ConfigError, Held, QuasarError, Retry
-from neurons.mining.outcomes import Forbidden, ProtocolFault, Unauthorized
-from neurons.mining.wire import Connection, Reply, Signer
+from neurons.http.connection import Connection, Reply, Signer
+from neurons.http.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.observe import get_logger
 from neurons.protocol import FailureRequest, MarkValidatedRequest, Message, QueuedSubmission
 
@@ -115,7 +115,7 @@ class ValidatorApi:
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _passes(self, error: Exception) -> bool:
-        passing = isinstance(error, Retry) and not isinstance(error, ProtocolFault)
+        passing = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
         return passing and not self._stop.is_set()
 
 

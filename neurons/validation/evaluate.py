@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.report import GateResult, Measurement
-from harness.runner import MeasurementError, measure
+from harness.runner import Measure, MeasurementError, measure
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.errors import Retry
-from neurons.mining.context import Measure
-from neurons.mining.runtime import Stopped
 from neurons.observe import get_logger
+from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation.sandbox import BadFork, clone, sandbox
 from neurons.validation.verdict import Verdict, is_claim, judge, reject
@@ -102,7 +101,7 @@ class Evaluator:
             return verdict
         except MeasurementError as error:
             self._check_stop()
-            return reject(f"No measurement ({error.kind}): {error.reason}")
+            return reject(f"No measurement ({error.kind}): {error.told()[0]}")
 
     def _measure(self, tree: Path, length: int, gate: GateResult | bool) -> Measurement:
         try:

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from neurons.errors import Held, QuasarError
-from neurons.mining.gitcmd import HardenedGit
-from neurons.mining.gitremote import Remote, parse_remote
+from neurons.git.command import HardenedGit
+from neurons.git.remote import Remote, parse_remote
 
 CLONE_SECONDS = 120.0
 CHECKOUT_SECONDS = 60.0

@@ -12,9 +12,9 @@ from pathlib import Path
 import uvicorn
 
 from neurons import observe
+from neurons.configuration.flags import Parser
+from neurons.configuration.settings import Settings, load_settings
 from neurons.errors import EX_CONFIG, ConfigError
-from neurons.flags import Parser
-from neurons.settings import Settings, load_settings
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 

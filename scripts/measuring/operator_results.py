@@ -6,7 +6,7 @@ delta rule); what a run leaves out has no entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from pydantic import Field
@@ -33,10 +33,6 @@ CUDA's must also be at most Triton's, in the same run and at every length.
 SEARCH_COST = 1.05
 """How much longer a call may take that looks for a place to stop and finds none."""
 
-TRAINING_LEAD = {16_384: 2.0, 262_144: 2.0}
-"""How many times faster than the peer forward and backward must be, by tokens."""
-
-GRADIENT_ERROR = 1e-2
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 COPY_SHARE = 0.8
@@ -87,13 +83,6 @@ class Forgetting(Frozen):
     error: Positive = Field(description="relative RMS of the output, where pass 1 may stop")
 
 
-class Gradients(Frozen):
-    """Relative RMS errors of the gradients, by implementation and tensor."""
-
-    tokens: int
-    errors: dict[str, dict[str, Positive]]
-
-
 class Memory(Frozen):
     """Peak bytes that one forward call allocates beside its inputs, its output included."""
 
@@ -128,9 +117,7 @@ class OperatorResults(Run):
     copy_gb_per_s: Positive = Field(description="device copy of 1 GiB, both directions counted")
     forward: tuple[Speed, ...]
     forgetting: tuple[Forgetting, ...] = Field(description="none without CUDA")
-    forward_backward: tuple[Speed, ...]
     accuracy: tuple[Accuracy, ...]
-    gradients: Gradients
     memory: Memory
     decoding: tuple[Decoding, ...]
     first_call: dict[str, FirstCall]
@@ -138,14 +125,20 @@ class OperatorResults(Run):
 
 def misses(results: OperatorResults) -> list[str]:
     """Name every figure outside of its limit."""
+    return outside(_checks(results))
+
+
+def outside(checks: Iterable[tuple[str, float, float, bool]]) -> list[str]:
+    """Describe those of (name, value, limit, whether it is a smallest value) that miss."""
     return [
         f"{name}: {value:.4g}, limit {limit:g}"
-        for name, value, limit, at_least in _checks(results)
+        for name, value, limit, at_least in checks
         if not (value >= limit if at_least else value <= limit)
     ]
 
 
-def _ours(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+def ours(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+    """Return the names and entries of this project's implementations."""
     return ((name, entry) for name, entry in entries.items() if name != "peer")
 
 
@@ -153,7 +146,7 @@ def _checks(results: OperatorResults) -> Iterator[tuple[str, float, float, bool]
     """Yield name, value, limit, and whether the limit is a smallest value."""
     yield from _speed_checks(results)
     for row in results.accuracy:
-        for name, error in _ours(row.errors):
+        for name, error in ours(row.errors):
             text, limit = f"error of {row.tokens} tokens, {row.keys}, {name}", ERRORS[row.keys]
             yield text, error.overall, limit, False
             yield f"{text}, worst eighth", error.worst_eighth, limit * 1.05, False
@@ -165,36 +158,27 @@ def _checks(results: OperatorResults) -> Iterator[tuple[str, float, float, bool]
         yield f"error of {text}", case.error, ERRORS["layer-like"], False
         share = case.rested_ms / case.full_rested_ms
         yield f"forward of {text}, over in full", share, SEARCH_COST, False
-    for name, gradients in _ours(results.gradients.errors):
-        for tensor, value in gradients.items():
-            yield f"error of the gradient of {tensor}, {name}", value, GRADIENT_ERROR, False
-    for name, peak in _ours(results.memory.peak_bytes):
+    for name, peak in ours(results.memory.peak_bytes):
         share = peak / results.memory.output_bytes
         yield f"peak memory over the output, {name}", share, MEMORY_TIMES_OUTPUT, False
-    for name, first in _ours(results.first_call):
+    for name, first in ours(results.first_call):
         yield f"first call, {name}, s", first.call_seconds, FIRST_CALL_SECONDS, False
 
 
 def _speed_checks(results: OperatorResults) -> Iterator[tuple[str, float, float, bool]]:
     for row in results.forward:
         text = f"forward of {row.tokens} tokens"
-        for name, time in _ours(row.times):
+        for name, time in ours(row.times):
             if (limit := FORWARD_MS[name].get(row.tokens)) is not None:
                 yield f"{text}, {name}, ms", time.graph_ms, limit, False
         if "cuda" in row.times:
             share = row.times["cuda"].graph_ms / row.times["triton"].graph_ms
             yield f"{text}, cuda over triton", share, 1.0, False
-    for row in results.forward_backward:
-        for name, time in _ours(row.times):
-            if row.tokens in TRAINING_LEAD and "peer" in row.times:
-                lead = row.times["peer"].graph_ms / time.graph_ms
-                text = f"forward and backward of {row.tokens} tokens, {name}, times the peer"
-                yield text, lead, TRAINING_LEAD[row.tokens], True
     largest = max(results.decoding, key=lambda row: row.batch)
     share = largest.copy_ms / largest.times["triton"].graph_ms
     yield f"share of copy bandwidth, B = {largest.batch}", share, COPY_SHARE, True
     for token in results.decoding:
         if "peer" in token.times:
             for kind in ("graph_ms", "eager_ms"):
-                ours, theirs = (getattr(token.times[name], kind) for name in ("triton", "peer"))
-                yield f"decoding at B = {token.batch}, {kind}", ours, theirs, False
+                mine, theirs = (getattr(token.times[name], kind) for name in ("triton", "peer"))
+                yield f"decoding at B = {token.batch}, {kind}", mine, theirs, False

@@ -85,10 +85,14 @@ def test_nothing_longer_than_what_ran_out_of_memory_is_tried(stand: Stand, tmp_p
     assert not any(call[1] == 2048 for call in stand.calls)
 
 
-def test_a_stop_ends_the_sweep(stand: Stand, tmp_path: Path) -> None:
-    stand.failures = {512: MeasurementError("stopped on request", "stopped")}
-    with pytest.raises(MeasurementError, match="stopped"):
+@pytest.mark.parametrize("kind", ["stopped", "import"])
+def test_what_no_length_would_survive_ends_the_sweep(
+    kind: Any, stand: Stand, tmp_path: Path
+) -> None:
+    stand.failures = {512: MeasurementError("for one reason", kind)}
+    with pytest.raises(MeasurementError, match="for one reason"):
         sweep(tmp_path, [512, 1024], runs=1, stop=threading.Event())
+    assert not any(call[1] == 1024 for call in stand.calls)
 
 
 def test_no_runs_are_refused(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from githost import make_repository, run_git
 from parts import make_context
 from stand_in import StandIn, serve
 
-from neurons.mining import fork as fork_module
-from neurons.mining import overlay as overlay_module
 from neurons.mining.context import Context
-from neurons.mining.fork import Fork
+from neurons.mining.publishing import fork as fork_module
+from neurons.mining.publishing import overlay as overlay_module
+from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from githost import run_git
 
-from neurons.mining.fork import Fork
+from neurons.mining.publishing.fork import Fork
 
 MakeFork = Callable[..., Fork]
 

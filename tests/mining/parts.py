@@ -11,13 +11,13 @@ from typing import Any
 
 from harness.report import Environment, GateResult, Measurement
 from harness.source import source_digest
+from neurons.configuration.settings import Settings, load_settings
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
-from neurons.mining.runtime import Stopped
 from neurons.observe import get_logger
-from neurons.settings import Settings, load_settings
+from neurons.processes.runtime import Stopped
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
@@ -185,4 +185,4 @@ def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
 
 def states(context: Context, key: int) -> list[State]:
     """Return every state that a submission has been in, in order."""
-    return [event.state for event in context.journal.events(key)]
+    return [event.state for event in context.journal.events(key) if event.kind != "noted"]

@@ -6,10 +6,12 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -70,6 +72,13 @@ class StandIn:
         self.weights: list[dict[str, Any]] = []
         self.performers: list[dict[str, Any]] = []
         self.verdict: float | None = 1.0  # the score that a look at the queue brings; None: waits
+        # The public service's validators take unrevealed rows too, and its API shows no scores.
+        self.lists_unrevealed = True
+        self.judges_early = False
+        self.shows_scores = True
+        self.databases = 1
+        self.clock: Callable[[], float] = time.time
+        self.judging_seconds = 0.0  # how long a validator takes for what it can measure
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.requests: list[Request] = []
         self.hash_mismatches = 0
@@ -78,6 +87,18 @@ class StandIn:
     def count(self, path: str) -> int:
         """Return how many requests of `path` arrived."""
         return sum(request.path == path for request in self.requests)
+
+    def wipe(self) -> None:
+        """Come back with an empty database, as after a redeployment without a disk."""
+        self.databases += 1
+        self.round_id = 1
+        self.registered, self.rows, self.weights, self.performers = set(), [], [], []
+
+    def add_foreign(self, count: int = 1, *, revealed: bool = True, **values: Any) -> None:
+        """Store submissions of somebody else's."""
+        for _ in range(count):
+            row = self._add({"miner_hotkey": "5Other", "target_sequence_length": 1})
+            row.update(is_revealed=revealed, commitment_hash="f" * 64, **values)
 
     def handle(self, request: Request) -> Answer:
         """Answer one request."""
@@ -114,10 +135,11 @@ class StandIn:
         return {
             "id": self.round_id,
             "round_number": self.round_id,
-            "start_time": "2026-01-01T00:00:00",
+            "start_time": f"2026-01-{self.databases:02d}T00:00:{self.round_id:02d}",
             "end_time": "2026-01-03T00:00:00",
             "status": "active",
             "time_remaining_seconds": 100,
+            "total_submissions": len(self.rows),
         }
 
     def _commit_submission(self, request: Request) -> Any:
@@ -151,7 +173,9 @@ class StandIn:
             self.hash_mismatches += 1
             return _refuse(400, "Commitment verification failed. Hash mismatch.")
         row.update({key: body.get(key) for key in ("fork_url", "commit_hash", "tokens_per_sec")})
-        row["is_revealed"] = True
+        row["is_revealed"], row["revealed_at"] = True, self.clock()
+        if row["validated"]:  # judged early: the public API ranks it by its claim all the same
+            self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
         return {
             "submission_id": row["id"],
             "miner_hotkey": row["miner_hotkey"],
@@ -185,7 +209,13 @@ class StandIn:
 
     def _get_submission_stats(self, request: Request) -> Any:
         limit = int(request.query.get("limit", ["50"])[0])
-        queue = [row for row in reversed(self.rows) if not row["validated"]]
+        if any(row["tokens_per_sec"] != row["tokens_per_sec"] for row in self.rows):
+            return _refuse(500, "Out of range float values are not JSON compliant: nan")
+        queue = [
+            row
+            for row in reversed(self.rows)
+            if not row["validated"] and (row["is_revealed"] or self.lists_unrevealed)
+        ]
         answer = {
             "total_submissions": len(self.rows),
             "recent_submissions": [dict(row) for row in queue[:limit]],
@@ -195,7 +225,10 @@ class StandIn:
         if self.verdict is not None:
             for row in queue:
                 if row["is_revealed"]:
-                    self.judge(row, self.verdict)
+                    if self.clock() - row["revealed_at"] >= self.judging_seconds:
+                        self.judge(row, self.verdict)
+                elif self.judges_early:
+                    row["validated"] = row["judged_early"] = True  # 0: nothing to clone
         return answer
 
     def _get_weights(self, request: Request) -> Any:
@@ -206,9 +239,11 @@ class StandIn:
     def judge(self, row: dict[str, Any], score: float) -> None:
         """Do what a validator does to one row of the queue."""
         row["validated"] = True
-        rank = len(self.weights) + 1 if score > 0 else None
+        rank = len(self.weights) + 1 if score > 0 or not self.shows_scores else None
         if rank:
             self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
+        if not self.shows_scores:
+            return
         self.performers.append(
             {
                 "id": row["id"],
@@ -234,7 +269,11 @@ class StandIn:
             "commit_hash": None,
             "tokens_per_sec": 0.0,
             "validated": False,
-            "created_at": "2026-01-01T00:00:00",
+            "judged_early": False,
+            "revealed_at": self.clock(),
+            "created_at": datetime.fromtimestamp(self.clock(), timezone.utc)
+            .replace(tzinfo=None)
+            .isoformat(),
         }
         self.rows.append(row)
         return row

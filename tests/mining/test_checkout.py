@@ -10,7 +10,7 @@ from forks import publish
 from githost import GIT_ENVIRONMENT, make_repository, run_git
 
 from neurons.errors import Held
-from neurons.mining.fork import Fork
+from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY, overlay_files
 
 CHUNK = "fla/ops/quasar/chunk.py"

@@ -18,16 +18,17 @@ from typing import Any
 import httpx
 import pytest
 from parts import HOTKEY, Key
-from stand_in import RESET, Fault, StandIn, serve
+from stand_in import RESET, Fault, Request, StandIn, serve
 from structlog.testing import capture_logs
 
 from neurons.errors import ConfigError, Held, Retry
+from neurons.http import outcomes
+from neurons.http.connection import Limiter
 from neurons.mining import client as client_module
-from neurons.mining import outcomes
 from neurons.mining.client import ApiClient
-from neurons.mining.wire import Limiter
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 
+STATS = "/get_submission_stats"
 SIGNED = ("/register_miner", "/submit_kernel", "/commit_submission", "/reveal_submission")
 COMMITMENT = CommitRequest(
     miner_hotkey=HOTKEY, commitment_hash="c" * 64, target_sequence_length=2048, signature="s"
@@ -53,7 +54,7 @@ def every_call(client: ApiClient) -> dict[str, Callable[[], object]]:
     return {
         "/get_current_round": client.current_round,
         "/pending_reveals": client.pending_reveals,
-        "/get_submission_stats": lambda: client.stats(50),
+        "/get_submission_stats": lambda: client.queue(50),
         "/get_weights": lambda: client.weights(1),
         "/register_miner": lambda: client.register("model", "100k"),
         "/commit_submission": lambda: client.commit(COMMITMENT),
@@ -73,7 +74,7 @@ def test_every_call_brings_its_message(client: ApiClient, stand_in: StandIn) -> 
     assert pending.pending_reveals[0].submission_id == reply.submission_id
     assert pending.pending_reveals[0].is_of(HOTKEY, "c" * 64)
     assert client.submit(SUBMIT).submission_id == 2
-    assert {row.id for row in client.stats(50).recent_submissions} == {1, 2}
+    assert {row.id for row in client.queue(50).rows} == {1, 2}
     assert [(row.hotkey, row.weight) for row in client.weights(1).weights] == [(HOTKEY, 0.6)]
     assert list(client.weights(2).weights) == []
 
@@ -101,11 +102,12 @@ REPLIES = [
     (401, "Authentication error: Keypair was removed in bittensor 11", outcomes.Busy),
     (422, "field required", outcomes.Refused),
     (403, "Hotkey mismatch", outcomes.HotkeyMismatch),
-    (403, "IP address banned: 5 failures", outcomes.Banned),
+    (403, "IP address banned: IP banned for 23.5 more hours", outcomes.Banned),
     (403, "Only validators may do this", outcomes.Forbidden),
     (404, "Miner not registered", outcomes.NotRegistered),
     (404, "Submission not found", outcomes.SubmissionNotFound),
-    (404, "Not Found", outcomes.Refused),
+    (404, "Not Found", outcomes.ForeignPage),
+    (405, "Method Not Allowed", outcomes.ForeignPage),
     (409, "Commitment hash already exists. Use a different salt.", outcomes.AlreadyCommitted),
     (409, "Submission already revealed", outcomes.AlreadyRevealed),
     (425, "Cannot reveal yet. Wait 4 blocks (~0 minutes)", outcomes.TooEarly),
@@ -118,7 +120,7 @@ REPLIES = [
     (502, "bad gateway", outcomes.ServerFault),
     (503, "maintenance", outcomes.Busy),
     (504, "gateway timeout", outcomes.ServerFault),
-    (302, "moved", outcomes.Refused),
+    (302, "moved", outcomes.ForeignPage),
 ]
 
 
@@ -137,8 +139,47 @@ def test_each_status_has_its_type(
         every_call(client)[route]()
     assert type(caught.value) is outcome
     assert str(status) in str(caught.value) or status == 302
-    repeated = route == "/get_current_round" and issubclass(outcome, outcomes.Uncertain)
+    lost = issubclass(outcome, (outcomes.ReplyLost, outcomes.ServerFault))
+    repeated = route == "/get_current_round" and lost
     assert stand_in.count(route) == (3 if repeated else 1)
+
+
+NGINX = b"""<html>
+<head><title>404 Not Found</title></head>
+<body><center><h1>404 Not Found</h1></center><hr><center>nginx/1.22.1</center></body>
+</html>"""
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 418, 422, 425])
+@pytest.mark.parametrize("page", [NGINX, b"", b"[]", b'{"error": "blocked"}'])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
+    client: ApiClient, stand_in: StandIn, route: str, status: int, page: bytes
+) -> None:
+    stand_in.faults[route].append(Fault(status, page))
+    with pytest.raises(outcomes.ForeignPage) as caught:
+        every_call(client)[route]()
+    assert "<html>" not in caught.value.reason
+    assert "VALIDATOR_API_URL" in caught.value.reason
+    if page == NGINX:
+        assert f"answered {status}: 404 Not Found (" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("detail", "seconds"),
+    [
+        ("IP address banned: IP banned for 23.5 more hours", 23.5 * 3600),
+        ("IP address banned: IP banned for 0.0 more hours", 0.0),
+        ("IP address banned: no reason given", 3600.0),
+    ],
+)
+def test_a_ban_names_its_end(
+    client: ApiClient, stand_in: StandIn, detail: str, seconds: float
+) -> None:
+    stand_in.faults["/commit_submission"].append(Fault(403, detail))
+    with pytest.raises(outcomes.Banned) as caught:
+        client.commit(COMMITMENT)
+    assert caught.value.after == seconds
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -196,13 +237,13 @@ BAD_BODIES = {
     "empty": b"",
     "cut off": b'{"current_block": 1, "pending_rev',
     "NaN": b'{"current_block": NaN, "pending_reveals": []}',
-    "Infinity": b'{"current_block": 1, "pending_reveals": [], "x": Infinity}',
-    "out of range": b'{"current_block": 1, "pending_reveals": [], "x": 1e999}',
+    "Infinity": b'{"current_block": Infinity, "pending_reveals": []}',
+    "out of range": b'{"current_block": 1e999, "pending_reveals": []}',
     "wrong type": b'{"current_block": "soon", "pending_reveals": []}',
     "wrong shape": b"[1, 2, 3]",
     "deep": b"[" * 200_000,
     "not text": b"\xff\xfe\x00\x01",
-    "huge": b'{"current_block": 1, "x": "' + b"a" * 2**20 + b'"}',
+    "huge": b'{"current_block": 1, "x": "' + b"a" * 2**25 + b'"}',
 }
 
 
@@ -214,6 +255,49 @@ def test_a_malformed_reply_is_one_clear_fault(
     with pytest.raises(outcomes.ProtocolFault, match=r"^/pending_reveals answered with"):
         client.pending_reveals()
     assert client.pending_reveals().current_block > 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_is_not_finite_is_no_answer(
+    client: ApiClient, stand_in: StandIn, number: str
+) -> None:
+    body = f'{{"epoch": 1, "weights": [{{"uid": 1, "hotkey": "5Other", "weight": {number}}}]}}'
+    stand_in.faults["/get_weights"].append(Fault(200, body.encode()))
+    with pytest.raises(outcomes.ProtocolFault):
+        client.weights(1)
+
+
+FOREIGN_ROWS = {
+    "a long address": {"fork_url": "https://example/" + "a" * 1_200_000},
+    "not a number": {"tokens_per_sec": float("nan"), "id": float("inf")},
+    "wrong types": {"id": "seven", "created_at": [1], "reveal_block": None},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN_ROWS)
+def test_other_peoples_rows_spoil_no_list(client: ApiClient, stand_in: StandIn, name: str) -> None:
+    client.register("model", "100k")
+    client.commit(COMMITMENT)
+    foreign = {"miner_hotkey": "5Other", **FOREIGN_ROWS[name]}
+    for route, key in (("/pending_reveals", "pending_reveals"), ("/x", "recent_submissions")):
+        answer = stand_in.handle(Request("GET", route.replace("/x", STATS), {}, {}, None))
+        content = json.loads(answer.body)
+        content[key] = [foreign, *content[key], foreign]
+        if key == "recent_submissions":
+            content["top_performers"] = [foreign]
+        stand_in.faults[route.replace("/x", STATS)].append(Fault(200, json.dumps(content).encode()))
+    assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
+    queue = client.queue(50)
+    assert [row.id for row in queue.rows] == [1]
+    assert (len(queue.listed), list(queue.performers)) == (3, [])
+
+
+def test_thousands_of_open_commitments_are_read_past(client: ApiClient, stand_in: StandIn) -> None:
+    client.register("model", "100k")
+    client.commit(COMMITMENT)
+    stand_in.add_foreign(20_000, revealed=False)
+    assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
 
 
 HUGE = 10**40
@@ -287,7 +371,7 @@ def test_a_redirect_is_not_followed(client: ApiClient, stand_in: StandIn) -> Non
     with serve(elsewhere) as other:
         to = {"Location": f"{other}/commit_submission"}
         stand_in.faults["/commit_submission"].append(Fault(307, "", to))
-        with pytest.raises(outcomes.Refused, match="redirects are not followed") as caught:
+        with pytest.raises(outcomes.ForeignPage, match="redirects are not followed") as caught:
             client.commit(COMMITMENT)
     assert other in caught.value.reason
     assert elsewhere.requests == []
@@ -303,7 +387,7 @@ def test_an_unsafe_address_is_refused(address: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_an_untrusted_certificate_is_held(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = subprocess.run(
         [
@@ -325,7 +409,7 @@ def test_an_untrusted_certificate_is_held(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=shake, args=(listener,), daemon=True).start()
         client = ApiClient(f"https://localhost:{listener.getsockname()[1]}", Key())
-        with pytest.raises(Held, match="not trusted"):
+        with pytest.raises(outcomes.Untrusted, match="not trusted"):
             client.commit(COMMITMENT)
 
 

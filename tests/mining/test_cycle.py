@@ -1,30 +1,18 @@
-"""The state machine by itself, then under random faults and crashes with the real steps."""
+"""The state machine by itself."""
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from parts import HOTKEY, Key, Waits, make_context
-from stand_in import Fault, Request, StandIn
+from parts import HOTKEY
 
 from neurons.mining import cycle
-from neurons.mining.client import ApiClient
-from neurons.mining.context import Context
 from neurons.mining.cycle import IllegalTransition, State, Step, Submission
-from neurons.mining.daemon import run_cycle
-from neurons.mining.journal import Journal
-from neurons.protocol import commitment_hash
 
 FULL: dict[str, Any] = {
     "fork_url": "u",
@@ -157,13 +145,51 @@ def test_pauses_grow_are_capped_and_honour_the_server(
 
 
 def test_the_same_content_is_due_once_a_round() -> None:
-    last = new(state=State.VALIDATED, round_id=3, content_digest="d")
-    assert cycle.is_due(None, 3, "d")
-    assert not cycle.is_due(last, 3, "d")
-    assert cycle.is_due(last, 4, "d")
-    assert cycle.is_due(last, 3, "e")
-    assert not cycle.is_due(replace(last, state=State.REJECTED), 3, "d")
-    assert cycle.is_due(replace(last, state=State.ABANDONED), 3, "d")
+    last = new(state=State.VALIDATED, round_id=3, round_start="monday", content_digest="d")
+
+    def is_due(last: Submission | None, *present: str | int) -> bool:
+        number, start, digest, mode = (*present, *(3, "monday", "d", "direct")[len(present) :])
+        return cycle.is_due(last, int(number), str(start), str(digest), str(mode))
+
+    assert is_due(None)
+    assert not is_due(last)
+    assert is_due(last, 4)
+    assert is_due(last, 3, "tuesday")  # the server counts from 1 again
+    assert is_due(last, 3, "monday", "e")
+    assert not is_due(replace(last, round_start=None))  # of a version that did not write it down
+    for state in (State.REJECTED, State.RANKED, State.UNRANKED):
+        assert not is_due(replace(last, state=state))
+    assert is_due(replace(last, state=State.ABANDONED))
+    early = replace(last, state=State.PREMATURE)
+    assert is_due(early)
+    assert not is_due(early, 3, "monday", "d", "commit_reveal")
+    assert not is_due(replace(early, weighted_score=1.0))  # it was revealed, and may be ranked
+
+
+def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
+    early = new(
+        state=State.PREMATURE,
+        content_digest="d",
+        fork_url="u",
+        commit_hash="c",
+        report="r",
+        tokens_per_sec=2.0,
+        benchmarks={"512": {"tokens_per_sec": 1.0}},
+        salt="s",
+        commitment_hash="h",
+        submission_id=7,
+        round_id=3,
+        reveal_block=9,
+        reason="too early",
+    )
+    draft = cycle.directly(early, 5.0)
+    assert (draft.state, draft.mode, draft.id) == (State.CLAIMED, "direct", 0)
+    assert (draft.fork_url, draft.commit_hash, draft.tokens_per_sec) == ("u", "c", 2.0)
+    assert draft.benchmarks == early.benchmarks
+    left = (draft.salt, draft.commitment_hash, draft.submission_id, draft.reveal_block)
+    assert left == (None, None, None, None)
+    assert (draft.reason, draft.round_id, draft.created_at) == (None, None, 5.0)
+    assert cycle.next_step(draft) is Step.SUBMIT
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -171,7 +197,7 @@ def test_status_says_what_comes_next(state: State) -> None:
     submission = new(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
     if state is State.FAILED:
         submission = replace(submission, resume_state=State.CLAIMED)
-    said = cycle.describe(submission)
+    said = cycle.describe(submission, 1.0)
     assert said.state is state
     assert said.next_action
     assert (said.deadline == 5.0) is (state is State.FAILED)
@@ -181,106 +207,8 @@ def test_status_says_what_comes_next(state: State) -> None:
         assert "77" in said.next_action
 
 
-# --- The real steps, journal and client against a server where anything can go wrong ---
-
-
-class Crash(BaseException):
-    """The process dies here."""
-
-
-FAULTS = st.sampled_from(
-    [
-        None,
-        Fault(stored=True),
-        Fault(stored=False),
-        Fault(500, "boom", stored=True),
-        Fault(502, "gateway", stored=False),
-        Fault(503, "busy", {"Retry-After": "1"}),
-        Fault(429, "slow down"),
-        Fault(425, "Cannot reveal yet. Wait 9 blocks"),
-        Fault(200, b"{", stored=True),
-        Fault(200, b"<html>"),
-    ]
-)
-CRASHES = st.lists(st.sampled_from([False, False, False, True]), max_size=25)
-MODES = st.sampled_from(["commit_reveal", "direct"])
-
-
-class Chaos:
-    """Breaks requests and kills the process around writes and requests, as drawn."""
-
-    def __init__(self, server: StandIn, faults: list[Fault | None], crashes: list[bool]) -> None:
-        self.server, self.faults, self.crashes = server, iter(faults), iter(crashes)
-
-    def perhaps_crash(self) -> None:
-        if next(self.crashes, False):
-            raise Crash
-
-    def answer(self, request: httpx.Request) -> httpx.Response:
-        self.perhaps_crash()
-        path = request.url.path
-        fault = next(self.faults, None)
-        if fault is not None:
-            self.server.faults[path].append(fault)
-        headers = {key.lower(): value for key, value in request.headers.items()}
-        body = json.loads(request.content) if request.content else None
-        query = {key: [value] for key, value in request.url.params.items()}
-        answer = self.server.handle(Request(request.method, path, query, headers, body))
-        self.perhaps_crash()
-        if answer.status is None:
-            raise httpx.ReadError("connection reset", request=request)
-        return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
-
-
-@contextmanager
-def process(folder: Path, chaos: Chaos, mode: str) -> Iterator[Context]:
-    """One life of the daemon: everything that is not on the disk is new."""
-    client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
-    context = make_context(
-        folder, "http://127.0.0.1:1", client=client, waiter=Waits(), flags={"submission_mode": mode}
-    )
-    real = Journal.transition
-
-    def transition(journal: Journal, *arguments: Any, **names: Any) -> Submission:
-        chaos.perhaps_crash()
-        result = real(journal, *arguments, **names)
-        live = journal.live_submissions(HOTKEY)
-        assert len(live) <= 1
-        chaos.perhaps_crash()
-        return result
-
-    context.journal.transition = transition.__get__(context.journal)  # type: ignore[method-assign]
-    try:
-        yield context
-    finally:
-        context.journal.close()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(faults=st.lists(FAULTS, max_size=30), crashes=CRASHES, mode=MODES)
-def test_a_reveal_always_matches_its_commit_and_no_two_live_ones(
-    faults: list[Fault | None], crashes: list[bool], mode: str
-) -> None:
-    server = StandIn()
-    chaos = Chaos(server, faults, crashes)
-    with tempfile.TemporaryDirectory() as name:
-        for _ in range(len(crashes) + 1):
-            try:
-                with process(Path(name), chaos, mode) as context:
-                    done = run_cycle(context)
-                break
-            except Crash:
-                continue
-        else:
-            raise AssertionError("the cycle never ended")
-    assert done.state is State.VALIDATED
-    assert server.hash_mismatches == 0
-    assert len(server.rows) == 1
-    if mode == "commit_reveal":
-        commits = [r.body for r in server.requests if r.path == "/commit_submission"]
-        assert len({body["commitment_hash"] for body in commits}) == 1
-        for reveal in (r.body for r in server.requests if r.path == "/reveal_submission"):
-            salted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
-            assert salted == commits[0]["commitment_hash"]
-            assert reveal["tokens_per_sec"] == done.tokens_per_sec
-            assert reveal["commit_hash"] == done.commit_hash
+def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
+    failed = replace(new(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
+    deadline = cycle.describe(failed, 100.0).deadline
+    assert deadline == 100.0 + cycle.RETRY_AFTER_MAX_SECONDS
+    assert cycle.describe(failed, 30 * 86400.0 - 5).deadline == failed.retry_at

@@ -12,12 +12,13 @@ from parts import Key, StandInFork, Waits, make_context, states, stop_after
 from stand_in import Fault, StandIn
 from structlog.testing import capture_logs
 
+from neurons import observe
 from neurons.errors import Retry
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.runtime import Stopped
+from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.processes.runtime import Stopped
 
 COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
 
@@ -174,3 +175,59 @@ def test_an_unreachable_server_is_retried(tmp_path: Path) -> None:
     assert stopped.attempts == 3
     assert isinstance(context.client, ApiClient)
     assert Key.hotkey == stopped.hotkey
+
+
+def test_what_another_hotkey_has_left_is_said_at_the_start(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    context.journal.close()
+
+    class Other(Key):
+        hotkey = "5Other"
+
+    again = make_context(tmp_path / "state", url, identity=Other())
+    with capture_logs() as logs:
+        warn_of_other_hotkeys(again)
+    (line,) = logs
+    assert (line["submission"], line["hotkey"]) == (committed.id, Key.hotkey)
+    assert "WALLET_HOTKEY" in line["remedy"]
+    with capture_logs() as logs:
+        warn_of_other_hotkeys(make_context(tmp_path / "state", url))
+    assert logs == []
+
+
+def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    assert run_cycle(first).state is State.FAILED
+    first.journal.close()
+    with capture_logs() as logs:
+        assert run_cycle(make_context(tmp_path / "state", url)).state is State.VALIDATED
+    waiting = next(row for row in logs if row["event"] == "waiting")
+    assert 60 <= waiting["seconds"] <= 72
+    assert "slow down" in waiting["reason"]
+
+
+def test_before_reveal_is_not_called_public_before_it_is(tmp_path: Path, url: str) -> None:
+    flags = {"publish_at": "before_reveal"}
+    with capture_logs() as logs:
+        run_cycle(make_context(tmp_path / "state", url, flags=flags))
+    (line,) = [row["event"] for row in logs if "PUBLISHED" in row["event"]]
+    assert "on this machine alone" in line
+
+
+def test_a_failed_look_is_one_line_with_the_pages_title(
+    context: Context, stand_in: StandIn
+) -> None:
+    page = b"<html><head><title>503 Service Unavailable</title></head><body>nginx</body></html>"
+    stand_in.faults["/get_current_round"].extend([Fault(502, page)] * 3)
+    observe.configure()
+    with capture_logs() as logs:
+        run_cycle(context)
+    said = [row for row in logs if "nginx" in str(row) or "Unavailable" in str(row)]
+    (line,) = [row for row in said if row["log_level"] != "debug"]
+    assert line["reason"] == "/get_current_round answered 502: 503 Service Unavailable"

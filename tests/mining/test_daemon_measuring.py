@@ -13,7 +13,7 @@ from harness.runner import MeasurementError
 from neurons.mining import daemon
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 
 COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
 
@@ -101,6 +101,15 @@ def test_a_crashing_worker_is_held_after_three(tmp_path: Path, url: str) -> None
     held = run_cycle(context)
     assert held.state is State.HELD
     assert bench.calls == [512] * 3
+
+
+def test_a_missing_module_is_held_at_once_by_its_name(tmp_path: Path, url: str) -> None:
+    reason = "fla/layers/attn.py needs transformers, which is not installed; to mend it, run pip x"
+    bench = StandInBench(faults={512: [MeasurementError(reason, "import")]})
+    held = run_cycle(make_context(tmp_path / "state", url, measure=bench))
+    assert (held.state, bench.calls) == (State.HELD, [512])
+    assert str(held.reason).endswith("attn.py needs transformers, which is not installed.")
+    assert held.remedy == "Run pip x."
 
 
 def test_a_long_target_on_a_cpu_is_refused_before_any_measurement(tmp_path: Path, url: str) -> None:

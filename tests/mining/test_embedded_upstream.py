@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import shutil
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 from githost import run_git
 
+from neurons.embedded import upstream as embedded_upstream
+from neurons.embedded.upstream import make_upstream
 from neurons.errors import ConfigError, Held
-from neurons.mining import embedded_upstream
-from neurons.mining.embedded_upstream import make_remote, make_upstream
+from neurons.git.bare import make_remote
+from quasar_kernels.contract import OVERLAY, fork_imports
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +41,31 @@ def test_a_clone_holds_the_installed_package_byte_for_byte(upstream: Path, tmp_p
     for file in sources:
         assert (clone / file).read_bytes() == Path(os.fspath(file.locate())).read_bytes()
     assert not list(clone.rglob("__pycache__"))
-    assert (clone / "fla/layers/__init__.py").read_bytes() == b""
     assert "Permission is hereby granted" in (clone / "LICENSE").read_text()
     assert "fla-core" in (clone / "NOTICE").read_text()
     assert run_git(clone, "branch", "--show-current") == "main"
     assert run_git(clone, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) -> None:
+    run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
+    shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
+    code = (
+        "import sys; from pathlib import Path; from harness.worker import load_tree\n"
+        "if sys.argv[2]: sys.modules[sys.argv[2]] = None\n"  # as if it were not installed
+        "try: load_tree(Path(sys.argv[1]))\n"
+        "except Exception as error: print(error.kind, error)\n"
+        "else: print(sorted(sys.modules))"
+    )
+    tops = sorted({module.split(".")[0] for module in fork_imports()})
+    for missing in ("", *tops):
+        command = [sys.executable, "-c", code, tmp_path / "clone", missing]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        if missing:
+            assert done.stdout.startswith("import fla/"), (missing, done.stdout)
+            assert f"needs {missing}, which is not installed" in done.stdout
+        else:
+            assert set(fork_imports()) <= set(ast.literal_eval(done.stdout))
 
 
 def test_the_commit_depends_on_content_alone(upstream: Path, tmp_path: Path) -> None:
@@ -65,8 +88,8 @@ def test_another_content_moves_main(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; import neurons.mining.fork\n"
-        "from neurons.mining.embedded_upstream import make_upstream\n"
+        "import sys; from pathlib import Path; import neurons.mining.publishing.fork\n"
+        "from neurons.embedded.upstream import make_upstream\n"
         "make_upstream(Path(sys.argv[1]))\n"
         "sys.exit(bool({'fla', 'torch', 'triton'} & sys.modules.keys()))"
     )
@@ -76,7 +99,7 @@ def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
 def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from neurons.mining.embedded_upstream import make_upstream\n"
+        "from neurons.embedded.upstream import make_upstream\n"
         "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "make_upstream(Path(sys.argv[1]))"
     )

@@ -11,10 +11,10 @@ import pytest
 from forks import UPSTREAM_FILES, MakeFork, commit_elsewhere, publish
 from githost import run_git
 
+from neurons.configuration.settings import load_settings
 from neurons.errors import Held
 from neurons.mining.context import overlay_digest
-from neurons.mining.fork import Fork, open_fork
-from neurons.settings import load_settings
+from neurons.mining.publishing.fork import Fork, open_fork
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 
 

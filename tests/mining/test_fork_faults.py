@@ -14,7 +14,7 @@ from forks import MakeFork, commit_elsewhere, publish
 from githost import make_repository, run_git
 
 from neurons.errors import ConfigError, Held
-from neurons.mining.fork import Fork
+from neurons.mining.publishing.fork import Fork
 
 # Crashes
 
@@ -46,7 +46,7 @@ def test_killed_between_clone_and_rename_it_starts_over(
 ) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from neurons.mining.fork import Fork\n"
+        "from neurons.mining.publishing.fork import Fork\n"
         "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "Fork(sys.argv[1], None, Path(sys.argv[2])).prepare()"
     )
@@ -70,7 +70,8 @@ def test_killed_while_laying_or_committing_it_goes_on(
     }[step]
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from neurons.mining.fork import Fork; from neurons.mining.gitcmd import HardenedGit\n"
+        "from neurons.mining.publishing.fork import Fork\n"
+        "from neurons.git.command import HardenedGit\n"
         "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"{code}\n"
         "fork = Fork(sys.argv[1], None, Path(sys.argv[2])); fork.prepare(); fork.commit()"

@@ -16,11 +16,11 @@ import pytest
 from githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, run_git, serve
 from pydantic import SecretStr
 
+from neurons.configuration.settings import Settings, load_settings
 from neurons.errors import ConfigError, Held, Retry
-from neurons.mining.fork import Fork, open_fork
-from neurons.mining.gitcmd import HardenedGit
-from neurons.mining.gitremote import Token
-from neurons.settings import Settings, load_settings
+from neurons.git.command import HardenedGit
+from neurons.git.remote import Token
+from neurons.mining.publishing.fork import Fork, open_fork
 
 NAME = "miner/flash-linear-attention"
 INFO = f"GET /{NAME}.git/info/refs"

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from neurons.errors import Held, Retry
-from neurons.mining.gitfaults import disk_faults, fault, redact_text
+from neurons.git.faults import disk_faults, fault
+from neurons.observe import redact_text
 
 HELD = [
     (

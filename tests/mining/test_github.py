@@ -11,7 +11,7 @@ import pytest
 from githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, serve
 
 from neurons.errors import ConfigError, Held, Retry
-from neurons.mining.github import check_token, ensure_fork, web_address
+from neurons.mining.publishing.github import check_token, ensure_fork, web_address
 
 FORK = "flash-linear-attention"
 

@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -60,8 +61,12 @@ def test_every_field_survives_a_reopening_to_the_bit(path: Path) -> None:
             state=State.FAILED,
             resume_state=State.COMMITTING,
             auto_target=True,
+            round_start="2026-01-01T00:00:00",
+            round_total=5,
             submission_id=3,
             reveal_block=99,
+            queued_at=3.5,
+            judged_early_at=4.5,
             rank=1,
             weight=0.6,
             score=0.95,
@@ -219,40 +224,70 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Journal(tmp_path / "file" / "journal.sqlite")
 
 
-def test_an_older_version_migrates_with_a_live_commitment_in_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        older.setattr(Journal, "_add_event", lambda *_: None)
-        with Journal(path) as log:
-            first = new(log)
-            live = log.transition(
-                first, replace(first, **COMMITTING, state=State.COMMITTING, updated_at=2.0)
-            )
+def older_file(path: Path, version: int, *submissions: Submission) -> None:
+    """Write the journal that an older version of the program would have left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE applied (version INTEGER PRIMARY KEY, name TEXT, at TEXT)")
+        for number, (name, statements) in enumerate(schema.MIGRATIONS[:version], 1):
+            for statement in statements:
+                database.execute(statement)
+            database.execute("INSERT INTO applied (version, name) VALUES (?, ?)", (number, name))
+        columns = [row[1] for row in database.execute("PRAGMA table_info(submissions)")]
+        for submission in submissions:
+            values = {**vars(submission), "state": submission.state.value, "benchmarks": "{}"}
+            row = [values[name] for name in columns]
+            marks = ", ".join("?" * len(row))
+            database.execute(f"INSERT INTO submissions VALUES ({marks})", row)  # noqa: S608
+        database.commit()
+
+
+COMMITMENT = Submission(
+    *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "https://api.example"),
+    **{"tokens_per_sec": 1.0, **COMMITTING, "benchmarks": {}},
+    state=State.COMMITTED,
+    submission_id=3,
+    reveal_block=9,
+    created_at=1.0,
+    updated_at=2.0,
+)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_version_migrates_with_a_live_commitment_in_it(path: Path, version: int) -> None:
+    older_file(path, version, COMMITMENT)
     with Journal(path) as log:
-        assert log.live(HOTKEY, 2048) == live
-        log.transition(live, cycle.fail(live, "r", 3.0, 0.0))
-        assert [event.state for event in log.events(live.id)] == [State.FAILED]
-    rows = sqlite3.connect(path).execute("SELECT version, name FROM applied").fetchall()
-    assert rows == [(1, "submissions"), (2, "events")]
+        assert log.live(HOTKEY, 2048) == COMMITMENT
+        with pytest.raises(sqlite3.IntegrityError):
+            new(log)
+        early = cycle.advance(COMMITMENT, State.PREMATURE, 3.0)
+        log.transition(COMMITMENT, early)
+        assert [event.state for event in log.events(COMMITMENT.id)] == [State.PREMATURE]
+        new(log)  # the index of an older version knew no such end
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT version, name FROM applied").fetchall()
+    assert rows == [(1, "submissions"), (2, "events"), (3, "judged before the reveal")]
 
 
-def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        older.setattr(Journal, "_add_event", lambda *_: None)
-        with Journal(path) as log:
-            live = new(log)
+def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path: Path) -> None:
+    older_file(path, 1, COMMITMENT)
     with Journal(path, copy=True) as log:
-        assert log.live(HOTKEY, 2048) == live
-        assert log.events(live.id) == []  # a table that the file does not have yet
-        log.transition(live, cycle.fail(live, "r", 3.0, 0.0))
-    database = sqlite3.connect(path)
-    assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]
-    assert database.execute("SELECT state FROM submissions").fetchall() == [("NEW",)]
+        assert log.live(HOTKEY, 2048) == COMMITMENT
+        assert log.events(COMMITMENT.id) == []  # a table that the file does not have yet
+        log.transition(COMMITMENT, cycle.fail(COMMITMENT, "r", 3.0, 0.0))
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]
+        assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]
+
+
+def test_what_an_api_was_seen_to_do_is_remembered_from_its_first_time(path: Path) -> None:
+    with Journal(path) as log:
+        assert log.judges_early("https://api.example") is None
+        log.note_early_judgement("https://api.example", 5.0)
+        log.note_early_judgement("https://api.example", 9.0)
+    with Journal(path) as log:
+        assert log.judges_early("https://api.example") == 5.0
+        assert log.judges_early("https://other.example") is None
 
 
 def test_a_copy_holds_what_another_process_has_just_written(path: Path) -> None:

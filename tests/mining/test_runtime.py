@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 
 from neurons.errors import ConfigError
-from neurons.mining.runtime import StateLock, Stopped, Waiter
+from neurons.processes.runtime import StateLock, Stopped, Waiter
 
 PROJECT = Path(__file__).parent.parent.parent
 HOLD = """
 import sys, threading
 from pathlib import Path
-from neurons.mining.runtime import StateLock
+from neurons.processes.runtime import StateLock
 with StateLock(Path(sys.argv[1])):
     print("ready", flush=True)
     threading.Event().wait(60)
 """
 WAIT = """
 import sys, threading, time
-from neurons.mining.runtime import Stopped, Waiter, stop_on_signals
+from neurons.processes.runtime import Stopped, Waiter, stop_on_signals
 stop = threading.Event()
 with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 60):
     print("ready", flush=True)

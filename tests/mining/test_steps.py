@@ -17,9 +17,9 @@ from harness.runner import MeasurementError
 from neurons.identity import verify
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
+from neurons.mining.signing import signed_claim
 from neurons.mining.steps import measure
 from neurons.mining.steps.follow import judge
-from neurons.mining.steps.signing import signed_claim
 from neurons.protocol import Performer, RevealRequest, Weight
 
 FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
@@ -128,7 +128,7 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
 
 
 def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.mining.series.REPORTS_KEPT", 2)
     context = make_context(tmp_path / "state", url)
     for _ in range(4):
         done = run_cycle(context)
@@ -163,30 +163,38 @@ def performer(**fields: Any) -> Performer:
     )
 
 
-OURS = Weight(uid=0, hotkey=HOTKEY, weight=0.25)
-OTHER = Weight(uid=1, hotkey="5Other", weight=0.6)
+PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
 
 
 @pytest.mark.parametrize(
-    ("row", "weights", "state", "rank", "weight"),
+    ("row", "place", "early", "state", "rank", "weight"),
     [
-        (performer(score=0.0), [OTHER, OURS], State.REJECTED, None, None),
-        (performer(score=0.95, rank=2), [OTHER, OURS], State.VALIDATED, 2, 0.25),
-        (performer(score=0.95, rank=7), [OTHER], State.VALIDATED, 7, None),
-        (performer(score=0.95), [], State.VALIDATED, None, None),
-        (None, [OTHER, OURS], State.VALIDATED, 2, 0.25),
-        (None, [OTHER], State.UNRANKED, None, None),
-        (None, [], State.UNRANKED, None, None),
+        (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
+        (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
+        (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
+        (performer(score=0.95), None, False, State.VALIDATED, None, None),
+        (performer(rank=7), None, False, State.RANKED, 7, None),
+        (None, PLACE, False, State.RANKED, 2, 0.25),
+        (None, PLACE, True, State.PREMATURE, 2, 0.25),
+        (None, None, True, State.PREMATURE, None, None),
+        (None, None, False, State.UNRANKED, None, None),
     ],
 )
 def test_the_verdict_says_no_more_than_the_api_shows(
     row: Performer | None,
-    weights: list[Weight],
+    place: tuple[int, Weight] | None,
+    early: bool,
     state: State,
     rank: int | None,
     weight: float | None,
 ) -> None:
-    submission = Submission(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u")
-    verdict = judge(submission, row, weights)
+    submission = Submission(
+        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
+        reveal_block=5,
+        queued_at=1.0,
+        judged_early_at=1.0 if early else None,
+    )
+    verdict = judge(submission, row, place)
     assert (verdict.state, verdict.rank, verdict.weight) == (state, rank, weight)
     assert (verdict.reason is None) is (state is State.VALIDATED)

@@ -230,13 +230,14 @@ def test_gate():
 
 
 @pytest.mark.parametrize("R", [1, 3, 4, 17, 70])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["one", "equal", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolution(R, packed, dtype):
+def test_convolution(R, kind, dtype):
     torch.manual_seed(0)
+    length = R // 2 if R % 2 == 0 else R  # of equal sequences, two of them or one
+    position = {"one": None, "equal": length, "packed": (torch.arange(R) % 7).int()}[kind]
     x = torch.randn(R, 48, dtype=dtype)[:, :40]
-    taps, bias = torch.randn(40, 4), torch.randn(40) if packed else None
-    position = (torch.arange(R) % 7).int() if packed else None
+    taps, bias = torch.randn(40, 4), torch.randn(40) if kind == "packed" else None
     y = layer_kernels.launch_conv_silu(x, taps, bias, position)
     wanted = layer_kernels.conv_silu_torch(x.double(), taps, bias, position)
     assert relative_rms(y, wanted) <= (1e-6 if dtype == torch.float32 else 4e-3)

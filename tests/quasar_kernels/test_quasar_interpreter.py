@@ -11,8 +11,9 @@ import pytest
 
 
 @pytest.mark.slow
-def test_kernels_under_the_interpreter():
-    tests = Path(__file__).with_name("interpreted_kernels.py")
+@pytest.mark.parametrize("name", ["interpreted_kernels.py", "interpreted_training.py"])
+def test_kernels_under_the_interpreter(name):
+    tests = Path(__file__).with_name(name)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tests)],
         env={**os.environ, "TRITON_INTERPRET": "1"},

@@ -26,18 +26,21 @@ def conv_by_sequences(x, weight, bias, lengths):
 
 
 @pytest.mark.parametrize("W", [1, 3, 4])
-@pytest.mark.parametrize("lengths", [[53], [20, 1, 2, 30]])
+@pytest.mark.parametrize("lengths", [[53], [20, 1, 2, 30], [11] * 5])
 @pytest.mark.parametrize("block", [1 << 24, 70])  # one block; 7 rows, shorter than a sequence
 def test_convolution_and_gradients(monkeypatch, W, lengths, block):
     monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
     torch.manual_seed(0)
-    packed = len(lengths) > 1
-    position = torch.cat([torch.arange(n) for n in lengths]).int() if packed else None
-    wide = torch.randn(53, 24, dtype=torch.float64)
+    position, rows = None, sum(lengths)
+    if len(lengths) > 1:
+        position = torch.cat([torch.arange(n) for n in lengths]).int()
+    if len(lengths) == 5:
+        position = lengths[0]
+    wide = torch.randn(rows, 24, dtype=torch.float64)
     tensors = wide[:, :10], torch.randn(10, W, dtype=torch.float64), torch.randn(10).double()
     leaves = [x.clone().requires_grad_() for x in tensors]
     wanted = [x.clone().requires_grad_() for x in tensors]
-    dy = torch.randn(53, 10, dtype=torch.float64)
+    dy = torch.randn(rows, 10, dtype=torch.float64)
     y = causal_conv_silu(*leaves, position)
     expected = conv_by_sequences(*wanted, lengths)
     y.backward(dy)

@@ -21,7 +21,13 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import backend, cuda_scan, hopper_products, nvrtc  # noqa: E402
+from fla.ops.quasar import (  # noqa: E402
+    backend,
+    cuda_scan,
+    cuda_scan_bwd,
+    hopper_products,
+    nvrtc,
+)
 
 FOLDER = OVERLAY / "fla/ops/quasar"
 HOPPER = (9, 0)
@@ -203,8 +209,9 @@ def test_known_failures_have_a_remedy(text, remedy):
 @pytest.fixture
 def gpu_call(monkeypatch):
     """q, k and v that look like a call on a GPU, and no memory of earlier failures."""
-    monkeypatch.setattr(backend._programs, "_loaded", {})
-    monkeypatch.setattr(backend._programs, "_failures", {})
+    for programs in (backend._programs, backend._gradient_programs):
+        monkeypatch.setattr(programs, "_loaded", {})
+        monkeypatch.setattr(programs, "_failures", {})
     monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv(backend.SWITCH, raising=False)
@@ -272,6 +279,38 @@ def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog)
     assert backend.choose_backend(*gpu_call).backend == "triton"
 
 
+def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypatch, caplog):
+    def fail(*args):
+        raise nvrtc.CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+
+    calls = []
+    monkeypatch.setattr(cuda_scan_bwd, "load_program", lambda *key: calls.append(key) or "it")
+    monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
+    saved = (*gpu_call, None, None, None, None, None, None, 1.0, None)
+    assert backend.cuda_backward(*saved) is None
+    assert backend.cuda_backward(*saved) is None
+    assert len(calls) == len(caplog.records) == 1
+    assert "of the gradients" in caplog.records[0].getMessage()
+
+
+def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
+    def fail(*args):
+        raise nvrtc.CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+
+    monkeypatch.setenv(backend.SWITCH, "cuda")
+    monkeypatch.setattr(cuda_scan_bwd, "load_program", lambda *key: "it")
+    monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
+    with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
+        backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None)
+
+
+def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
+    gpu_call[0].shape = torch.Size((1, 2, 1, 128))
+    monkeypatch.setattr(cuda_scan_bwd, "load_program", lambda *key: pytest.fail("loaded"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None) is None
+
+
 def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(cuda_scan, "load_program", lambda *key: pytest.fail("loaded"))
@@ -298,9 +337,16 @@ def test_an_unknown_backend_is_refused_by_name(gpu_call, monkeypatch):
         backend.choose_backend(*gpu_call)
 
 
-def test_python_packs_the_arguments_as_cuda_declares_them():
-    text = (FOLDER / "csrc/segments.cuh").read_text()
-    body = re.search(r"struct Arguments \{(.*?)\n\};", text, re.S).group(1)
+@pytest.mark.parametrize(
+    ("file", "name", "packed"),
+    [
+        ("segments.cuh", "Arguments", cuda_scan.ARGUMENTS),
+        ("gradients.cuh", "GradientArguments", cuda_scan_bwd.ARGUMENTS),
+    ],
+)
+def test_python_packs_the_arguments_as_cuda_declares_them(file, name, packed):
+    text = (FOLDER / "csrc" / file).read_text()
+    body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.S).group(1)
     body = re.sub(r"//.*", "", body)
     declared = ""
     for line in filter(None, map(str.strip, body.split(";"))):
@@ -308,7 +354,7 @@ def test_python_packs_the_arguments_as_cuda_declares_them():
         for name in names.split(","):
             code = {"i64": "q", "int": "i", "float": "f"}.get(kind, "P")
             declared += ("P" if "*" in name else code) * (3 if "[3]" in name else 1)
-    written = re.sub(r"(\d+)(\w)", lambda m: int(m[1]) * m[2], cuda_scan.ARGUMENTS.format)
+    written = re.sub(r"(\d+)(\w)", lambda m: int(m[1]) * m[2], packed.format)
     assert written == declared
 
 
@@ -341,6 +387,20 @@ def test_nvrtc_compiles_the_sources_without_headers(capability, dtype, tmp_path,
     assert code.startswith(b"\x7fELF")
     assert f"quasar_segment_output_{dtype.lower()}".encode() in code
     assert len(entries()) == 1
+
+
+@pytest.mark.skipif(not _real_nvrtc(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width"),
+    [((8, 0), "bf16", 64), ((8, 9), "fp16", 64), ((9, 0), "fp16", 64), ((9, 0), "bf16", 128)],
+)
+def test_nvrtc_compiles_the_gradients(capability, dtype, width, tmp_path, monkeypatch):
+    monkeypatch.setenv(nvrtc.CACHE, str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code = cuda_scan_bwd.compile_program(capability, dtype, (), width)
+    assert code.startswith(b"\x7fELF")
+    for name in ("state_checkpoint", "state_gradient_map", "state_gradient", "input_gradient"):
+        assert f"quasar_{name}_{dtype}".encode() in code
 
 
 @pytest.mark.skipif(not _real_nvrtc(), reason="NVRTC is not installed")

@@ -10,7 +10,7 @@ from validation_samples import GATE, ForkRepository, Measured
 
 from harness.runner import MeasurementError
 from neurons.errors import Retry
-from neurons.mining.runtime import Stopped
+from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation import evaluate
 from neurons.validation.evaluate import Evaluator
@@ -66,12 +66,19 @@ def test_a_short_fall_is_measured_a_second_time(
 
 @pytest.mark.parametrize(
     ("kind", "calls"),
-    [("gate", 1), ("timeout", 1), ("protocol", 1), ("crash", 2), ("out_of_memory", 2)],
+    [
+        ("gate", 1),
+        ("timeout", 1),
+        ("protocol", 1),
+        ("import", 1),
+        ("crash", 2),
+        ("out_of_memory", 2),
+    ],
 )
 def test_a_failed_measurement_scores_nothing(
     tmp_path: Path, submission: QueuedSubmission, kind: str, calls: int
 ) -> None:
-    failure = MeasurementError("so it was", kind)  # type: ignore[arg-type]
+    failure = MeasurementError("so it was; to mend it, do", kind)  # type: ignore[arg-type]
     measured = Measured(answers=[failure, failure])
     verdict = evaluator(tmp_path, measured).evaluate(submission)
     assert verdict.score == 0.0

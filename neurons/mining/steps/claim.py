@@ -9,7 +9,7 @@ from harness.report import Measurement
 from neurons.errors import Held
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.steps.measure import load_runs
+from neurons.mining.series import load_runs
 from neurons.protocol import weighted_score
 
 

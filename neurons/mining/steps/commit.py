@@ -6,12 +6,12 @@ import secrets
 import time
 
 from neurons.errors import Held
+from neurons.http.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
-from neurons.mining.steps.register import when_registered
+from neurons.mining.register import when_registered
 from neurons.observe import register_secret
-from neurons.protocol import CommitRequest, PendingReveal, commitment_hash
+from neurons.protocol import CommitRequest, PendingReveal, Round, commitment_hash
 
 SETTLE_SECONDS = 120.0
 """How long a commitment that the server says it holds may be missing from its list."""
@@ -28,7 +28,7 @@ def run(submission: Submission, context: Context) -> Submission:
         row = find(submission, context)
         if row is not None:
             return _committed(submission, context, row.submission_id, row.reveal_block)
-    round_id = context.client.current_round().id
+    now = context.client.current_round()
     if submission.state is State.CLAIMED:
         salt = secrets.token_hex(32)
         register_secret(salt)
@@ -37,9 +37,10 @@ def run(submission: Submission, context: Context) -> Submission:
             State.COMMITTING,
             salt=salt,
             commitment_hash=commitment_hash(salt, str(submission.fork_url)),
-            round_id=round_id,
+            round_id=now.id,
+            round_start=now.start_time,
         )
-    return _send(submission, context, round_id)
+    return _send(submission, context, now)
 
 
 def find(submission: Submission, context: Context) -> PendingReveal | None:
@@ -49,7 +50,7 @@ def find(submission: Submission, context: Context) -> PendingReveal | None:
     return next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
 
 
-def _send(submission: Submission, context: Context, round_id: int) -> Submission:
+def _send(submission: Submission, context: Context, now: Round) -> Submission:
     commitment = str(submission.commitment_hash)
     target = submission.target_sequence_length
     request = CommitRequest(
@@ -69,7 +70,7 @@ def _send(submission: Submission, context: Context, round_id: int) -> Submission
         if row is None:
             raise  # the same commitment goes out again later
         return _committed(submission, context, row.submission_id, row.reveal_block)
-    return _committed(submission, context, reply.submission_id, reply.reveal_block, round_id)
+    return _committed(submission, context, reply.submission_id, reply.reveal_block, now)
 
 
 def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
@@ -93,12 +94,13 @@ def _committed(
     context: Context,
     submission_id: int,
     reveal_block: int,
-    round_id: int | None = None,
+    now: Round | None = None,
 ) -> Submission:
     return context.move(
         submission,
         State.COMMITTED,
         submission_id=submission_id,
         reveal_block=reveal_block,
-        round_id=round_id or submission.round_id,
+        round_id=now.id if now else submission.round_id,
+        round_start=now.start_time if now else submission.round_start,
     )

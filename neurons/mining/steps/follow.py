@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from neurons.http.outcomes import (
+    AlreadyRevealed,
+    NotRegistered,
+    SubmissionNotFound,
+    Uncertain,
+)
+from neurons.mining import cycle
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.outcomes import Refused
-from neurons.protocol import Performer, SubmissionStats, Weight, weighted_score
+from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.signing import reveal_request
+from neurons.mining.standing import look
+from neurons.protocol import Performer, Weight, weighted_score
 
-STATS_ROWS = 100
-"""This project's own server lists no more."""
-STATS_ROWS_MAX = 800
-"""With benchmarks in each row, as many as fit the client's limit on a reply."""
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
+
+JUDGED_EARLY = (
+    "A validator judged it before its reveal, when there was nothing to measure. Whatever rank the "
+    "API shows, nobody has measured the claim."
+)
 
 
 @dataclass(frozen=True)
@@ -31,56 +39,57 @@ class Verdict:
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Wait until a validator has taken the submission off the queue, and journal what is known."""
-    logged = asked_round = -float("inf")
+    """Wait until a validator has taken the submission off the queue, and journal what is known.
+
+    Where the statistics cannot be read, the round and its weights are looked at all the same.
+    """
+    logged = asked = -float("inf")
     while True:
-        stats, queued = _look(submission, context)
-        if not queued:
-            return _conclude(submission, context, stats)
+        standing = look(submission, context.client)
+        if standing.queued and submission.queued_at is None:
+            submission = context.note(submission, queued_at=context.now())
+        if standing.performer is not None or standing.queued is False:
+            return _conclude(submission, context, standing.performer)
         now = time.monotonic()
         if now - logged >= LOG_EVERY_SECONDS:
             logged = now
             context.log.info(
-                "queued for a validator",
+                "queued for a validator" if standing.queued else "the queue does not tell",
                 submission_id=submission.submission_id,
-                queue=len(stats.recent_submissions),
+                queue=standing.queue_length,
             )
-        if now - asked_round >= ROUND_EVERY_SECONDS:
-            asked_round = now
-            if context.client.current_round().id != submission.round_id:
-                return context.move(
-                    submission,
-                    State.UNRANKED,
-                    reason=f"Round {submission.round_id} ended before a validator looked at it.",
-                )
+        if now - asked >= ROUND_EVERY_SECONDS:
+            asked = now
+            ended = _ended(submission, context, bool(standing.queued))
+            if ended is not None:
+                return ended
         context.wait(context.poll_seconds)
 
 
-def _look(submission: Submission, context: Context) -> tuple[SubmissionStats, bool]:
-    """Return the public statistics, and whether the submission is in the queue.
-
-    The list is newest first and cut off: a full list that ends before ours proves nothing.
-    """
-    stats, rows = context.client.stats(STATS_ROWS), STATS_ROWS
-    while True:
-        listed = [row.id for row in stats.recent_submissions if not row.validated]
-        if submission.submission_id in listed:
-            return stats, True
-        cut_off = len(stats.recent_submissions) >= rows
-        if not cut_off or min(listed, default=0) < int(submission.submission_id or 0):
-            return stats, False
-        if rows >= STATS_ROWS_MAX or _performer(submission, stats):
-            return stats, _performer(submission, stats) is None
-        rows *= 2
-        try:
-            stats = context.client.stats(rows)
-        except Refused:  # it lists no more than that
-            return stats, True
+def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
+    """Return the submission's end where the round, or its weights alone, show it."""
+    relation = _compare_round(submission, context)
+    if relation is RoundNow.LATER and queued:
+        reason = f"Round {submission.round_id} ended before a validator looked at it."
+        return context.move(submission, State.UNRANKED, reason=reason)
+    if queued:
+        return None
+    if relation is not RoundNow.SAME or _place(submission, context, relation) is not None:
+        return _conclude(submission, context, None)
+    return None
 
 
-def _conclude(submission: Submission, context: Context, stats: SubmissionStats) -> Submission:
-    weights = context.client.weights(int(submission.round_id or 0)).weights
-    verdict = judge(submission, _performer(submission, stats), weights)
+def _compare_round(submission: Submission, context: Context) -> RoundNow:
+    now = context.client.current_round()
+    return cycle.compare_round(submission, now.id, now.start_time)
+
+
+def _conclude(submission: Submission, context: Context, row: Performer | None) -> Submission:
+    relation = _compare_round(submission, context)
+    if relation is RoundNow.OTHER_DATABASE and row is None and not _is_held(submission, context):
+        reason = f"The server has lost it: its round {submission.round_id} is another one now."
+        return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    verdict = judge(submission, row, _place(submission, context, relation))
     score = weighted_score(
         float(submission.tokens_per_sec or 0.0), submission.target_sequence_length
     )
@@ -95,21 +104,73 @@ def _conclude(submission: Submission, context: Context, stats: SubmissionStats) 
     )
 
 
-def _performer(submission: Submission, stats: SubmissionStats) -> Performer | None:
-    """Return the row of `top_performers` that shows a verdict on this submission.
+def _is_held(submission: Submission, context: Context) -> bool:
+    """Tell whether a server that counts its rounds anew holds the submission all the same.
 
-    The public server lists the fastest claims there, judged or not: such a row says nothing.
+    Its database may have been emptied just before the commitment came in. A reveal that is sent
+    again is answered with 409 where it is held, and counts towards no ban.
     """
-    for row in stats.top_performers:
-        if row.id == submission.submission_id and (row.rank or row.score is not None):
-            return row
-    return None
+    if submission.salt is None:
+        return False
+    try:
+        context.client.reveal(reveal_request(submission, context.identity))
+    except (NotRegistered, SubmissionNotFound):
+        return False
+    except AlreadyRevealed:
+        pass
+    return True
 
 
-def judge(submission: Submission, row: Performer | None, weights: Sequence[Weight]) -> Verdict:
-    """Return the verdict that a row of the statistics and the round's weights, best first, show."""
-    places = [index for index, weight in enumerate(weights) if weight.hotkey == submission.hotkey]
-    place = places[0] if places else None
+def _place(
+    submission: Submission, context: Context, relation: RoundNow
+) -> tuple[int, Weight] | None:
+    """Return the submission's rank and weight in its round, where the API shows them.
+
+    The weights name hotkeys, not submissions: the best of this hotkey's in the round come first.
+    Once the round is over, weights that cannot be read are not waited for.
+    """
+    try:
+        weights = context.client.weights(int(submission.round_id or 0)).weights
+    except Uncertain:
+        if relation is RoundNow.SAME:
+            raise
+        return None
+    places = [(i, row) for i, row in enumerate(weights, 1) if row.hotkey == submission.hotkey]
+    better = sum(
+        _is_ranked_before(other, submission) for other in _own_in_round(submission, context)
+    )
+    return places[better] if better < len(places) else None
+
+
+def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
+    """Return this hotkey's other submissions that its round may rank."""
+    return [
+        other
+        for other in context.journal.latest(1000, hotkey=submission.hotkey)
+        if other.id != submission.id
+        and (other.round_id, other.round_start) == (submission.round_id, submission.round_start)
+        and other.state in cycle.VERDICTS
+        and other.weighted_score is not None
+    ]
+
+
+def _is_ranked_before(other: Submission, submission: Submission) -> bool:
+    ours = weighted_score(
+        float(submission.tokens_per_sec or 0.0), submission.target_sequence_length
+    )
+    theirs = float(other.weighted_score or 0.0)
+    return theirs > ours or (theirs == ours and other.id < submission.id)
+
+
+def judge(
+    submission: Submission, row: Performer | None, place: tuple[int, Weight] | None
+) -> Verdict:
+    """Return the verdict that a row of the statistics and a place among the weights show."""
+    rank, weight = (place[0], place[1].weight) if place else (None, None)
+    if row is not None and row.rank:
+        rank = row.rank
+    if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
+        return Verdict(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
     if row is not None and row.score is not None and row.score <= 0:
         return Verdict(
             State.REJECTED,
@@ -117,13 +178,24 @@ def judge(submission: Submission, row: Performer | None, weights: Sequence[Weigh
             reason="A validator scored it 0: it measured less than 90 % of the claim, could not "
             "clone or import the fork, or the logits differed.",
         )
-    weight = weights[place].weight if place is not None else None
-    if row is not None:
+    if row is not None and row.score is not None:
         return Verdict(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
-    if place is not None:
-        return Verdict(State.VALIDATED, rank=place + 1, weight=weight)
+    if rank is not None and submission.reveal_block is not None and submission.queued_at is None:
+        return Verdict(
+            State.UNRANKED,
+            reason=f"The API ranks it {rank}, and it was never seen in the queue: it may have been "
+            "judged before its reveal, when there was nothing to measure.",
+        )
+    if rank is not None:
+        return Verdict(
+            State.RANKED,
+            rank=rank,
+            weight=weight,
+            reason="A validator judged it after its reveal. This API shows no scores, and ranks "
+            "claims by what they say: a score of 0 would look the same.",
+        )
     return Verdict(
         State.UNRANKED,
-        reason="A validator has taken it off the queue. The API shows neither a score nor one of "
-        "the first four ranks: it may rank lower, or have scored 0.",
+        reason="The API shows neither a score nor one of the first four ranks: it may rank lower, "
+        "or have scored 0.",
     )

@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from harness.report import (
     Environment,
     Failure,
     GateResult,
     Measurement,
-    ReportError,
-    build_report,
-    load_report,
-    write_report,
 )
 from harness.runner import MeasurementError
-from harness.source import source_digest
 from harness.stats import rejection
-from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from harness.workload import LENGTHS, lengths_for
 from neurons.errors import Held, Retry
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.runtime import Stopped
-from neurons.mining.steps.publish import is_current
+from neurons.mining.series import Series, open_series
+from neurons.processes.runtime import Stopped
 
 CRASHES_ALLOWED = 3
 DISTURBED_ALLOWED = 3
 COOLING_SECONDS = 30.0
-REPORTS_KEPT = 200
-
-
-@dataclass
-class _Series:
-    """The measurements of one commit on one machine, on the disk after every one of them."""
-
-    path: Path
-    commit: str
-    environment: Environment
-    measurements: list[Measurement] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-
-    def of(self, length: int) -> list[Measurement]:
-        return [m for m in self.measurements if m.length == length]
-
-    def add(
-        self, *, measurement: Measurement | None = None, failure: Failure | None = None
-    ) -> None:
-        self.measurements += [measurement] if measurement else []
-        self.failures += [failure] if failure else []
-        protocol = WORKLOAD.describe(self.environment.device)
-        report = build_report(protocol, self.commit, self.measurements, self.failures)
-        write_report(self.path, report)
-        newest = sorted(self.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in newest[:-REPORTS_KEPT]:
-            old.unlink()
 
 
 def run(submission: Submission, context: Context) -> Submission:
@@ -64,7 +30,7 @@ def run(submission: Submission, context: Context) -> Submission:
     What a run before a crash has already measured is taken from its report when the report's
     digest, commit and code match and the machine is the same.
     """
-    if not is_current(submission, context):
+    if not context.lays_out(submission):
         return context.move(submission, State.NEW)
     environment = _probe(context)
     target = LENGTHS[-1] if submission.auto_target else submission.target_sequence_length
@@ -76,31 +42,13 @@ def run(submission: Submission, context: Context) -> Submission:
             f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {lengths[-1]} to "
             "try the program out.",
         )
-    series = _series(submission, context, environment)
+    series = open_series(submission, context, environment)
     for length in lengths:
         if not _measure_length(submission, context, series, length):
             break
-    return context.move(submission, State.MEASURED, report=_relative(series.path, context))
-
-
-def load_runs(submission: Submission, context: Context) -> dict[int, list[Measurement]] | None:
-    """Return the measurements of a MEASURED submission by length; None when they are gone."""
-    path = context.settings.state_dir / str(submission.report)
-    try:
-        report = load_report(path)
-    except ReportError as error:
-        context.log.warning("the report cannot be used", reason=str(error))
-        return None
-    if report.commit != submission.commit_hash:
-        return None
-    runs: dict[int, list[Measurement]] = {}
-    for measurement in report.measurements:
-        runs.setdefault(measurement.length, []).append(measurement)
-    return runs
-
-
-def _relative(path: Path, context: Context) -> str:
-    return str(path.relative_to(context.settings.state_dir))
+    return context.move(
+        submission, State.MEASURED, report=str(series.path.relative_to(context.settings.state_dir))
+    )
 
 
 def _probe(context: Context) -> Environment:
@@ -113,32 +61,7 @@ def _probe(context: Context) -> Environment:
         ) from error
 
 
-def _series(submission: Submission, context: Context, environment: Environment) -> _Series:
-    commit = str(submission.commit_hash)
-    path = context.reports / f"{commit}-{environment.device}-{submission.id}.json"
-    series = _Series(path, commit, environment)
-    if not path.exists():
-        return series
-    try:
-        report = load_report(path)
-    except ReportError as error:
-        context.log.warning("measuring again", reason=str(error))
-        return series
-    code = source_digest(context.fork.worktree)
-    if (
-        report.commit == commit
-        and report.environment in (environment, None)
-        and all(m.source_digest == code for m in report.measurements)
-    ):
-        series.measurements = [
-            m.model_copy(update={"environment": environment}) for m in report.measurements
-        ]
-        series.failures = list(report.failures)
-        context.log.info("measurements kept", runs=len(series.measurements))
-    return series
-
-
-def _measure_length(submission: Submission, context: Context, series: _Series, length: int) -> bool:
+def _measure_length(submission: Submission, context: Context, series: Series, length: int) -> bool:
     """Bring one length to its runs; False when it is beyond this machine, as longer ones are."""
     if any(failure.length == length for failure in series.failures):
         return False
@@ -181,6 +104,9 @@ def _explain(error: MeasurementError, submission: Submission, length: int) -> No
             f"The kernels fail the correctness gate at {length} tokens: {error.reason}.",
             "Mend them (`python -m harness` shows the same); a change is picked up by itself.",
         ) from error
+    if error.kind == "import":
+        what, remedy = error.told()
+        raise Held(f"The fork cannot be imported: {what}.", f"{remedy}.") from error
     if error.kind in ("crash", "protocol"):
         if submission.attempts + 1 < CRASHES_ALLOWED:
             raise Retry(f"The worker at {length} tokens failed: {error.reason}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neurons.errors import Held
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.steps.register import register
+from neurons.mining.register import register
 from neurons.protocol import FAILURES_BEFORE_BAN
 
 REJECTIONS_ALLOWED = 3
@@ -40,16 +40,3 @@ def run(submission: Submission, context: Context) -> Submission:
         commit_hash=commit,
         content_digest=digest,
     )
-
-
-def is_current(submission: Submission, context: Context) -> bool:
-    """Tell whether the checkout can be made to hold exactly what was published.
-
-    After a restart the checkout is laid out anew; changed kernels have to be published first.
-    """
-    if context.content_digest() != submission.content_digest:
-        return False
-    if context.published != submission.commit_hash:
-        context.fork.prepare()
-        context.published = context.fork.commit()
-    return context.published == submission.commit_hash

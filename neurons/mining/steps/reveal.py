@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from neurons.errors import Held
-from neurons.mining import cycle
-from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.outcomes import (
+from neurons.errors import Held, Retry
+from neurons.http.outcomes import (
     AlreadyRevealed,
     SubmissionNotFound,
     TooEarly,
     Uncertain,
 )
-from neurons.mining.steps.commit import find
-from neurons.mining.steps.signing import signed_claim
-from neurons.protocol import BLOCK_SECONDS, RevealRequest, commitment_hash
+from neurons.mining import cycle
+from neurons.mining.context import Context
+from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.early import insists_on_reveal, note_early_judgement
+from neurons.mining.register import when_registered
+from neurons.mining.signing import reveal_request
+from neurons.mining.standing import look
+from neurons.protocol import (
+    BLOCK_SECONDS,
+    PendingReveal,
+    block_at,
+    commitment_hash,
+)
 
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
@@ -25,17 +32,19 @@ STUBBORN_SECONDS = 60.0
 def run(submission: Submission, context: Context) -> Submission:
     """Reveal as soon as the server allows it, and only what a validator can clone.
 
-    A reveal that may have happened is looked up first: what is not pending any more is revealed.
-    One that has not is checked again, since hours may have passed.
+    A reveal that may have happened is sent again: the server answers 409 where it has, 404 where
+    it has lost the commitment, and counts neither towards a ban. What it no longer lists as
+    pending it has from us already, so that only what it lists is checked again before.
     """
-    if submission.state is State.REVEALING and find(submission, context) is None:
-        return context.move(submission, State.REVEALED)
     for last in (False, True):
         if submission.state is State.COMMITTED:
-            _wait_for_block(submission, context)
-        _check(submission, context)
-        if submission.state is State.COMMITTED:
+            submission = _wait_for_block(submission, context)
+            if submission.closed:
+                return submission
+            _check(submission, context)
             submission = context.move(submission, State.REVEALING)
+        elif _own_row(submission, context)[1] is not None:
+            _check(submission, context)
         try:
             return _send(submission, context)
         except TooEarly as early:
@@ -47,17 +56,39 @@ def run(submission: Submission, context: Context) -> Submission:
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
-def _wait_for_block(submission: Submission, context: Context) -> None:
-    """Return when the server's own block, not this machine's clock, has reached the reveal."""
+def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReveal | None, bool]:
+    """Return the server's block, its row of this commitment, and whether it listed its rows.
+
+    Where the list cannot be read, the block is that of the server's clock; if that is wrong, the
+    server says that it is too early, which costs nothing.
+    """
+    try:
+        pending = context.client.pending_reveals()
+    except Uncertain as fault:
+        context.log.debug("the pending reveals cannot be read", reason=fault.reason)
+        return block_at(context.client.server_time()), None, False
+    rows = pending.pending_reveals
+    wanted = str(submission.commitment_hash)
+    row = next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
+    return pending.current_block, row, True
+
+
+def _wait_for_block(submission: Submission, context: Context) -> Submission:
+    """Return when the server's own block, not this machine's clock, has reached the reveal.
+
+    Meanwhile the queue is watched: what a validator judges now, it judges without having it.
+    Unless SUBMISSION_MODE=commit_reveal insists, that ends the submission.
+    """
     logged: int | None = None
     while True:
-        pending = context.client.pending_reveals()
-        rows = pending.pending_reveals
-        row = next((row for row in rows if row.submission_id == submission.submission_id), None)
+        submission = _watch_queue(submission, context)
+        if submission.closed:
+            return submission
+        current, row, _ = _own_row(submission, context)
         block = row.reveal_block if row else int(submission.reveal_block or 0)
-        left = block - pending.current_block
+        left = block - current
         if left <= 0:
-            return
+            return submission
         if logged is None or logged - left >= LOG_EVERY_BLOCKS:
             logged = left
             context.log.info(
@@ -71,6 +102,36 @@ def _wait_for_block(submission: Submission, context: Context) -> None:
         context.wait(
             context.poll_seconds if context.client.on_loopback else max(pause, context.poll_seconds)
         )
+
+
+def _watch_queue(submission: Submission, context: Context) -> Submission:
+    """Journal when the commitment is in the validators' queue, and when it has left it."""
+    if submission.judged_early_at is None:
+        queued = look(submission, context.client).queued
+        if queued and submission.queued_at is None:
+            submission = context.note(submission, queued_at=context.now())
+        gone = queued is False and submission.queued_at is not None
+        if gone and _is_held(submission, context):
+            submission = note_early_judgement(submission, context)
+    if submission.judged_early_at is None or insists_on_reveal(context):
+        return submission
+    return context.move(
+        submission,
+        State.PREMATURE,
+        reason="A validator judged the commitment before its reveal, when there was nothing to "
+        "measure. It is not revealed; the same claim is submitted directly.",
+    )
+
+
+def _is_held(submission: Submission, context: Context) -> bool:
+    """Tell whether the server still holds the commitment, asked after it had left the queue."""
+    _, row, listed = _own_row(submission, context)
+    return row is not None if listed else _is_same_round(submission, context)
+
+
+def _is_same_round(submission: Submission, context: Context) -> bool:
+    now = context.client.current_round()
+    return cycle.compare_round(submission, now.id, now.start_time) is RoundNow.SAME
 
 
 def _check(submission: Submission, context: Context) -> None:
@@ -93,20 +154,38 @@ def _check(submission: Submission, context: Context) -> None:
 
 
 def _send(submission: Submission, context: Context) -> Submission:
-    claim = signed_claim(submission, context.identity)
-    request = RevealRequest(
-        submission_id=int(submission.submission_id or 0),
-        commitment_salt=str(submission.salt),
-        **claim,
-    )
+    request = reveal_request(submission, context.identity)
+    target = submission.target_sequence_length
     try:
-        context.client.reveal(request)
+        when_registered(context, target, lambda: context.client.reveal(request))
     except AlreadyRevealed:
         context.log.info("revealed before, says the server")
+        return context.move(submission, State.REVEALED)
     except SubmissionNotFound as missing:
-        return context.record(submission, cycle.abandon(submission, missing.reason, context.now()))
-    except Uncertain:
-        if find(submission, context) is not None:
-            raise
-        context.log.info("the reply was lost, but the reveal is no longer pending")
-    return context.move(submission, State.REVEALED)
+        reason = f"The server has lost it: {missing.reason}"
+        return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    return _seen_in_queue(context.move(submission, State.REVEALED), context)
+
+
+def _seen_in_queue(submission: Submission, context: Context) -> Submission:
+    """Note whether what the server has just taken is in the queue, as it must be now.
+
+    No validator clones and measures within a moment: what is not there was judged before. It is
+    looked for twice, since a list may be a moment behind.
+    """
+    if submission.judged_early_at is not None:
+        return submission
+    try:
+        standing = look(submission, context.client)
+        if standing.queued:
+            return context.note(submission, queued_at=submission.queued_at or context.now())
+        if standing.queued is None or standing.performer is not None:
+            return submission
+        context.wait(context.poll_seconds)
+        standing = look(submission, context.client)
+        gone = standing.queued is False and standing.performer is None
+        if gone and _is_same_round(submission, context):
+            return note_early_judgement(submission, context)
+    except (Retry, Held):
+        pass  # the reveal counts, whatever cannot be looked at now
+    return submission

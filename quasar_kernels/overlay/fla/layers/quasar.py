@@ -3,8 +3,8 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The layer records one node for autograd, which keeps the input and the weights and computes the
-rest again in the backward pass: a million tokens leave nothing but their output behind.
+The layer records one node for autograd. What that keeps for the backward pass is told by the
+shapes (layer_node.py): a million tokens leave nothing but their output behind.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.fused_layer import MANY_TOKENS, attend_fused
-from fla.ops.quasar.gate_and_norm import gate_and_norm
-from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed
+from fla.ops.quasar.layer_forward import Call, attend, gated, joined, positions, project
+from fla.ops.quasar.layer_kernels import causal_conv_silu, recomputed
+from fla.ops.quasar.layer_node import apply_layer
+from fla.ops.quasar.products import packed
 from fla.ops.quasar.replay import replayed
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
-
-_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of bf16 in fp32
 
 
 class GatedRMSNorm(nn.Module):
@@ -184,20 +183,26 @@ class QuasarAttention(nn.Module):
         return y, None, past_key_values
 
     def _mix(self, x, cu_seqlens):
-        """Run without states: one autograd node that keeps x and the weights."""
+        """Run without states, as one node of autograd."""
         dtype, weights = _compute_dtype(x), self._weights()
+        call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens)
+        by_kernels = self.mode == "chunk" and call.takes(x, weights)
 
-        def attend(x, *weights):
+        def compute(x, *weights):
+            if by_kernels:
+                return attend(call, x, weights).y
             return self._attend(x, weights, dtype, cu_seqlens)[0]
 
         def run(x, *weights):
             if cu_seqlens is not None:  # its segments are cut on the host
-                return attend(x, *weights)
-            return replayed(self, attend, x, weights, dtype, self._settings())
+                return compute(x, *weights)
+            return replayed(self, compute, x, weights, dtype, self._settings())
 
-        if torch.is_grad_enabled():
-            return recomputed(run, x, *weights)
-        return run(x, *weights)
+        if not torch.is_grad_enabled():
+            return run(x, *weights)
+        if by_kernels:
+            return apply_layer(call, run, x, weights)
+        return recomputed(run, x, *weights)
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
         """Run from the cached states, if there are any, and store the new ones if asked to."""
@@ -282,27 +287,19 @@ class QuasarAttention(nn.Module):
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
         """
-        taps, biases = weights[6:9], weights[9:12]
         beta_log, norm_weight, out_weight = weights[12:]
         B, T, _ = x.shape
-        if self.mode == "chunk" and cu_seqlens is None and not keep and conv_state is None:
-            y = attend_fused(x, weights, dtype, self.norm_eps)
-            if y is not None:
-                return y, None, None
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product
-            projections, *gate_weights, out_weight = _packed((*weights[:6], out_weight), dtype)
-            unrounded = self.use_short_conv and conv_state is None
-            mixed = _product(
-                x.reshape(B * T, self.hidden_size).to(dtype), projections, unrounded=unrounded
-            )
+            projections, *gate_weights, out_weight = packed((*weights[:6], out_weight), dtype)
+            multiply = project if self.use_short_conv and conv_state is None else F.linear
+            mixed = multiply(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
             # a copy, so that `mixed`, gigabytes for a million tokens, can go
             narrow = narrow.to(dtype).contiguous()
             if self.use_short_conv:
-                taps = torch.cat(taps).squeeze(1)
-                bias = torch.cat(biases) if self.conv_bias else None
+                taps, bias = joined(weights)
                 qkv = qkv.view(B, T, 3 * self.key_dim)
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state, dtype)
             del mixed
@@ -315,19 +312,9 @@ class QuasarAttention(nn.Module):
                 o, state = chunk_quasar(*inputs)
             del inputs
             del q, k, v, qkv
-            o = self._gate(o, narrow, gate_weights, norm_weight)
+            o = gated(o, narrow, gate_weights, norm_weight, self.norm_eps)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
-
-    def _gate(self, o, narrow, gate_weights, norm_weight):
-        """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
-        one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
-        if one_kernel and self.head_dim <= 128 and not torch.is_grad_enabled():
-            o = o.flatten(0, 1)
-            return gate_and_norm(o, narrow, *gate_weights, norm_weight, self.norm_eps)
-        rows = (-1, self.head_dim)
-        gate = F.linear(narrow, *gate_weights)
-        return gated_rmsnorm(o.reshape(rows), gate.view(rows), norm_weight, self.norm_eps)
 
 
 def _parameter(module: nn.Module, name: str = "weight") -> torch.Tensor | None:
@@ -350,39 +337,11 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _packed(matrices, dtype) -> list[torch.Tensor]:
-    """Return `matrices` in `dtype`, the first four of them stacked into one.
-
-    It is done anew at every call, in one launch where nothing is recorded: what is kept could be
-    out of date, as not every change of a parameter is seen by its version (`p.data`, sharding).
-    """
-    stacked, others = matrices[:4], matrices[4:]
-    if torch.is_grad_enabled():
-        return [torch.cat(stacked).to(dtype), *(p.to(dtype) for p in others)]
-    sizes = [p.shape[0] for p in stacked]
-    result = stacked[0].new_empty(sum(sizes), stacked[0].shape[1], dtype=dtype)
-    copies = [torch.empty_like(p, dtype=dtype) for p in others]
-    torch._foreach_copy_([*result.split(sizes), *copies], matrices)
-    return [result, *copies]
-
-
-def _product(rows, weight, *, unrounded):
-    """Return rows weight^T, in fp32 if `unrounded` and short, where nothing is recorded.
-
-    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error. At
-    the lengths that fused_layer.py does not take, keeping them in fp32 costs little.
-    """
-    short = rows.shape[0] < MANY_TOKENS and rows.is_cuda and rows.dtype == torch.bfloat16
-    if unrounded and short and _WIDE_PRODUCTS and not torch.is_grad_enabled():
-        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    return F.linear(rows, weight)
-
-
 def _convolve(x, taps, bias, cu_seqlens, state, dtype):
     """Convolve `[B, T, C]`; `state` `[N, C, W]` holds the inputs before it, or is None for none."""
     B, T, C = x.shape
     if state is None:
-        position = _positions(B, T, cu_seqlens, x.device)
+        position = positions(B, T, cu_seqlens, x.device)
         y = causal_conv_silu(x.reshape(B * T, C), taps, bias, position, dtype)
         return y.view(B, T, C), None
     if cu_seqlens is not None:
@@ -396,14 +355,3 @@ def _convolve(x, taps, bias, cu_seqlens, state, dtype):
     x = torch.cat([state.mT.to(x.dtype), x], dim=1)
     y, _ = _convolve(x, taps, bias, None, None, dtype)
     return y[:, W:], x[:, -W:].mT.contiguous()
-
-
-def _positions(B: int, T: int, cu_seqlens, device) -> torch.Tensor | None:
-    """Return each token's place in its own sequence, `[B * T]` int32; None for one sequence."""
-    if cu_seqlens is None and B == 1:
-        return None
-    token = torch.arange(T, device=device)
-    if cu_seqlens is None:
-        return token.int().repeat(B)
-    first = cu_seqlens.to(torch.int64)
-    return (token - first[torch.searchsorted(first, token, right=True) - 1]).int()

@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from fla.ops.quasar import cuda_scan
+from fla.ops.quasar import cuda_scan, cuda_scan_bwd
 from fla.ops.quasar.nvrtc import CudaUnavailableError
 from fla.ops.quasar.programs import Programs
+from fla.ops.quasar.segments import Segments
 
 SWITCH = "QUASAR_BACKEND"
 """Environment variable with one of `BACKENDS`; read at every call."""
@@ -23,6 +24,10 @@ BACKENDS = ("auto", "cuda", "triton", "torch")
 
 _programs = Programs(
     lambda key: cuda_scan.load_program(key), "the CUDA kernels are not used, Triton serves: %s"
+)
+_gradient_programs = Programs(
+    lambda key: cuda_scan_bwd.load_program(key),
+    "the CUDA kernels of the gradients are not used, Triton serves: %s",
 )
 
 
@@ -104,4 +109,38 @@ def cuda_forward(
         if requested_backend() == "cuda":
             raise
         _programs.give_up(cuda_scan.program_key(q), error)
+        return None
+
+
+def cuda_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    G: torch.Tensor | None,
+    states: torch.Tensor | None,
+    do: torch.Tensor,
+    d_final: torch.Tensor | None,
+    scale: float,
+    cut: Segments,
+) -> cuda_scan_bwd.Gradients | None:
+    """Run the CUDA backward pass behind the CUDA forward pass, or None where Triton serves.
+
+    Args: as `cuda_scan_bwd.backward`; q's device is the current one.
+
+    Raises:
+        CudaUnavailableError: QUASAR_BACKEND is `cuda`, and a launch fails.
+    """
+    key = cuda_scan.program_key(q)
+    if not cuda_scan_bwd.is_for(key) or _gradient_programs.get(key) is None:
+        return None
+    try:
+        return cuda_scan_bwd.backward(
+            q, k, v, beta, initial_state, G, states, do, d_final, scale, cut
+        )
+    except CudaUnavailableError as error:
+        if requested_backend() == "cuda":
+            raise
+        _gradient_programs.give_up(key, error)
         return None

@@ -25,7 +25,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.backend import cuda_forward, requested_backend
+from fla.ops.quasar.backend import cuda_backward, cuda_forward, requested_backend
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
@@ -162,7 +162,7 @@ def chunk_quasar_bwd(
     inverse = chunk_intra(plan, k, beta, dv)
     shared = _shared(plan, q)
     _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
-    strides_q, strides_k, strides_v = (x.stride()[:3] for x in (q, k, v))
+    strides_q, strides_k = q.stride()[:3], k.stride()[:3]
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     where = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
@@ -182,8 +182,8 @@ def chunk_quasar_bwd(
     walk_state_grad(map_only=False)
     d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
     segment_input_grad_kernel[(plan.total * H,)](
-        q, k, v, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
-        *strides_q, *strides_k, *strides_v, *do.stride()[:3], **shared,
+        q, k, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
+        *strides_q, *strides_k, *do.stride()[:3], **shared,
         HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -195,15 +195,19 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
     return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
 
 
-class _Result(NamedTuple):
+class Recorded(NamedTuple):
+    """A forward pass's results, and what `recorded_backward` takes."""
+
     o: torch.Tensor
     final_state: torch.Tensor | None
-    saved: tuple[torch.Tensor | None, ...]  # for the backward pass
-    cut: Plan | Segments  # how G and the states among them are cut
+    saved: tuple[torch.Tensor | None, ...]  # q, k, v, beta, the initial state, G, the states
+    cut: Plan | Segments  # how G and the states are cut
 
 
-def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale) -> _Result:
-    """Run the forward pass, in CUDA C++ where that applies, else in Triton."""
+def recorded_forward(
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0
+) -> Recorded:
+    """Run `chunk_quasar`'s forward pass by kernels: CUDA C++ where that applies, else Triton."""
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
@@ -214,7 +218,36 @@ def _forward(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
             q, k, v, beta, initial, output_final_state, scale, plan=plan
         ), plan  # fmt: skip
     o, final, G, states, cut = found
-    return _Result(o, final, (q, k, v, beta, initial, G, states), cut)
+    return Recorded(o, final, (q, k, v, beta, initial, G, states), cut)
+
+
+def recorded_backward(
+    saved, cut, do, d_final=None, scale: float = 1.0
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, beta and the initial state (or None).
+
+    They are computed where the forward pass ran, or in Triton.
+
+    Args:
+        saved, cut: of `recorded_forward`'s result.
+        do: `[B, T, H, S]`.
+        d_final: `[sequences, H, S, S]`, or None.
+    """
+    q, k, v, beta, initial_state, G, states = saved
+    if q.numel() == 0:
+        zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
+        return *zeros, None if initial_state is None else d_final
+    do = do.to(q.dtype).contiguous()
+    if d_final is not None:
+        d_final = d_final.float().contiguous()
+    arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
+    with torch.cuda.device(q.device):
+        if isinstance(cut, Segments):
+            found = cuda_backward(*arguments, cut)
+            if found is not None:
+                return found
+            cut = plan_of(q, cut)
+        return chunk_quasar_bwd(*arguments, plan=cut)
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -223,7 +256,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @staticmethod
     @autocast_custom_fwd
     def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        o, final, saved, ctx.cut = _forward(
+        o, final, saved, ctx.cut = recorded_forward(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
         )
         ctx.save_for_backward(*saved)
@@ -234,19 +267,8 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @once_differentiable
     @autocast_custom_bwd
     def backward(ctx, do, d_final):
-        q, k, v, beta, initial_state, G, states = ctx.saved_tensors
-        if q.numel() == 0:
-            zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
-            return *zeros, None if initial_state is None else d_final, None, None, None
-        do = do.to(q.dtype).contiguous()
-        if d_final is not None:
-            d_final = d_final.float().contiguous()
-        with torch.cuda.device(q.device):
-            plan = ctx.cut if isinstance(ctx.cut, Plan) else plan_of(q, ctx.cut)
-            *grads, d_initial = chunk_quasar_bwd(
-                q, k, v, beta, initial_state, G, states, do, d_final, ctx.scale, plan=plan
-            )
-        return *grads, d_initial, None, None, None
+        grads = recorded_backward(ctx.saved_tensors, ctx.cut, do, d_final, ctx.scale)
+        return *grads, None, None, None
 
 
 @torch.compiler.disable
@@ -299,7 +321,7 @@ def chunk_quasar(
     arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:5]):
         return ChunkQuasarFunction.apply(*arguments)
-    return _forward(*arguments)[:2]
+    return recorded_forward(*arguments)[:2]
 
 
 def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:

@@ -34,7 +34,8 @@ LONG = 3072
 """Tokens of a segment from which on pass 1 may stop within it: in shorter ones heads forget too
 little to pay for the launches that compute again what was stopped wrongly."""
 
-_CSRC = Path(__file__).with_name("csrc")
+CSRC = Path(__file__).with_name("csrc")
+"""The folder of the kernels' sources."""
 _SOURCES = ("segment_map.cu", "segment_scan.cu", "segment_output.cu")
 _HEADERS = (
     "fragments.cuh",
@@ -45,8 +46,10 @@ _HEADERS = (
     "copies.cuh",
     "map_chunk.cuh",
     "output_chunk.cuh",
+    "pace.cuh",
 )
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Names of the dtypes that the CUDA kernels take."""
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
 _NO_MAPS = bytes(5 * TENSOR_MAP)
@@ -75,6 +78,17 @@ class _Program(NamedTuple):
     takes_maps: bool  # copies by tensor maps, as Hopper's kernels do
 
 
+def require_capability(capability: tuple[int, int]) -> None:
+    """Raise CudaUnavailableError where a GPU of this capability is too old for the kernels."""
+    if capability < CAPABILITY:
+        raise CudaUnavailableError(
+            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
+                *capability, *CAPABILITY
+            ),
+            "set QUASAR_BACKEND=triton to stop trying",
+        )
+
+
 def compile_program(
     capability: tuple[int, int], dtype: str, options: tuple[str, ...], width: int = 64
 ) -> bytes:
@@ -84,16 +98,10 @@ def compile_program(
         CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
             compile.
     """
-    if capability < CAPABILITY:
-        raise CudaUnavailableError(
-            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
-                *capability, *CAPABILITY
-            ),
-            "set QUASAR_BACKEND=triton to stop trying",
-        )
+    require_capability(capability)
     options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
     name = f"segmented_scan-{width}-{dtype}"
-    return compile_files(name, _CSRC, _SOURCES, _HEADERS, capability, options)
+    return compile_files(name, CSRC, _SOURCES, _HEADERS, capability, options)
 
 
 class ProgramKey(NamedTuple):
@@ -123,7 +131,7 @@ def load_program(key: ProgramKey, options: tuple[str, ...] = ()) -> _Program:
     capability = properties.major, properties.minor
     if capability == HOPPER and not pairs:
         options = ("-DQUASAR_ALONE", *options)
-    suffix = _DTYPES[dtype]
+    suffix = DTYPES[dtype]
     code = compile_program(capability, suffix, options, width)
     names = [
         f"quasar_segment_map_{suffix}",
@@ -145,7 +153,7 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
     """
     if not q.is_cuda or torch.version.cuda is None:
         return "the tensors are not on an NVIDIA GPU"
-    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         return f"q, k and v must all be bf16 or fp16; they are {q.dtype}, {k.dtype}, {v.dtype}"
     if q.shape[-1] not in HEAD_DIMS:
         widths = " or ".join(map(str, HEAD_DIMS))
@@ -162,8 +170,8 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
 
 
 @functools.lru_cache(1024)
-def _cut(tokens: int, chains: int, map_wave: int, output_wave: int) -> tuple[int, int]:
-    """Return the segments of each sequence and their length in tokens.
+def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -> tuple[int, int]:
+    """Return the segments of each sequence and their length in tokens, a multiple of `tile`.
 
     Args:
         tokens: of the (longest) sequence.
@@ -175,7 +183,7 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int) -> tuple[int
     # a walk costs about tokens / n, the scan between the passes about 16 tokens' walk a segment
     tokens = max(tokens, 1)
     n = max(1, min(math.isqrt(tokens // 16), most))
-    length = TILE * math.ceil(math.ceil(tokens / n) / TILE)
+    length = tile * math.ceil(math.ceil(tokens / n) / tile)
     return math.ceil(tokens / length), length
 
 
@@ -189,18 +197,18 @@ def cut_segments(
     B, T, H, S = q.shape
     chains = H * (S // PANEL)  # of one sequence: blocks that walk one segment
     waves = [x.blocks * program.multiprocessors for x in (program.map, program.output)]
+    tile = max(TILE, S)  # the backward pass keeps a state every S tokens
     if cu_seqlens is None:
         if count is None:
-            count, length = _cut(T, B * chains, *waves)
+            count, length = _cut(T, B * chains, *waves, tile)
         else:
-            length = TILE * math.ceil(math.ceil(T / count) / TILE)
+            length = tile * math.ceil(math.ceil(T / count) / tile)
             count = math.ceil(T / length)
-        return Segments(B * count, B, count, length, None, None)
+        return Segments(B * count, B, count, length, None, None, length)
     bounds = cu_seqlens.tolist()
-    _, length = _cut(bounds[-1], chains, *waves)
+    _, length = _cut(bounds[-1], chains, *waves, tile)
     packed = packed_table(bounds, length, q.device)
-    total = packed.table.shape[0]
-    return Segments(total, len(bounds) - 1, 0, 0, packed.table, packed.first)
+    return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 
 @functools.lru_cache(1024)

@@ -5,10 +5,12 @@ It serves long sequences of the layer's usual size; `attend_fused` says which.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
-from fla.ops.quasar.chunk import chunk_quasar
+from fla.ops.quasar.chunk import Recorded, recorded_forward
 from fla.ops.quasar.gated_output import gated_output, output_packings, pack_weights
 from fla.ops.quasar.hopper_products import Program, abandon, hopper_program
 from fla.ops.quasar.nvrtc import CudaUnavailableError
@@ -53,9 +55,25 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
     return weight.is_contiguous() and weight.dtype in _DTYPES and weight.device == device
 
 
+class Attended(NamedTuple):
+    """The layer's output, and what its backward pass needs; None for what was not asked for."""
+
+    y: torch.Tensor | None  # [B, T, hidden]
+    rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype
+    products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v, and the narrow gate
+    narrow: torch.Tensor | None = None  # [R, S], the last of them in the products' dtype
+    operator: Recorded | None = None
+
+
 def attend_fused(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float
-) -> torch.Tensor | None:
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+    eps: float,
+    *,
+    keep: bool = False,
+    output: bool = True,
+) -> Attended | None:
     """Return the layer's output `[1, T, 512]` in `dtype`, or None where this is not the way.
 
     It is for one sequence from its start, of at least `MANY_TOKENS` tokens, in fp32 with products
@@ -69,18 +87,20 @@ def attend_fused(
             layer does not have.
         dtype: of the products.
         eps: of the norm.
+        keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
+        output: whether to compute y.
     """
     program = hopper_program(x, dtype) if _takes(x, weights) else None
     if program is None:
         return None
     try:
-        return _attend(program, x, weights, dtype, eps)
+        return _attend(program, x, weights, dtype, eps, keep, output)
     except CudaUnavailableError as error:
         abandon(x, dtype, error)
         return None
 
 
-def _attend(program: Program, x, weights, dtype, eps) -> torch.Tensor:
+def _attend(program: Program, x, weights, dtype, eps, keep, output) -> Attended:
     gate_weight, gate_bias, taps = weights[4], weights[5], weights[6:9]
     beta_log, norm_weight, out_weight = weights[12:]
     with torch.autocast(x.device.type, enabled=False):
@@ -91,7 +111,11 @@ def _attend(program: Program, x, weights, dtype, eps) -> torch.Tensor:
         images = pack_weights(program, packings, dtype)
         qkv, narrow = project(program, x[0], images[0], halved_taps(taps), dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-        o, _ = chunk_quasar(q, k, v, F.softplus(beta_log.float()))
-        del q, k, v, qkv
-        y = gated_output(program, o[0], narrow, images[4], gate_bias, images[5], eps)
-    return y.unsqueeze(0)
+        operator = recorded_forward(q, k, v, F.softplus(beta_log.float()))
+        kept = Attended(None, narrow=narrow, operator=operator) if keep else Attended(None)
+        o = operator.o[0]
+        del q, k, v, qkv, operator  # gigabytes for a million tokens, where they are not kept
+        if not output:
+            return kept
+        y = gated_output(program, o, narrow, images[4], gate_bias, images[5], eps)
+    return kept._replace(y=y.unsqueeze(0))

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.device_functions import operand
+from fla.ops.quasar.launch import Launcher
 
 MANY_TOKENS = 1 << 15
 """From so many tokens on, programs that take all heads fill a GPU."""
@@ -58,6 +59,9 @@ def gate_and_norm_kernel(
         tl.store(y + p_o + h * S, operand(b_y, y.dtype.element_ty), mask=inside)
 
 
+_gate_and_norm = Launcher(gate_and_norm_kernel)
+
+
 def rows_for(block: int) -> int:
     """Tokens of a program, for heads padded to `block` channels."""
     return 64 if block <= 64 else 32
@@ -93,9 +97,13 @@ def gate_and_norm(
         rows = rows_for(block)
         # a program with all heads reads its narrow rows once; few tokens need more programs
         heads = H if R >= MANY_TOKENS else 1
-        gate_and_norm_kernel[(triton.cdiv(R, rows), triton.cdiv(H, heads))](
-            o.contiguous(), narrow, gate_weight.contiguous(), gate_bias.contiguous(), norm_weight,
-            y, R, narrow.stride(0), eps, H=H, S=S, BS=block, BR=rows, HEADS=heads,
+        _gate_and_norm(
+            (-(-R // rows), -(-H // heads), 1),
+            (
+                o.contiguous(), narrow, gate_weight.contiguous(), gate_bias.contiguous(),
+                norm_weight, y, R, narrow.stride(0), eps,
+            ),
+            (H, S, block, rows, heads),
             num_warps=4, num_stages=2,
         )  # fmt: skip
     return y

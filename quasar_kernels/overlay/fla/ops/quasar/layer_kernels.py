@@ -1,7 +1,8 @@
 """What the layer does around the operator: short convolution, gated norm, recomputation.
 
-Forward passes are one Triton kernel each on CUDA; backward passes save only what came in and are
-computed from it block by block, so that no fp32 copy of a whole sequence is ever held.
+Forward and backward passes save only what came in. On CUDA they are one Triton kernel each, the
+latter in layer_grads.py; what these do not take goes backward in torch, block by block, so that no
+fp32 copy of a whole sequence is ever held.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.launch import Launcher
+from fla.ops.quasar.layer_grads import (
+    launch_conv_silu_grad,
+    launch_gated_rmsnorm_grad,
+    sequences,
+)
 
 BACKWARD_ELEMENTS = 1 << 24
-"""Elements of its input that a backward pass holds in fp32 at a time: 64 MB a tensor."""
+"""Elements of its input that a backward pass in torch holds in fp32 at a time: 64 MB a tensor."""
 
 CONV_TAPS = 4
 """Convolution width that the Triton kernel is written for; other widths take the torch path."""
@@ -35,14 +41,14 @@ def _conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr)
     return y * tl.sigmoid(y)
 
 
-@triton.jit(do_not_specialize=["R"])
+@triton.jit(do_not_specialize=["T"])
 def causal_conv_silu_kernel(
     x,
     weight,
     bias,
     position,
     y,
-    R,
+    T,
     stride_x,
     C: tl.constexpr,
     ROWS: tl.constexpr,
@@ -52,11 +58,13 @@ def causal_conv_silu_kernel(
 ):
     """Convolve ROWS rows of BC channels with 4 causal taps, each row read once; then silu.
 
-    x `[R, C]` has rows `stride_x` apart, y is contiguous. With PACKED, `position` `[R]` holds each
-    row's place in its own sequence, and rows before a sequence count as zeros. Four rows are
-    computed while the next four are on their way. Grid: (R / ROWS, C / BC).
+    x `[B * T, C]` has rows `stride_x` apart, y is contiguous. Rows before a sequence of T count as
+    zeros; with PACKED, `position` `[T]` holds each row's place in its own sequence within them.
+    Four rows are computed while the next four are on their way. Grid: (B * ceil(T / ROWS), C / BC).
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS
+    blocks = tl.cdiv(T, ROWS)
+    before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
+    row = (tl.program_id(0) % blocks).to(tl.int64) * ROWS
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
@@ -66,38 +74,38 @@ def causal_conv_silu_kernel(
     b = tl.zeros([BC], dtype=tl.float32)
     if HAS_BIAS:
         b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
-    p_x = x + row * stride_x + cols
-    p_y = y + row * C + cols
+    p_x = x + (before + row) * stride_x + cols
+    p_y = y + (before + row) * C + cols
     h3 = tl.load(p_x - 3 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
     h2 = tl.load(p_x - 2 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
     h1 = tl.load(p_x - stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
-    n0 = tl.load(p_x, mask=inside & (row < R), other=0.0)
-    n1 = tl.load(p_x + stride_x, mask=inside & (row + 1 < R), other=0.0)
-    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 2 < R), other=0.0)
-    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 3 < R), other=0.0)
+    n0 = tl.load(p_x, mask=inside & (row < T), other=0.0)
+    n1 = tl.load(p_x + stride_x, mask=inside & (row + 1 < T), other=0.0)
+    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 2 < T), other=0.0)
+    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 3 < T), other=0.0)
     for i in range(0, ROWS, 4):
         x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
         x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
         p_x += 4 * stride_x
         more = i + 4 < ROWS
-        n0 = tl.load(p_x, mask=inside & more & (row + 4 < R), other=0.0)
-        n1 = tl.load(p_x + stride_x, mask=inside & more & (row + 5 < R), other=0.0)
-        n2 = tl.load(p_x + 2 * stride_x, mask=inside & more & (row + 6 < R), other=0.0)
-        n3 = tl.load(p_x + 3 * stride_x, mask=inside & more & (row + 7 < R), other=0.0)
+        n0 = tl.load(p_x, mask=inside & more & (row + 4 < T), other=0.0)
+        n1 = tl.load(p_x + stride_x, mask=inside & more & (row + 5 < T), other=0.0)
+        n2 = tl.load(p_x + 2 * stride_x, mask=inside & more & (row + 6 < T), other=0.0)
+        n3 = tl.load(p_x + 3 * stride_x, mask=inside & more & (row + 7 < T), other=0.0)
         p0, p1, p2, p3 = 0, 0, 0, 0
         if PACKED:
-            p0 = tl.load(position + row, mask=row < R, other=0)
-            p1 = tl.load(position + row + 1, mask=row + 1 < R, other=0)
-            p2 = tl.load(position + row + 2, mask=row + 2 < R, other=0)
-            p3 = tl.load(position + row + 3, mask=row + 3 < R, other=0)
+            p0 = tl.load(position + row, mask=row < T, other=0)
+            p1 = tl.load(position + row + 1, mask=row + 1 < T, other=0)
+            p2 = tl.load(position + row + 2, mask=row + 2 < T, other=0)
+            p3 = tl.load(position + row + 3, mask=row + 3 < T, other=0)
         y0 = _conv_row(x0, h1, h2, h3, w0, w1, w2, w3, b, p0, PACKED)
         y1 = _conv_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
         y2 = _conv_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
         y3 = _conv_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
-        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < R))
-        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < R))
-        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < R))
-        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < R))
+        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < T))
+        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < T))
+        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < T))
+        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < T))
         h1, h2, h3 = x3, x2, x1
         p_y += 4 * C
         row += 4
@@ -142,11 +150,12 @@ def launch_conv_silu(x, weight, bias, position, dtype=None) -> torch.Tensor:
     R, C = x.shape
     y = torch.empty(R, C, dtype=dtype or x.dtype, device=x.device)
     if R * C:
-        rows = 64 if R >= 1 << 15 else 16
+        T, position = sequences(position, R)
+        rows = 64 if R >= 1 << 15 and T >= 64 else 16
         block = min(512, _padded(C))
         _conv_silu(
-            (-(-R // rows), -(-C // block), 1),
-            (x, weight, bias, position, y, R, x.stride(0)),
+            (R // T * -(-T // rows), -(-C // block), 1),
+            (x, weight, bias, position, y, T, x.stride(0)),
             (C, rows, block, bias is not None, position is not None),
             num_warps=4,
         )
@@ -172,6 +181,8 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def conv_silu_torch(x, weight, bias, position, dtype=None) -> torch.Tensor:
     """The same convolution in torch, differentiable; any number of taps."""
+    if isinstance(position, int):
+        position = torch.arange(x.shape[0], device=x.device) % position
     wide, taps = _wide(x), _wide(weight)
     y = wide * taps[:, -1]
     for j in range(1, min(taps.shape[1], x.shape[0])):
@@ -199,8 +210,12 @@ def _on_triton(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
+def _takes_convolution(x, weight) -> bool:
+    return _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1
+
+
 def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
-    if _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1:
+    if _takes_convolution(x, weight):
         return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
     return conv_silu_torch(x, weight, bias, position, dtype)
 
@@ -211,41 +226,77 @@ def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
     return gated_rmsnorm_torch(x, gate, weight, eps)
 
 
+@on_its_device
+def _conv_silu_backward(x, weight, bias, position, dy):
+    """Return the gradients of x, the taps and the bias (or None), the latter two in fp32."""
+    if _takes_convolution(x, weight):
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
+        found = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
+        return dx, found[0], None if bias is None else found[1]
+    if isinstance(position, int):
+        position = torch.arange(x.shape[0], device=x.device) % position
+    halo = weight.shape[1] - 1
+    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    taps, shift = (
+        None if p is None else _wide(p).detach().requires_grad_() for p in (weight, bias)
+    )
+    shared = [taps] if shift is None else [taps, shift]
+    totals = [torch.zeros_like(p) for p in shared]
+    for start, stop in _blocks(x):
+        first = max(0, start - halo)
+        rows = x[first:stop].detach().requires_grad_()
+        place = None if position is None else position[first:stop]
+        with torch.enable_grad():
+            y = conv_silu_torch(rows, taps, shift, place)[start - first :]
+        found = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
+        dx[first:stop] += found[0]
+        for total, part in zip(totals, found[1:], strict=True):
+            total += part
+    return dx, totals[0], None if bias is None else totals[1]
+
+
+@on_its_device
+def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
+    """Return the gradients of x, the gate and the weight, the latter in fp32."""
+    if _on_triton(x):
+        heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
+        dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(
+            *heads, weight, dy.contiguous().unsqueeze(1), eps
+        )
+        return dx.squeeze(1), dgate.squeeze(1), dweight
+    dx, dgate = torch.empty_like(x), torch.empty_like(gate)
+    shared = _wide(weight).detach().requires_grad_()
+    dweight = torch.zeros_like(shared)
+    for start, stop in _blocks(x):
+        rows = slice(start, stop)
+        leaves = [t[rows].detach().requires_grad_() for t in (x, gate)]
+        with torch.enable_grad():
+            y = gated_rmsnorm_torch(*leaves, shared, eps)
+        dx[rows], dgate[rows], part = torch.autograd.grad(y, [*leaves, shared], dy[rows])
+        dweight += part
+    return dx, dgate, dweight
+
+
 class CausalConvSiluFunction(torch.autograd.Function):
-    """Saves its inputs alone; the backward computes blocks of rows again."""
+    """Saves its inputs alone; the backward computes the convolution again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, position):
-        ctx.save_for_backward(x, weight, bias, position)
+        ctx.position = position
+        ctx.save_for_backward(x, weight, bias)
         return _conv_silu_forward(x, weight, bias, position)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        x, weight, bias, position = ctx.saved_tensors
-        halo = weight.shape[1] - 1
-        dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        taps, shift = (
-            None if p is None else _wide(p).detach().requires_grad_() for p in (weight, bias)
-        )
-        shared = [taps] if shift is None else [taps, shift]
-        totals = [torch.zeros_like(p) for p in shared]
-        for start, stop in _blocks(x):
-            first = max(0, start - halo)
-            rows = x[first:stop].detach().requires_grad_()
-            place = None if position is None else position[first:stop]
-            with torch.enable_grad():
-                y = conv_silu_torch(rows, taps, shift, place)[start - first :]
-            found = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
-            dx[first:stop] += found[0]
-            for total, part in zip(totals, found[1:], strict=True):
-                total += part
-        dbias = None if bias is None else totals[1].to(bias.dtype)
-        return dx, totals[0].to(weight.dtype), dbias, None
+        (x, weight, bias), position = ctx.saved_tensors, ctx.position
+        dx, dweight, dbias = _conv_silu_backward(x, weight, bias, position, dy)
+        return dx, dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype), None
 
 
 class GatedRMSNormFunction(torch.autograd.Function):
-    """Saves its inputs alone; the backward computes blocks of rows again."""
+    """Saves its inputs alone; the backward computes the norm again."""
 
     @staticmethod
     def forward(ctx, x, gate, weight, eps):
@@ -257,16 +308,7 @@ class GatedRMSNormFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         x, gate, weight = ctx.saved_tensors
-        dx, dgate = torch.empty_like(x), torch.empty_like(gate)
-        shared = _wide(weight).detach().requires_grad_()
-        dweight = torch.zeros_like(shared)
-        for start, stop in _blocks(x):
-            rows = slice(start, stop)
-            leaves = [t[rows].detach().requires_grad_() for t in (x, gate)]
-            with torch.enable_grad():
-                y = gated_rmsnorm_torch(*leaves, shared, ctx.eps)
-            dx[rows], dgate[rows], part = torch.autograd.grad(y, [*leaves, shared], dy[rows])
-            dweight += part
+        dx, dgate, dweight = _gated_rmsnorm_backward(x, gate, weight, ctx.eps, dy)
         return dx, dgate, dweight.to(weight.dtype), None
 
 
@@ -297,7 +339,7 @@ def causal_conv_silu(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    position: torch.Tensor | None = None,
+    position: torch.Tensor | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return silu of a causal depthwise convolution along the rows.
@@ -306,7 +348,8 @@ def causal_conv_silu(
         x: `[R, C]`, rows of any stride; R tokens of one or more sequences, one after the other.
         weight: `[C, W]`; the last tap meets the token itself.
         bias: `[C]` or None.
-        position: `[R]` int32, each token's place in its own sequence; None for one sequence.
+        position: `[R]` int32, each token's place in its own sequence; the tokens of each sequence
+            where all have as many; None for one sequence.
         dtype: of the result; None is x's.
 
     Returns:

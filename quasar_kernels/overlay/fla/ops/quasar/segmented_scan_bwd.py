@@ -143,7 +143,6 @@ def segment_state_grad_kernel(
 def segment_input_grad_kernel(
     q,
     k,
-    v,
     beta,
     fresh,
     do,
@@ -164,9 +163,6 @@ def segment_input_grad_kernel(
     stride_kb,
     stride_kt,
     stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
     stride_ob,
     stride_ot,
     stride_oh,
@@ -183,7 +179,8 @@ def segment_input_grad_kernel(
 
     With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
     dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
-    dk already and da = rowsum(dD (V - K S)) + rowsum(dM K K^T). dbeta gets one fp32 a program.
+    dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
+    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -193,7 +190,6 @@ def segment_input_grad_kernel(
     cols = tl.arange(0, BS)
     p_q = row_pointers(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
     p_k = row_pointers(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
-    p_v = row_pointers(v, i_b, t0, i_h, stride_vb, stride_vt, stride_vh, rows, cols)
     p_fresh = row_pointers(fresh, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
     p_do = row_pointers(do, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
     p_dv = row_pointers(dv, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
@@ -214,7 +210,6 @@ def segment_input_grad_kernel(
         mask = (rows < left)[:, None] & (cols < S)[None, :]
         b_q = tl.load(p_q, mask=mask, other=0.0)
         b_k = tl.load(p_k, mask=mask, other=0.0)
-        b_v = tl.load(p_v, mask=mask, other=0.0)
         b_f = tl.load(p_fresh, mask=mask, other=0.0)
         b_do = tl.load(p_do, mask=mask, other=0.0)
         b_dv = tl.load(p_dv, mask=mask, other=0.0)
@@ -223,15 +218,12 @@ def segment_input_grad_kernel(
         a = quasar_step_size(lam, beta_h)
         b_s = operand(state, b_k.dtype)
 
-        # da, from dD = dV / a; a is zero for zero keys alone, which nothing depends on
-        rest = b_v.to(tl.float32) - tl.dot(b_k, b_s, input_precision=PRECISION)
-        inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
         VF = tl.dot(b_dv, tl.trans(b_f), input_precision=PRECISION)
         a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
-        KK = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-        da = tl.sum(b_dv.to(tl.float32) * rest, axis=1) + tl.sum(a_dM * KK, axis=1)
+        # a is zero for zero keys alone, which nothing depends on
+        inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
+        da = tl.sum(b_dv.to(tl.float32) * b_f.to(tl.float32), axis=1) * inverse_a * inverse_a
         slope, share = quasar_step_size_bwd(lam, beta_h)
-        da *= inverse_a
         d_beta += da * share
 
         dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
@@ -252,7 +244,6 @@ def segment_input_grad_kernel(
         left -= C
         p_q += C * stride_qt
         p_k += C * stride_kt
-        p_v += C * stride_vt
         p_fresh += C * stride_ot
         p_do += C * stride_ot
         p_dv += C * stride_ot

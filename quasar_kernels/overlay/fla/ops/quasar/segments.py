@@ -71,6 +71,7 @@ class Segments(NamedTuple):
     length: int  # tokens of a segment; 0 when packed
     table: torch.Tensor | None  # packed: [total, 4] int64, of a `PackedTable`
     first: torch.Tensor | None  # packed: [sequences + 1] int64
+    longest: int  # tokens of the longest segment
 
 
 class Plan(NamedTuple):
@@ -130,5 +131,4 @@ def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
     """Make the plan of a cut that another implementation chose; q as for `plan_segments`."""
     block = max(16, triton.next_power_of_2(q.shape[-1]))
     tiles = tiles_for(block, q.dtype, q.device)
-    longest, wave = cut.length or q.shape[1], _programs_per_wave(q.device)
-    return Plan(tiles, *cut, longest, wave, block, _precision(q.dtype))
+    return Plan(tiles, *cut, _programs_per_wave(q.device), block, _precision(q.dtype))

@@ -41,7 +41,9 @@ struct Segment {
   bool is_first, is_last;
 };
 
-__device__ __forceinline__ Segment find_segment(const Arguments& arg, int index) {
+// of the forward pass's arguments or the backward pass's
+template <class Given>
+__device__ __forceinline__ Segment find_segment(const Given& arg, int index) {
   if (arg.table) {
     const i64* entry = arg.table + 4 * (i64)index;
     const int place = (int)entry[3];

@@ -112,27 +112,40 @@ __device__ __forceinline__ void wgmma_first_rows(float (&d)[4][4], const u32 (&a
   }
 }
 
-#define QUASAR_WGMMA_COLUMNS(TYPE)                                                               \
+#define QUASAR_WGMMA_COLUMNS(TYPE, OUT, KEEP, TURNED)                                            \
   asm volatile(                                                                                  \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                    \
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),               \
-        "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]),               \
-        "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]),               \
-        "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),               \
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]),               \
-        "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),               \
-        "+f"(d[7][2]), "+f"(d[7][3])                                                             \
+      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, " KEEP ", 1, 1, " TURNED ";"    \
+      : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]), OUT(d[1][1]),      \
+        OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]), OUT(d[2][2]), OUT(d[2][3]),      \
+        OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]), OUT(d[3][3]), OUT(d[4][0]), OUT(d[4][1]),      \
+        OUT(d[4][2]), OUT(d[4][3]), OUT(d[5][0]), OUT(d[5][1]), OUT(d[5][2]), OUT(d[5][3]),      \
+        OUT(d[6][0]), OUT(d[6][1]), OUT(d[6][2]), OUT(d[6][3]), OUT(d[7][0]), OUT(d[7][1]),      \
+        OUT(d[7][2]), OUT(d[7][3])                                                               \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 // d [64, 64] += a [64, 16] b, b 16 rows of a tile
 template <Scalar T>
 __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const u32 (&a)[4], u64 b) {
   if (T == Scalar::bf16) {
-    QUASAR_WGMMA_COLUMNS("bf16");
+    QUASAR_WGMMA_COLUMNS("bf16", "+f", "1", "1");
   } else {
-    QUASAR_WGMMA_COLUMNS("f16");
+    QUASAR_WGMMA_COLUMNS("f16", "+f", "1", "1");
+  }
+}
+
+// d [64, 64] += a [64, 16] b^T, b 16 columns of a tile's 64 rows; d = a b^T if FIRST
+template <Scalar T, bool FIRST>
+__device__ __forceinline__ void wgmma_tile_rows(float (&d)[8][4], const u32 (&a)[4], u64 b) {
+  if (T == Scalar::bf16 && FIRST) {
+    QUASAR_WGMMA_COLUMNS("bf16", "=&f", "0", "0");
+  } else if (T == Scalar::bf16) {
+    QUASAR_WGMMA_COLUMNS("bf16", "+f", "1", "0");
+  } else if (FIRST) {
+    QUASAR_WGMMA_COLUMNS("f16", "=&f", "0", "0");
+  } else {
+    QUASAR_WGMMA_COLUMNS("f16", "+f", "1", "0");
   }
 }
 

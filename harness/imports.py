@@ -1,0 +1,45 @@
+"""Why a tree cannot be imported where a module that it needs is missing, and what mends that."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+import sys
+import traceback
+from pathlib import Path
+
+DISTRIBUTION = "quasar-miner"
+TO_MEND_IT = "; to mend it, "
+"""Stands between what happened and the remedy, as in the overlay's own reasons."""
+
+
+def explain_import(error: ImportError, tree: Path) -> str | None:
+    """Return what the tree imports in vain and how to install it; None for the tree's own modules.
+
+    Args:
+        error: as raised while something in `tree` was imported.
+    """
+    module = (error.name or "").split(".")[0]
+    if not module.isidentifier() or module in sys.stdlib_module_names or (tree / module).exists():
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [Path(frame.filename) for frame in frames]
+    own = [file.relative_to(tree).as_posix() for file in files if file.is_relative_to(tree)]
+    who = own[-1] if own else str(tree)
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        what = f"{who} needs {module}, which is not installed"
+    else:
+        what = f"{who} needs another {module}: {error.msg}"
+    return f"{what}{TO_MEND_IT}run {install_command(module)}"
+
+
+def install_command(module: str) -> str:
+    """Return the command that installs `module` into this Python, in the range the project asks."""
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
+    wanted = (line.partition(";")[0].strip() for line in requirements)
+    named = (line for line in wanted if re.split(r"[^\w.-]", line)[0].replace("-", "_") == module)
+    return shlex.join([sys.executable, "-m", "pip", "install", next(named, module)])

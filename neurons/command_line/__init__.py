@@ -1,0 +1,1 @@
+"""What an operator asks: doctor, status, bench, release, abandon."""

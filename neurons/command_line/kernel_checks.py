@@ -1,0 +1,115 @@
+"""What `doctor --kernels` looks at: NVRTC, the path that serves here, the build of each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.kernels import TOLERANCE, Build, Builds, PathsTaken, PathTaken
+from harness.runner import MeasurementError, compile_kernels, find_paths
+from neurons.command_line.doctor import Check, failure, gpu, ok, warning
+from quasar_kernels.compile_failures import explain
+from quasar_kernels.compile_specs import ARCHITECTURES
+
+CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
+"""(major, minor) of every GPU that the kernels are kept for."""
+
+OLDEST = (8, 0)
+"""The CUDA kernels are written for this capability and later ones."""
+
+AT_ONCE = 3
+"""Capabilities that are built side by side: each process holds torch, half a gigabyte."""
+
+_UNKNOWN = "Report this line: its cause is not a known one."
+
+
+def examine(
+    device: str,
+    *,
+    look: Callable[..., PathsTaken] = find_paths,
+    build: Callable[[tuple[int, int]], Builds] = compile_kernels,
+) -> Iterator[Check]:
+    """Yield what is found, as it is found; each capability is built in a process of its own.
+
+    A failure is what leaves the GPU at hand without the CUDA path that it should have; without a
+    GPU, whatever does not compile. The rest are warnings.
+
+    Args:
+        device: `cuda` or `cpu`.
+    """
+    yield gpu(device)
+    try:
+        found = look(device=device)
+    except MeasurementError as error:
+        yield failure(device, *told(_with_last_line(error)))
+        return
+    here = {path.capability for path in found.paths if path.capability}
+    if found.nvrtc_error:
+        level = failure if any(one >= OLDEST for one in here) else warning
+        yield level("nvrtc", *told(found.nvrtc_error))
+    else:
+        yield ok("nvrtc", found.nvrtc)
+    for path in found.paths:
+        yield serves(path)
+    if found.nvrtc_error:
+        names = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
+        yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
+        return
+    wanted = sorted({*CAPABILITIES, *(one for one in here if one >= OLDEST)})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(
+            lambda one: compiles(one, build, needed=not here or one in here), wanted
+        )
+
+
+def serves(path: PathTaken) -> Check:
+    """Which implementation serves on a device, and whether its result is right."""
+    call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
+    name = f"{path.device} {path.dtype}{call}"
+    if path.error:
+        return failure(name, *told(f"{path.name}: {path.error}"))
+    taken = f"{path.name}: {path.backend} serves"
+    if path.rms is None or not path.rms <= TOLERANCE:  # NaN too
+        return failure(name, f"{taken} with wrong results: relative error {path.rms}", _UNKNOWN)
+    if path.capability and path.capability >= OLDEST and path.backend != "cuda":
+        detail, remedy = told(path.reason)
+        return failure(name, f"{taken}, not cuda: {detail}", remedy)
+    return ok(name, f"{taken}: {path.reason} (relative error {path.rms:.1e})")
+
+
+def compiles(
+    capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
+) -> Check:
+    """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
+    name = "sm_{}{}".format(*capability)
+    level = failure if needed else warning
+    try:
+        builds = build(capability).builds
+    except MeasurementError as error:
+        return level(name, *told(_with_last_line(error)))
+    broken = [one for one in builds if one.error]
+    if broken:
+        which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
+        detail, remedy = told(broken[0].error)
+        return level(name, f"{which}: {detail}", remedy)
+    return ok(name, ", ".join(map(_built, builds)))
+
+
+def _built(one: Build) -> str:
+    kind = "machine code" if one.machine_code else "PTX, for a GPU that this NVRTC does not know"
+    return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
+
+
+def told(text: str) -> tuple[str, str]:
+    """Return a failure's first line with its cause, and the remedy."""
+    said, _, own_remedy = text.partition("; to mend it, ")  # as the overlay writes them
+    line = next((x.strip() for x in said.splitlines() if x.strip()), "no reason given")
+    known = explain(said)
+    if known is not None:
+        return f"{line.rstrip('.')}: {known.cause}", known.remedy
+    return line, own_remedy[:1].upper() + own_remedy[1:] or _UNKNOWN
+
+
+def _with_last_line(error: MeasurementError) -> str:
+    # the reason comes first: it is what is shown; the log may hold the words that are known
+    return f"{error.reason}\n{error.log_tail}"

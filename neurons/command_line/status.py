@@ -1,0 +1,171 @@
+"""What `status` and the end of `once` tell a person, read from the journal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from neurons.errors import ConfigError
+from neurons.mining.cycle import VERDICTS, describe
+from neurons.mining.journal import Journal, Submission
+from neurons.protocol import league_of, weighted_score
+
+JOURNAL = "journal.sqlite"
+SECRET_FIELDS = ("salt",)
+
+
+@dataclass(frozen=True)
+class Status:
+    """The newest submission, the newest one with a verdict, and whether a miner is running.
+
+    Attributes:
+        judges_early_at: when the API of the submission was first seen to judge a commitment before
+            its reveal, in Unix seconds; None when it was not.
+    """
+
+    state_dir: Path
+    running: bool
+    submission: Submission | None
+    verdict: Submission | None
+    judges_early_at: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `status --json` prints; times are Unix seconds."""
+        return {
+            "state_dir": str(self.state_dir),
+            "running": self.running,
+            "submission": _as_json(self.submission),
+            "verdict": _as_json(self.verdict),
+            "judges_early_at": self.judges_early_at,
+        }
+
+    def as_text(self) -> str:
+        """Return what `status` prints."""
+        running = "running" if self.running else "not running"
+        lines = [f"miner       {running}, state in {self.state_dir}"]
+        if self.submission is None:
+            return "\n".join(
+                [*lines, "submission  none yet: ./START_MINER.sh once makes the first"]
+            )
+        described = describe(self.submission, time.time())
+        lines += [_headline("submission", self.submission), *_figures(self.submission)]
+        if self.submission.reason:
+            lines.append(f"  reason    {self.submission.reason}")
+        lines.append(f"  next      {described.next_action}")
+        if described.deadline is not None:
+            lines.append(f"  at        {_moment(described.deadline)}")
+        if self.judges_early_at is not None:
+            lines.append(
+                "  api       judges commitments before their reveal (seen "
+                f"{_moment(self.judges_early_at)}); SUBMISSION_MODE=auto submits directly"
+            )
+        if self.verdict is not None and self.verdict.id != self.submission.id:
+            lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
+        return "\n".join(lines)
+
+
+def read_status(state_dir: Path, hotkey: str | None = None) -> Status:
+    """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
+
+    Raises:
+        ConfigError: the journal is damaged, of a newer version or another user's.
+    """
+    path = state_dir / JOURNAL
+    running = _is_locked(state_dir / "lock")
+    try:
+        there = path.is_file()
+    except PermissionError:
+        raise ConfigError(
+            f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
+            "miner, or set STATE_DIR."
+        ) from None
+    if not there:
+        return Status(state_dir, running, None, None)
+    with Journal(path, copy=True) as journal:
+        live = journal.live_submissions(hotkey)
+        recent = journal.latest(50, hotkey=hotkey)
+        shown = next(iter([*live, *recent]), None)
+        early = journal.judges_early(shown.api_url) if shown else None
+    verdict = next((one for one in recent if one.state in VERDICTS), None)
+    return Status(state_dir, running, shown, verdict, early)
+
+
+def summary(submission: Submission, state_dir: Path) -> str:
+    """Return how one submission ended, for the end of `once`."""
+    lines = [_headline("submission", submission), *_figures(submission)]
+    if submission.report:
+        lines.append(f"  report    {state_dir / submission.report}")
+    if submission.reason:
+        lines.append(f"  reason    {submission.reason}")
+    if submission.remedy:
+        lines.append(f"  remedy    {submission.remedy}")
+    return "\n".join(lines)
+
+
+def _headline(title: str, submission: Submission) -> str:
+    verdict = submission.state.value
+    if submission.rank is not None:
+        verdict += f", rank {submission.rank}"
+    if submission.weight is not None:
+        verdict += f", weight {submission.weight:g}"
+    number = (
+        "" if submission.submission_id is None else f", number {submission.submission_id} there"
+    )
+    return f"{title}  {verdict}  ({submission.id} here{number}; {_moment(submission.updated_at)})"
+
+
+def _figures(submission: Submission) -> list[str]:
+    target = submission.target_sequence_length
+    if not target:
+        lines = ["  target    auto: the best length that this GPU is measured at"]
+    else:
+        league, factor = league_of(target)
+        lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
+    if submission.tokens_per_sec is not None:
+        score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
+        lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
+        lines.append(f"  score     {score:,.1f} weighted")
+    if submission.fork_url:
+        lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
+    return lines
+
+
+def _as_json(submission: Submission | None) -> dict[str, Any] | None:
+    if submission is None:
+        return None
+    fields = {name: value for name, value in vars(submission).items() if name not in SECRET_FIELDS}
+    described = describe(submission, time.time())
+    target = submission.target_sequence_length  # 0 until `auto` has decided
+    return {
+        **fields,
+        "league": league_of(target)[0] if target else None,
+        "deadline": described.deadline,
+        "next_action": described.next_action,
+    }
+
+
+def _moment(unix: float) -> str:
+    moment = datetime.fromtimestamp(unix, timezone.utc)
+    seconds = unix - time.time()
+    distance = f"in {_span(seconds)}" if seconds > 0 else f"{_span(-seconds)} ago"
+    return f"{moment:%Y-%m-%d %H:%M:%SZ}, {distance}"
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _is_locked(lock: Path) -> bool:
+    """Tell whether a process holds the lock, without taking it even for a moment."""
+    try:
+        inode = lock.stat().st_ino
+        rows = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in row and f":{inode} " in row for row in rows)

@@ -1,0 +1,1 @@
+"""Where the settings come from: defaults, .env, environment and flags, checked once."""

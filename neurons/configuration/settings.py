@@ -1,0 +1,384 @@
+"""Every setting of every process, and the one reader of the environment.
+
+Precedence: flag, environment, .env, default. `.env.example` is generated from the prose here
+by `python -m neurons.configuration.env_example`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from neurons.configuration.env_file import EnvFile, read_env_file
+from neurons.configuration.values import (
+    PROJECT,
+    Count,
+    Folder,
+    Name,
+    Remote,
+    Repository,
+    Seconds,
+    Token,
+    Url,
+    Words,
+)
+from neurons.errors import ConfigError
+
+ENV_FILE = PROJECT / ".env"
+
+Process = Literal["miner", "validator", "api"]
+
+
+def _setting(default: Any, group: str, form: str, text: str) -> Any:
+    """A field: which process it belongs to, the form of its value, and what it is for."""
+    return Field(default, description=text, json_schema_extra={"group": group, "form": form})
+
+
+FORK, API_USE, WALLET = "Publishing the fork", "Talking to the subnet", "Wallet"
+MEASURE, LOGS = "Measuring and claiming", "State and logs"
+VALIDATOR, SERVER = "Validator", "Validator API server"
+
+
+class Settings(BaseSettings):
+    """The settings of this run, checked. Secrets are SecretStr and print as stars."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    _warnings: tuple[str, ...] = PrivateAttr(())
+
+    github_token: Token | None = _setting(
+        None,
+        FORK,
+        "a GitHub token, `ghp_...` or `github_pat_...`",
+        "The token that creates the fork and pushes to it. Make one at GitHub under Settings, "
+        "Developer settings, Personal access tokens: a classic token with the scope "
+        "`public_repo`, or a fine-grained one with Contents and Administration read and write. "
+        "Needed, with GITHUB_USERNAME, unless REPO_PATH or FORK_REMOTE is set.",
+    )
+    github_username: Name | None = _setting(
+        None, FORK, "a GitHub account name", "The account that owns the fork and the token."
+    )
+    github_fork_name: Name = _setting(
+        "flash-linear-attention", FORK, "a repository name", "What the fork is called."
+    )
+    github_upstream: Repository = _setting(
+        "troy12x/flash-linear-attention",
+        FORK,
+        "`owner/name`",
+        "The repository that is forked; validators time forks of this one.",
+    )
+    github_api_url: Url = _setting(
+        "https://api.github.com", FORK, "an https address", "The address of GitHub's REST API."
+    )
+    fork_branch: Name = _setting(
+        "quasar", FORK, "a branch name", "The branch of the fork that carries the kernels."
+    )
+    fork_scope: Literal["layer", "ops"] = _setting(
+        "layer",
+        FORK,
+        "layer or ops",
+        "What is published: the operator's folder, fla/ops/quasar, and the layer that validators "
+        "time; or, with ops, that folder alone, for validators that accept no other change. What "
+        "is published is what is measured.",
+    )
+    fork_remote: Remote | None = _setting(
+        None,
+        FORK,
+        "a file:// address or a path",
+        "A bare git repository used in place of GitHub. For trying things out: validators "
+        "elsewhere cannot clone it.",
+    )
+    fork_upstream_url: Remote | None = _setting(
+        None,
+        FORK,
+        "an address that `git clone` takes",
+        "Where to fetch the upstream from when it is not GITHUB_UPSTREAM at GitHub.",
+    )
+    repo_path: Folder | None = _setting(
+        None,
+        FORK,
+        "the folder of a git checkout",
+        "An existing checkout of the fork to use, with the branch that it is on. Its `origin` is "
+        "pushed to with GITHUB_TOKEN, or with your ssh key where `origin` is an ssh address and no "
+        "token is set. git's credential helpers are not asked.",
+    )
+    publish_at: Literal["before_commit", "before_reveal"] = _setting(
+        "before_commit",
+        FORK,
+        "before_commit or before_reveal",
+        "When the kernels become public: before the commitment, or only just before the reveal, "
+        "which keeps them private for about 20 minutes longer.",
+    )
+    validator_api_url: Url | None = _setting(
+        None,
+        API_USE,
+        "an https address; http on this machine",
+        "The subnet's validator API. Ask the subnet's owner or its documentation. Needed.",
+    )
+    submission_mode: Literal["auto", "commit_reveal", "direct"] = _setting(
+        "auto",
+        API_USE,
+        "auto, commit_reveal or direct",
+        "commit_reveal hides the fork until a later block, so that nobody can copy it in time; "
+        "direct submits in one call. auto commits and reveals until this API is seen to judge a "
+        "commitment before its reveal, when there is nothing to measure; from then on it submits "
+        "directly, starting with the same claim in the same round.",
+    )
+    netuid: Annotated[int, Field(ge=0)] = _setting(
+        24, API_USE, "a whole number", "The subnet's number on the chain (flag: --netuid)."
+    )
+    subtensor_network: str = _setting(
+        "finney",
+        API_USE,
+        "finney, test, local, a ws:// address, or offline",
+        "The chain on which the hotkey's registration is looked up (flag: --subtensor.network). "
+        "`offline` asks none.",
+    )
+    reference_model: str = _setting(
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        API_USE,
+        "the name of a model",
+        "The model name with which the miner registers, and which logit verification compares.",
+    )
+    wallet_miner_name: Name = _setting(
+        "quasar_miner", WALLET, "a wallet name", "The miner's wallet (flag: --wallet.name)."
+    )
+    wallet_hotkey: Name = _setting(
+        "default",
+        WALLET,
+        "a hotkey name",
+        "The hotkey of the wallet (flag: --wallet.hotkey). It signs; the coldkey is not needed "
+        "on this machine and should not be here.",
+    )
+    wallet_path: Folder = _setting(
+        Path("~/.bittensor/wallets").expanduser(),
+        WALLET,
+        "a folder",
+        "Where wallets lie (flag: --wallet.path).",
+    )
+    target_sequence_length: Count | Literal["auto"] = _setting(
+        100_000,
+        MEASURE,
+        "a positive whole number of tokens, or auto",
+        "The sequence length that is submitted; it decides the league and its multiplier. "
+        "`auto` takes the length with the best claim times multiplier that this GPU's memory "
+        "holds (flag: --target-seq-len).",
+    )
+    device: Literal["auto", "cuda", "cpu"] = _setting(
+        "auto", MEASURE, "auto, cuda or cpu", "Where kernels run; auto takes a GPU if there is one."
+    )
+    claim_headroom: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = _setting(
+        0.03,
+        MEASURE,
+        "a share from 0 to 0.9",
+        "How far the claim stays under the slowest accepted run. A validator that measures less "
+        "than 90 % of a claim scores it 0.",
+    )
+    claim_runs: Annotated[int, Field(ge=1, le=20)] = _setting(
+        3, MEASURE, "a whole number from 1 to 20", "Fresh processes that time each length."
+    )
+    bench_timeout_seconds: Seconds = _setting(
+        300.0, MEASURE, "seconds", "After this long a measurement's processes are killed."
+    )
+    pytorch_cuda_alloc_conf: str | None = _setting(
+        None,
+        MEASURE,
+        "PyTorch's own syntax, such as expandable_segments:True",
+        "Passed to the measuring processes. A validator sets none, so neither does the default.",
+    )
+    optimization_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        300.0,
+        MEASURE,
+        "seconds",
+        "The pause between two cycles (flag: --optimization-interval).",
+    )
+    state_dir: Folder = _setting(
+        PROJECT / "state",
+        LOGS,
+        "a folder",
+        "Where the journal, the clone, the reports and the log lie. Keep it: it holds the salt "
+        "of a commitment that waits for its reveal.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
+        "INFO",
+        LOGS,
+        "DEBUG, INFO, WARNING or ERROR",
+        "The least important line that is logged (flag: --logging.debug).",
+    )
+    log_format: Literal["console", "json"] = _setting(
+        "console", LOGS, "console or json", "One line an event for people, or one JSON object."
+    )
+    wallet_validator_name: Name = _setting(
+        "quasar_validator", VALIDATOR, "a wallet name", "The validator's wallet."
+    )
+    polling_interval: Seconds = _setting(
+        300.0, VALIDATOR, "seconds", "The pause between two looks at the queue."
+    )
+    blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
+        100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
+    )
+    block_time_seconds: Count = _setting(
+        12, SERVER, "whole seconds", "How long a block lasts on the server's clock."
+    )
+    database_url: SecretStr | None = _setting(
+        None,
+        SERVER,
+        "an SQLAlchemy address: sqlite:///file.db or postgresql://user:password@host/name",
+        "Where submissions are stored; without it, an SQLite file in STATE_DIR.",
+    )
+    host: str = _setting(
+        "127.0.0.1",
+        SERVER,
+        "an address of this machine",
+        "What the server listens on. Put a reverse proxy with TLS before anything but loopback.",
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = _setting(
+        8000, SERVER, "a port", "The server's port; 0 takes a free one."
+    )
+    validator_hotkeys: Words = _setting(
+        (),
+        SERVER,
+        "ss58 addresses with commas between",
+        "The hotkeys that may write verdicts: the registered validators.",
+    )
+    trusted_proxies: Words = _setting(
+        (),
+        SERVER,
+        "IP addresses or networks with commas between",
+        "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the merging to `load_settings`, which knows where each value came from."""
+        return (init_settings,)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is worth a warning in the log about where the settings came from."""
+        return self._warnings
+
+    def secrets(self) -> list[str]:
+        """Return the values that must never be printed."""
+        values = [self.github_token, self.database_url]
+        return [value.get_secret_value() for value in values if value is not None]
+
+
+VARIABLES = {name.upper(): name for name in Settings.model_fields}
+
+
+def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the .env that `load_settings` reads; None when there is none.
+
+    Raises:
+        ConfigError: `named`, or the environment's ENV_FILE, does not exist.
+    """
+    chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+    if chosen is None:
+        return ENV_FILE if ENV_FILE.is_file() else None
+    if str(chosen) == os.devnull:
+        return None
+    if not chosen.is_file():
+        raise ConfigError(f"No settings file at {chosen}. Copy .env.example there and fill it in.")
+    return chosen
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None,
+    env_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    process: Process | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Settings:
+    """Read, merge and check the settings.
+
+    Args:
+        flags: attribute name to value; None means not given.
+        env_file: the .env to read, which must exist; without it, the one that the environment's
+            ENV_FILE names, or the project's own if there. /dev/null stands for none.
+        environ: the environment; without it, this process's.
+        process: whose needs are checked besides each value on its own.
+        defaults: attribute name to a value that replaces the default.
+
+    Raises:
+        ConfigError: one line for every problem, each with the variable, the value, the remedy.
+    """
+    environment = os.environ if environ is None else environ
+    path = find_env_file(env_file, environment)
+    file = read_env_file(path, VARIABLES) if path else EnvFile()
+    sources: dict[str, dict[str, Any]] = {
+        "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
+        "environment": {
+            VARIABLES[key]: environment[key] for key in VARIABLES if environment.get(key)
+        },
+        str(path): {
+            VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
+        },
+        "default": dict(defaults or {}),
+    }
+    return _build(sources, file, process)
+
+
+def _build(
+    sources: Mapping[str, dict[str, Any]], file: EnvFile, process: Process | None
+) -> Settings:
+    problems = list(file.problems)
+    values = ChainMap(*sources.values())
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += _field_problems(error, sources)
+    problems += _missing(values, process)
+    if problems:
+        problems += file.misspelt  # the likely reason why something is missing
+        raise ConfigError("\n".join(problems))
+    settings._warnings = tuple(file.warnings)
+    return settings
+
+
+def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]]) -> list[str]:
+    lines: dict[str, str] = {}
+    for detail in error.errors():
+        name = str(detail["loc"][0])
+        origin = next(source for source, values in sources.items() if name in values)
+        field = Settings.model_fields[name]
+        secret = "SecretStr" in str(field.annotation)
+        value = "[redacted]" if secret else repr(str(sources[origin][name]))
+        reason = ""
+        if detail["type"] == "value_error":
+            reason = str(detail["msg"]).removeprefix("Value error, ") + "; "
+        form = dict(field.json_schema_extra or {})["form"]  # type: ignore[arg-type]
+        lines.setdefault(name, f"{name.upper()}={value} ({origin}): {reason}give {form}.")
+    return list(lines.values())
+
+
+def _missing(values: Mapping[str, Any], process: Process | None) -> list[str]:
+    """Return what this process needs and does not have."""
+    lines = []
+    if process in ("miner", "validator") and not values.get("validator_api_url"):
+        lines.append("VALIDATOR_API_URL is not set: give the address of the subnet's API.")
+    if process == "miner" and not (values.get("repo_path") or values.get("fork_remote")):
+        lines += [
+            f"{name} is not set: the fork is published with GITHUB_TOKEN and GITHUB_USERNAME "
+            "together (or set REPO_PATH to a checkout of yours)."
+            for name in ("GITHUB_TOKEN", "GITHUB_USERNAME")
+            if not values.get(name.lower())
+        ]
+    return lines

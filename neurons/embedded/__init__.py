@@ -1,0 +1,1 @@
+"""The default without a .env: a whole subnet on this machine."""

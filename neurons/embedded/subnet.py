@@ -1,0 +1,240 @@
+"""The default without a .env: a whole subnet on this machine that touches nothing outside it.
+
+A throwaway hotkey, a bare git repository as the fork, the validator API on a free loopback port
+and a validator, the last two as child processes. Everything lies in one folder of the state.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from harness.runner import child_environment
+from neurons.configuration.settings import Settings, find_env_file, load_settings
+from neurons.embedded.upstream import make_upstream
+from neurons.errors import ConfigError, QuasarError
+from neurons.git.bare import make_remote
+from neurons.identity import OFFLINE, Identity, create_throwaway
+from neurons.observe import get_logger
+from neurons.processes.child import Child
+from neurons.processes.machine import resolve_device
+from neurons.processes.runtime import Stopped
+
+OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
+"""Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
+
+BLOCK_SECONDS = 2
+MINER, VALIDATOR = "miner", "validator"
+CPU_LENGTH = 2048
+CPU_HEADROOM = 0.5
+CPU_RUNS = 2
+
+READY_SECONDS = 60.0
+STARTS_ALLOWED = 3
+
+log = get_logger("embedded")
+
+
+def is_embedded(
+    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
+) -> bool:
+    """Tell whether nothing says where a real subnet is: no .env, no flag, no variable.
+
+    Raises:
+        ConfigError: a .env is named that does not exist.
+    """
+    if find_env_file(env_file, environ) is not None:
+        return False
+    return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
+
+
+def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of an embedded run, before its children have a port.
+
+    What the user sets still counts, apart from what would lead out of this machine.
+    """
+    wanted = load_settings(flags, Path(os.devnull), environ)
+    device = resolve_device(wanted.device)
+    defaults: dict[str, object] = {
+        "target_sequence_length": "auto",
+        "blocks_until_reveal": 1,
+        "block_time_seconds": BLOCK_SECONDS,
+        "polling_interval": 2.0,
+    }
+    if device == "cpu":
+        defaults |= {
+            "target_sequence_length": CPU_LENGTH,
+            "claim_runs": CPU_RUNS,
+            "claim_headroom": CPU_HEADROOM,
+        }
+    folder = wanted.state_dir / "embedded"
+    forced: dict[str, object] = {
+        "device": device,
+        "state_dir": folder,
+        "wallet_path": folder / "wallets",
+        "wallet_miner_name": MINER,
+        "wallet_validator_name": VALIDATOR,
+        "wallet_hotkey": "default",
+        "subtensor_network": OFFLINE,
+        "submission_mode": wanted.submission_mode,
+    }
+    clean = {name: value for name, value in environ.items() if name != "GITHUB_TOKEN"}
+    return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
+
+
+class EmbeddedSubnet:
+    """The counterparties of an embedded run, alive between `with` and its end.
+
+    Args:
+        settings: from `embedded_settings`.
+        stop: when set, the wait for the API ends.
+
+    Raises:
+        ConfigError: a part cannot be made here.
+
+    Attributes:
+        settings: the same with the addresses of the API and of the fork.
+        identity: the miner's throwaway hotkey.
+    """
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        if settings.device == "cpu":
+            # Threads that spin for one another make timings on a shared CPU differ tenfold.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        folder = settings.state_dir
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.identity: Identity = create_throwaway(settings.wallet_path, MINER)
+        validator = create_throwaway(settings.wallet_path, VALIDATOR)
+        upstream = make_upstream(folder / "upstream.git")
+        self._port = _choose_port(folder / "port")
+        self.settings = settings.model_copy(
+            update={
+                "validator_api_url": f"http://127.0.0.1:{self._port}",
+                "fork_remote": make_remote(upstream, folder / "fork.git"),
+                "fork_upstream_url": upstream,
+            }
+        )
+        self._children = [
+            Child(
+                "validator API",
+                ["neurons.validator_api", "--port-file", str(folder / "port")],
+                _api_environment(self.settings, self._port, validator.hotkey),
+                folder / "api.log",
+            ),
+            Child(
+                "validator",
+                ["neurons.validator"],
+                _validator_environment(self.settings),
+                folder / "validator.log",
+                due=math.inf,  # once the API answers
+            ),
+        ]
+        self._asked_to_stop, self._ended = stop, threading.Event()
+        # One thread starts every child: the kernel ends them with the thread that started them.
+        self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
+
+    def __enter__(self) -> EmbeddedSubnet:
+        self._thread.start()
+        try:
+            self._wait_until_ready()
+            self._children[1].due = 0.0
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while not self._ended.wait(0.2):
+            for child in self._children:
+                child.watch()
+        for child in self._children:
+            child.ask_to_stop()
+        for child in self._children:
+            child.stop()
+
+    def _wait_until_ready(self) -> None:
+        api, deadline = self._children[0], time.monotonic() + READY_SECONDS
+        url = f"{self.settings.validator_api_url}/health"
+        while time.monotonic() < deadline:
+            with suppress(httpx.HTTPError):
+                if httpx.get(url, timeout=2.0).status_code == 200:
+                    return
+            if self._asked_to_stop.wait(0.1):
+                raise Stopped("asked to stop")
+            if api.starts > STARTS_ALLOWED:
+                break
+        raise QuasarError(f"The embedded validator API does not start; see {api.log_file}.")
+
+
+def _choose_port(file: Path) -> int:
+    """Return the port of the last run, which a live submission names, or a free one."""
+    try:
+        last = int(file.read_text())
+    except (OSError, ValueError):
+        last = 0
+    for port in (last, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("No free port on 127.0.0.1: check this machine's network settings.")
+
+
+def _common(settings: Settings) -> dict[str, str]:
+    return {
+        **child_environment(os.environ, device=settings.device),
+        "ENV_FILE": os.devnull,
+        "LOG_LEVEL": settings.log_level,
+        "LOG_FORMAT": settings.log_format,
+        "SUBTENSOR_NETWORK": OFFLINE,
+    }
+
+
+def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
+    return {
+        **_common(settings),
+        "STATE_DIR": str(settings.state_dir),
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "VALIDATOR_HOTKEYS": validator_hotkey,
+        "BLOCKS_UNTIL_REVEAL": str(settings.blocks_until_reveal),
+        "BLOCK_TIME_SECONDS": str(settings.block_time_seconds),
+    }
+
+
+def _validator_environment(settings: Settings) -> dict[str, str]:
+    return {
+        **_common(settings),
+        "STATE_DIR": str(settings.state_dir / "validator"),
+        "VALIDATOR_API_URL": str(settings.validator_api_url),
+        "WALLET_VALIDATOR_NAME": settings.wallet_validator_name,
+        "WALLET_HOTKEY": settings.wallet_hotkey,
+        "WALLET_PATH": str(settings.wallet_path),
+        "POLLING_INTERVAL": str(settings.polling_interval),
+        "BENCH_TIMEOUT_SECONDS": str(settings.bench_timeout_seconds),
+        "DEVICE": settings.device,
+    }

@@ -1,0 +1,155 @@
+"""A git repository made of the installed fla-core: the upstream when nothing leaves this machine.
+
+It imports what the public fork imports, so what fails or takes time there does so here as well.
+Its one commit depends on content alone, so the same fla-core gives the same hash everywhere.
+Neither fla nor torch is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from neurons.errors import ConfigError, Held
+from neurons.git.command import HardenedGit, scratch_beside
+from quasar_kernels.contract import fork_imports
+
+PACKAGE = "fla-core"
+
+_COMMIT_ENVIRONMENT = {
+    f"GIT_{role}_{field}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for field, value in (
+        ("NAME", "quasar-miner"),
+        ("EMAIL", "quasar-miner@users.noreply.github.com"),
+        ("DATE", "@1735689600 +0000"),  # fixed, so that the hash depends on content alone
+    )
+}
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "flash-linear-attention"
+version = "{version}"
+description = "fla-core {version} as a repository, for use on one machine"
+requires-python = ">=3.10"
+
+[tool.setuptools.packages.find]
+include = ["fla*"]
+"""
+
+_NOTICE = """\
+The folder fla/ is the content of the Python package fla-core {version}, copied unchanged from its
+installation. Its authors' repository is https://github.com/fla-org/flash-linear-attention, and its
+licence is in LICENSE. fla/layers/__init__.py, which that package lacks, was added: it imports what
+the public fork imports.
+"""
+
+
+def make_upstream(path: Path) -> str:
+    """Make, or bring up to date, the bare repository at `path`; return its file:// address.
+
+    Raises:
+        ConfigError: fla-core is not installed.
+        Held: `path` holds something else.
+    """
+    path = path.absolute()
+    if path.exists() and not (path / "HEAD").is_file():
+        raise Held(f"{path} is in the way and no git repository.", "Move it away.")
+    with scratch_beside(path) as scratch:
+        _write_source(scratch / "source")
+        repository = path if path.exists() else scratch / "repository.git"
+        _commit(repository, scratch / "source", scratch / "index")
+        if repository != path:
+            repository.rename(path)
+    return path.as_uri()
+
+
+def _commit(repository: Path, source: Path, index: Path) -> None:
+    """Commit `source` as the root commit of `main`; repeating it changes nothing."""
+    tool = HardenedGit(source)
+    if not repository.exists():
+        tool.init("--quiet", "--bare", "--template=", "--initial-branch=main", str(repository))
+    env = {
+        "GIT_DIR": str(repository),
+        "GIT_WORK_TREE": str(source),
+        "GIT_INDEX_FILE": str(index),
+        **_COMMIT_ENVIRONMENT,
+    }
+    tool.add("--all", "--force", ".", env=env)
+    tree = tool.write_tree(env=env)
+    commit = tool.commit_tree(tree, "-m", f"Import {PACKAGE} {_version()}", env=env)
+    tool.update_ref("refs/heads/main", commit, env=env)
+
+
+def _write_source(source: Path) -> None:
+    for name, origin in _package_files().items():
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, target)
+        target.chmod(0o644)
+    layers = source / "fla" / "layers" / "__init__.py"
+    layers.parent.mkdir(parents=True, exist_ok=True)
+    layers.write_text(_imports())
+    (source / "pyproject.toml").write_text(_PYPROJECT.format(version=_version()))
+    (source / "NOTICE").write_text(_NOTICE.format(version=_version()))
+    (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")
+    licence = _licence()
+    if licence is not None:
+        shutil.copyfile(licence, source / "LICENSE")
+
+
+def _imports() -> str:
+    """Return Python that imports every module and name that the public fork imports."""
+    lines = ['"""Imports what the public fork imports, and nothing else."""', ""]
+    for module, names in fork_imports().items():
+        lines.append(f"from {module} import {', '.join(names)}" if names else f"import {module}")
+    return "\n".join([*lines, ""])
+
+
+def _distribution() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"The package {PACKAGE} is not installed. Run scripts/install.sh."
+        ) from None
+
+
+def _version() -> str:
+    return _distribution().version
+
+
+def _package_files() -> dict[PurePosixPath, Path]:
+    """Return the package's own files under fla/: other packages may install there too."""
+    listed = {
+        PurePosixPath(file.as_posix()): Path(os.fspath(file.locate()))
+        for file in _distribution().files or []
+        if file.parts[0] == "fla"
+    }
+    if not listed:  # an editable installation lists no files
+        spec = importlib.util.find_spec("fla")  # locates fla without running it
+        for folder in (spec and spec.submodule_search_locations) or ():
+            root = Path(folder)
+            listed |= {
+                PurePosixPath("fla", path.relative_to(root).as_posix()): path
+                for path in root.rglob("*")
+            }
+    return {
+        name: path
+        for name, path in listed.items()
+        if "__pycache__" not in name.parts and name.suffix != ".pyc" and path.is_file()
+    }
+
+
+def _licence() -> Path | None:
+    for file in _distribution().files or []:
+        if file.name.upper().startswith("LICENSE") and file.parts[0].endswith(".dist-info"):
+            return Path(os.fspath(file.locate()))
+    return None

@@ -1,0 +1,1 @@
+"""git, hardened: commands, remotes, clones, checkouts, and what its complaints mean."""

@@ -1,0 +1,1 @@
+"""HTTP to a validator API: one bounded reply, one type for each outcome."""

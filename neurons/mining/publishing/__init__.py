@@ -1,0 +1,1 @@
+"""The fork that carries the kernels: the overlay in it, and GitHub."""

@@ -1,0 +1,157 @@
+"""The overlay in a fork: lay it over the worktree, commit it byte for byte, find it in a commit.
+
+Commits are written with git's plumbing, which runs no hooks, filters or signing programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import git
+
+from neurons.errors import Held
+from neurons.git.checkout import changed_files, destination
+from neurons.git.command import HardenedGit
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
+
+SUBJECT = "Lay the QuasarAttention kernels over the fork"
+
+
+class Overlay:
+    """The files that are laid over a fork, and the identity that commits them."""
+
+    def __init__(self, files: Sequence[PurePosixPath], author: str) -> None:
+        self.files = tuple(files)
+        self._author = git.Actor._from_string(author)
+
+    def lay(self, tool: HardenedGit, tip: str) -> None:
+        """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
+        scratch = Path(tool.rev_parse("--absolute-git-dir"))
+        contents = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
+        for name, content in (contents | self._before(tool, tip)).items():
+            target = destination(tool.folder, PurePosixPath(name))
+            if content is None:
+                target.unlink(missing_ok=True)
+                continue
+            if target.is_file() and target.read_bytes() == content:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=scratch, delete=False) as file:
+                file.write(content)
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, target)
+
+    def commit(self, tool: HardenedGit, tip: str) -> str:
+        """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
+
+        Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
+        same content on the same parent has the same hash, also in a clone that was made anew.
+        """
+        sources = [OVERLAY / name for name in self.files]
+        blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
+        entries = [
+            word
+            for blob, name in zip(blobs, self.files, strict=True)
+            for word in ("--cacheinfo", f"100644,{blob},{name}")
+        ]
+        undone = self.undone_files(tool, tip)
+        gone = [name for name, blob in undone.items() if blob is None]
+        if gone:
+            tool.update_index("--force-remove", "--", *gone)
+        for name, blob in undone.items():
+            if blob is not None:
+                entries += ["--cacheinfo", f"100644,{blob},{name}"]
+        tool.update_index("--add", *entries)
+        tree = tool.write_tree()
+        if tree == tool.rev_parse(f"{tip}^{{tree}}"):
+            return tip
+        seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
+        who = {"NAME": self._author.name, "EMAIL": self._author.email, "DATE": f"@{seconds} +0000"}
+        env = {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
+        message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
+        return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
+
+    def differing(self, tool: HardenedGit, commit: str) -> list[str]:
+        """Return the files whose bytes the commit does not hold.
+
+        A commit of another version of the overlay passes by the digest in its own message.
+        """
+        held = self._blobs(tool, commit)
+        wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(OVERLAY / name)]
+        if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
+            return []
+        return wrong
+
+    def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
+        """Return what an earlier overlay changed and this one does not have.
+
+        Path to the blob that was there before it, or to None where there was none: a file that
+        was dropped, or the layer after FORK_SCOPE has become `ops`.
+        """
+        files = set(map(str, self.files))
+        undone: dict[str, str | None] = {}
+        for name in self._blobs(tool, tip).keys() - files:
+            changes = iter(tool.rev_list(tip, "--", name).split())
+            if self._is_ours(tool, next(changes)):
+                before = next((x for x in changes if not self._is_ours(tool, x)), None)
+                undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
+        return undone
+
+    def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
+        """Refuse a checkout with changes, other than the overlay's of a run that was cut off."""
+        ours = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
+        wanted = ours | self._before(tool, tip)
+
+        def half_done(name: str) -> bool:
+            path = tool.folder / name
+            if wanted.get(name) is None:
+                return name in wanted and not path.exists()
+            return path.is_file() and path.read_bytes() == wanted[name]
+
+        dirty = [name for name in changed_files(tool) if not half_done(name)]
+        if dirty:
+            raise Held(
+                f"REPO_PATH={tool.folder} has uncommitted changes: {', '.join(dirty[:10])}.",
+                "Commit or remove them, or unset REPO_PATH.",
+            )
+
+    def _before(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
+        """Return the content of `undone_files`."""
+        return {
+            name: None if blob is None else _blob_bytes(tool, blob)
+            for name, blob in self.undone_files(tool, tip).items()
+        }
+
+    def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
+        text = tool.cat_file("commit", commit)
+        author = f"\nauthor {self._author.name} <{self._author.email}> "
+        return author in text and f"\n\n{SUBJECT}\n" in text
+
+    def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
+        """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
+        paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
+        listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
+        rows = [row.split("\t", 1) for row in listing.split("\0") if row]
+        return {name: facts.split()[2] for facts, name in rows if facts.startswith("100")}
+
+
+def _blob(path: Path) -> str:
+    """Return the hash that git gives a file's bytes, computed without git."""
+    content = path.read_bytes()
+    head = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
+
+
+def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
+    content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
+    # the tool drops a newline at the end
+    return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
+
+
+def _digest(blobs: dict[str, str]) -> str:
+    lines = "".join(f"{blob} {name}\n" for name, blob in sorted(blobs.items()))
+    return "sha256:" + hashlib.sha256(lines.encode()).hexdigest()

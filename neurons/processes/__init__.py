@@ -1,0 +1,1 @@
+"""What keeps a process alive and stoppable: lock, signals, waits, children; this machine."""

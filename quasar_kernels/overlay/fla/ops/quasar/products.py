@@ -1,0 +1,68 @@
+"""Library products of the layer: parameters packed for them, and results that are not rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+_WIDE = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of 16 bits in fp32
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def packed(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return `matrices` in `dtype`, the first four of them stacked into one.
+
+    It is done anew at every call, in one launch where nothing is recorded: what is kept could be
+    out of date, as not every change of a parameter is seen by its version (`p.data`, sharding).
+    """
+    stacked, others = matrices[:4], matrices[4:]
+    if torch.is_grad_enabled():
+        return [torch.cat(stacked).to(dtype), *(p.to(dtype) for p in others)]
+    sizes = [p.shape[0] for p in stacked]
+    result = stacked[0].new_empty(sum(sizes), stacked[0].shape[1], dtype=dtype)
+    copies = [torch.empty_like(p, dtype=dtype) for p in others]
+    torch._foreach_copy_([*result.split(sizes), *copies], matrices)
+    return [result, *copies]
+
+
+def _wide_on(x: torch.Tensor) -> bool:
+    return _WIDE and x.is_cuda and x.dtype in _NARROW and not torch.is_grad_enabled()
+
+
+def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return rows weight^T `[R, outputs]`, in fp32 where torch can and nothing is recorded.
+
+    Args:
+        rows: `[R, inputs]`, any floating dtype.
+        weight: `[outputs, inputs]`, the same dtype.
+    """
+    if _wide_on(rows):
+        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    return F.linear(rows, weight)
+
+
+def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows weight `[R, outputs]` in `dtype`, rounded once where torch can.
+
+    Args:
+        rows: `[R, inputs]`, any floating dtype.
+        weight: `[inputs, outputs]`, the same dtype.
+    """
+    if dtype == torch.float32 and _wide_on(rows):
+        return torch.mm(rows, weight, out_dtype=dtype)
+    return torch.mm(rows, weight).to(dtype)
+
+
+def over_tokens(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a^T b `[A, B]`, a sum over all tokens, in fp32: a weight's gradient.
+
+    The library cuts the sum so that it fills the GPU (512 x 64 results of 65,536 tokens take what
+    reading a and b takes); sums of runs of tokens, each a product of its own, were never faster.
+
+    Args:
+        a: `[R, A]`, last stride 1.
+        b: `[R, B]` of the same dtype, last stride 1.
+    """
+    return product_in(a.t(), b, torch.float32)

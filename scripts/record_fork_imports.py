@@ -1,0 +1,109 @@
+"""Record which third-party modules and names the public fork imports when it is loaded.
+
+    python scripts/record_fork_imports.py CHECKOUT [--check]
+
+CHECKOUT is a clone of the fork. Its packages are read, never run: from the modules that a
+measurement imports, every statement that Python executes on import is followed, through the fork's
+own modules. Left out is what need not be executed, or may fail: the bodies of functions, `if` and
+`try`. Writes quasar_kernels/fork_imports.json; with --check it is compared instead, and the exit
+status is 1 when it differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from quasar_kernels.contract import FORK_IMPORTS
+
+REPOSITORY = "troy12x/flash-linear-attention"
+LOADED = ("fla", "fla.layers.quasar", "fla.ops.quasar.chunk")
+"""What a measurement imports of a fork; see harness/worker.py."""
+
+Imports = dict[str, set[str]]
+"""The names taken from each module; none for a plain `import`."""
+
+
+def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
+    """Return what importing `loaded` from the tree at `root` imports from other distributions.
+
+    Raises:
+        FileNotFoundError: a module of the fork is not there.
+        SyntaxError: a file is not Python.
+    """
+    found: Imports = {}
+    own = {module.split(".")[0] for module in loaded}
+    waiting, seen = list(loaded), set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if "." in module:
+            waiting.append(module.rpartition(".")[0])
+        path = _file(root, module)
+        if path is None:
+            raise FileNotFoundError(f"{root} has no module {module}")
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for target, names in _statements(ast.parse(path.read_text(), str(path)).body, package):
+            top = target.split(".")[0]
+            if top in own:
+                submodules = [f"{target}.{name}" for name in names]
+                waiting += [target, *(one for one in submodules if _file(root, one))]
+            elif top not in sys.stdlib_module_names:
+                found.setdefault(target, set()).update(names)
+    return found
+
+
+def _file(root: Path, module: str) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base / "__init__.py", base.with_suffix(".py")):
+        if path.is_file():
+            return path
+    return None
+
+
+def _statements(body: Sequence[ast.stmt], package: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the module and the names of every import that is certain to be executed."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = [*parents, *filter(None, [node.module])] if node.level else [str(node.module)]
+            yield ".".join(base), [alias.name for alias in node.names]
+        elif isinstance(node, (ast.ClassDef, ast.With)):
+            yield from _statements(node.body, package)
+
+
+def as_json(imports: Imports, commit: str) -> str:
+    """Return the file's text: the fork, its commit, and names by module, all sorted."""
+    modules = {module: sorted(imports[module]) for module in sorted(imports)}
+    data = {"repository": REPOSITORY, "commit": commit, "imports": modules}
+    return json.dumps(data, indent=2) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or compare the file; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args(argv)
+    head = ["git", "-C", str(given.checkout), "rev-parse", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    text = as_json(find_imports(given.checkout), commit)
+    if not given.check:
+        FORK_IMPORTS.write_text(text)
+    elif text != FORK_IMPORTS.read_text():
+        print(f"{FORK_IMPORTS} differs from what {given.checkout} imports:\n{text}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

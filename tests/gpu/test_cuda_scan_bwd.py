@@ -1,0 +1,252 @@
+"""The CUDA C++ backward pass on a GPU: accuracy against float64 autograd, semantics, reruns."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from gpu_inputs import (  # noqa: F401
+    ADVERSARIAL_KEYS,
+    ON_CUDA_KERNELS,
+    common_key,
+    fresh,
+    layer_like,
+)
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+
+mount()
+
+from fla.ops.quasar import chunk_quasar, cuda_scan, cuda_scan_bwd  # noqa: E402
+
+pytestmark = [
+    *ON_CUDA_KERNELS,
+    pytest.mark.usefixtures("on_cuda"),
+]
+
+CHANNELS = 512
+"""Of all heads together: 8 heads of 64 or 4 of 128."""
+LIMIT = 1e-2
+"""Largest relative RMS error of a gradient against float64 autograd."""
+BETA_LIMIT = 3e-2
+"""The same of beta's, whose terms cancel over all tokens."""
+both_widths = pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
+PORTABLE = ("-DQUASAR_NO_WGMMA",)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Let calls fail that the CUDA kernels do not take, the gradients' included."""
+    monkeypatch.setenv("QUASAR_BACKEND", "cuda")
+    backward = cuda_scan_bwd.backward
+    calls = []
+    monkeypatch.setattr(
+        cuda_scan_bwd, "backward", lambda *a, **kw: calls.append(1) or backward(*a, **kw)
+    )
+    yield
+    assert calls, "no gradient was computed by the CUDA kernels"
+
+
+def inputs_of(T, width, **options):
+    """Layer-like q, k, v and beta for heads of a width; the options are layer_like's."""
+    return layer_like(T, **{"heads": CHANNELS // width, "width": width, **options})
+
+
+def gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
+    """Gradients of q, k, v, beta and, where there is one, the initial state."""
+    leaves = [x.detach().requires_grad_() for x in (*inputs, initial) if x is not None]
+    state = leaves[4] if initial is not None else None
+    o, final = chunk_quasar(*leaves[:4], state, d_final is not None, cu, scale=scale)
+    torch.autograd.backward(*_outputs(o, final, d_o, d_final))
+    return [x.grad for x in leaves]
+
+
+def exact_gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
+    """The same by float64 autograd."""
+    leaves = [x.detach().double().requires_grad_() for x in (*inputs, initial) if x is not None]
+    state = leaves[4] if initial is not None else None
+    oracle = quasar_recurrence if d_o.shape[1] <= 512 else quasar_chunked
+    o, final = oracle(*leaves[:4], state, cu)
+    torch.autograd.backward(
+        *_outputs(scale * o, final, d_o.double(), None if d_final is None else d_final.double())
+    )
+    return [x.grad for x in leaves]
+
+
+def _outputs(o, final, d_o, d_final):
+    return ([o], [d_o]) if d_final is None else ([o, final], [d_o, d_final])
+
+
+def assert_near(found, exact, limit=LIMIT):
+    """Every gradient is finite and within its limit of float64's."""
+    for n, (x, wanted) in enumerate(zip(found, exact, strict=True)):
+        assert torch.isfinite(x).all()
+        assert relative_rms(x, wanted) <= (BETA_LIMIT if n == 3 else limit), "qkvbs"[n]
+
+
+@both_widths
+@pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 129, 512, 1000, 4096, 65_537])
+def test_gradients_match_float64(T, width):
+    inputs = inputs_of(T, width)
+    d_o = torch.randn_like(inputs[0])
+    assert_near(gradients(inputs, d_o), exact_gradients(inputs, d_o))
+
+
+@both_widths
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("B", "heads"), [(1, 8), (2, 3), (5, 1)])
+def test_every_dtype_batch_and_head_count_with_states(dtype, B, heads, width):
+    inputs = layer_like(333, B=B, heads=heads, width=width, dtype=dtype)
+    initial, d_final = torch.randn(2, B, heads, width, width, device="cuda")
+    call = inputs, torch.randn_like(inputs[0]), initial, d_final, None, 0.7
+    assert_near(gradients(*call), exact_gradients(*call))
+
+
+@both_widths
+@pytest.mark.parametrize(
+    "lengths", [[0, 1, 700, 0, 64, 5000, 65, 0], [5], [16] * 50, [128, 256], [9001, *[1] * 300]]
+)
+def test_packed_sequences(lengths, width):
+    inputs = inputs_of(sum(lengths), width)
+    shape = len(lengths), CHANNELS // width, width, width
+    initial, d_final = torch.randn(2, *shape, device="cuda")
+    cu = torch.tensor([0, *itertools.accumulate(lengths)], device="cuda")
+    call = inputs, torch.randn_like(inputs[0]), initial, d_final, cu
+    assert_near(gradients(*call), exact_gradients(*call))
+
+
+@both_widths
+def test_a_packed_sequence_knows_nothing_of_its_neighbours(width):
+    bounds = [0, 700, 765, 9765, 9770]
+    *qkv, beta = inputs_of(bounds[-1], width)
+    d_o = torch.randn_like(qkv[0])
+    cu = torch.tensor(bounds, device="cuda")
+    alone = gradients((*qkv, beta), d_o, cu=cu)
+    for x in (*qkv, d_o):
+        x[:, bounds[1] : bounds[2]] = float("nan")
+    beside = gradients((*qkv, beta), d_o, cu=cu)
+    for n in (0, 2, 3):
+        rows = slice(bounds[n], bounds[n + 1])
+        for x, wanted in zip(beside[:3], alone[:3], strict=True):
+            assert torch.equal(x[:, rows], wanted[:, rows])
+
+
+@both_widths
+def test_the_number_of_segments_changes_the_rounding_only(width):
+    q, k, v, beta = inputs_of(6000, width)
+    d_o = torch.randn_like(q)
+    exact = exact_gradients((q, k, v, beta), d_o)
+    for n in (1, 2, 7, 40):
+        saved = cuda_scan.forward(q, k, v, beta, segments=n)
+        found = cuda_scan_bwd.backward(
+            q, k, v, beta, None, saved.G, saved.states, d_o, None, 1.0, saved.segments
+        )
+        assert_near(found[:4], exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernels_of_older_gpus(dtype):
+    q, k, v, beta = inputs_of(3001, 64, dtype=dtype)
+    d_o = torch.randn_like(q)
+    saved = cuda_scan.forward(q, k, v, beta, options=PORTABLE)
+    found = cuda_scan_bwd.backward(
+        q, k, v, beta, None, saved.G, saved.states, d_o, None, 1.0, saved.segments,
+        options=PORTABLE,
+    )  # fmt: skip
+    assert_near(found[:4], exact_gradients((q, k, v, beta), d_o))
+
+
+@both_widths
+@pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
+def test_no_less_accurate_than_triton_on_adversarial_keys(keys, width, monkeypatch):
+    q, k, v, beta = inputs_of(3000, width)
+    inputs = q, ADVERSARIAL_KEYS[keys](k).to(k.dtype), v, beta
+    d_o = torch.randn_like(q)
+    found = gradients(inputs, d_o)
+    exact = exact_gradients(inputs, d_o)
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
+    triton = gradients(inputs, d_o)
+    for x, other, wanted in zip(found[:3], triton[:3], exact[:3], strict=True):
+        assert torch.isfinite(x).all()
+        assert relative_rms(x, wanted) <= max(LIMIT, 1.2 * relative_rms(other, wanted))
+
+
+@both_widths
+@pytest.mark.parametrize("noise", [0.1, 0.01])
+def test_correlated_keys(noise, width):
+    q, k, v, beta = inputs_of(5000, width)
+    inputs = q, common_key(k, noise), v, beta
+    d_o = torch.randn_like(q)
+    # keys this long overwrite what they meet, whatever beta is: its gradient is next to nothing
+    assert_near(gradients(inputs, d_o)[:3], exact_gradients(inputs, d_o)[:3])
+
+
+@both_widths
+@pytest.mark.parametrize("where", ["v", "d_o"])
+def test_bursts(where, width):
+    q, k, v, beta = inputs_of(4000, width)
+    d_o = torch.randn_like(q)
+    burst = v if where == "v" else d_o
+    burst[:, 1995:2005] *= 30_000
+    found, exact = (f((q, k, v, beta), d_o) for f in (gradients, exact_gradients))
+    assert_near(found, exact)
+
+
+@both_widths
+def test_reruns_are_bitwise_equal_and_inputs_stay(width):
+    inputs = inputs_of(70_000, width)
+    d_o = torch.randn_like(inputs[0])
+    copies = [x.clone() for x in (*inputs, d_o)]
+    first, second = (gradients(inputs, d_o) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert all(torch.equal(x, c) for x, c in zip((*inputs, d_o), copies, strict=True))
+
+
+@both_widths
+def test_strided_inputs_and_a_gradient_that_is_a_view(width):
+    q, k, v, beta = inputs_of(900, width)
+    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+    views = [x.unflatten(-1, (-1, width)) for x in wide.split(CHANNELS, -1)]
+    storage = torch.randn(q.numel() + 1, device="cuda").bfloat16()
+    d_o = storage[1:].view_as(q)  # not aligned to 16 bytes
+    found = gradients((*views, beta), d_o)
+    expected = gradients((q, k, v, beta), d_o.clone())
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+@both_widths
+def test_more_elements_than_32_bits_count(width):
+    T = (1 << 31) // CHANNELS + 5000
+    q, k, v, d_o = (
+        torch.randn(1, T, CHANNELS, device="cuda", dtype=torch.bfloat16).mul_(0.3) for _ in range(4)
+    )
+    q, k, v, d_o = (x.unflatten(-1, (-1, width)) for x in (q, k, v, d_o))
+    beta = torch.ones(CHANNELS // width, device="cuda")
+    found = gradients((q, k, v, beta), d_o)[:3]
+    # what is far behind is forgotten: the last tokens from a fresh start, compared at their end
+    tail = slice(T - 8000, T)
+    inputs = (*(x[:, tail] for x in (q, k, v)), beta)
+    del q, k, v
+    exact = exact_gradients(inputs, d_o[:, tail])[:3]
+    for x, wanted in zip(found, exact, strict=True):
+        assert relative_rms(x[:, -2000:], wanted[:, -2000:]) <= LIMIT
+
+
+@both_widths
+def test_a_graph_replays_the_kernels(width):
+    inputs = inputs_of(2000, width)
+    d_o = torch.randn_like(inputs[0])
+    leaves = [x.detach().requires_grad_() for x in inputs]
+
+    def call():
+        return torch.autograd.grad(chunk_quasar(*leaves)[0], leaves, d_o)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = call()
+    d_o.copy_(d_o.flip(1))
+    graph.replay()
+    assert all(torch.equal(x, y) for x, y in zip(replayed, call(), strict=True))

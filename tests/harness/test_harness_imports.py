@@ -1,0 +1,74 @@
+"""A module that is missing: its own kind, its name, its remedy, on every path that shows them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.imports import install_command
+from harness.runner import MeasurementError, check_import, measure
+
+
+def failed(tree: Path) -> MeasurementError:
+    with pytest.raises(MeasurementError) as caught:
+        check_import(tree)
+    return caught.value
+
+
+def test_a_good_tree_is_imported(make_tree: Any) -> None:
+    assert check_import(make_tree()) > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "needs", "module"),
+    [
+        ("import no_such_module.part", "no_such_module, which is not installed", "no_such_module"),
+        ("from packaging import gone", "another packaging: cannot import name 'gone'", "packaging"),
+        ("import packaging.gone", "another packaging: No module named", "packaging"),
+    ],
+)
+def test_what_is_missing_is_named_with_who_needs_it(
+    make_tree: Any, code: str, needs: str, module: str
+) -> None:
+    error = failed(make_tree(layer=code))
+    assert error.kind == "import"
+    what, remedy = error.told()
+    assert what.startswith(f"fla/layers/quasar.py needs {needs}")
+    assert remedy == f"Run {install_command(module)}"
+
+
+@pytest.mark.parametrize("code", ["from fla.nowhere import x", "from json import gone"])
+def test_a_fault_of_the_tree_itself_is_a_crash(make_tree: Any, code: str) -> None:
+    error = failed(make_tree(layer=code))
+    assert error.kind == "crash"
+    assert error.told() == (error.reason, "")
+
+
+def test_gate_and_timing_say_the_same(make_tree: Any) -> None:
+    tree = make_tree(layer="import no_such_module")
+    for gate in (True, False):
+        with pytest.raises(MeasurementError) as caught:
+            measure(tree, 16, device="cpu", gate=gate)
+        assert (caught.value.kind, caught.value.reason) == ("import", failed(tree).reason)
+
+
+def test_the_command_line_ends_with_the_sentence(make_tree: Any) -> None:
+    tree = make_tree(layer="import no_such_module")
+    command = [sys.executable, "-m", "harness", "--tree", tree, "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count(failed(tree).reason) == 1  # once, not for every length
+    assert "nvidia-smi" not in done.stderr
+
+
+def test_the_command_keeps_to_the_range_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    requires = ["transformers<6,>=4.53", 'triton>=3.3; platform_system == "Linux"', "fla-core>=0.6"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: requires)
+    pip = f"{sys.executable} -m pip install"
+    assert install_command("transformers") == f"{pip} 'transformers<6,>=4.53'"
+    assert install_command("triton") == f"{pip} 'triton>=3.3'"
+    assert install_command("flash_attn") == f"{pip} flash_attn"

@@ -1,0 +1,277 @@
+"""What a run showed: the rows of the public database beside the miner's journal, and a verdict."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+JUDGED = frozenset({"VALIDATED", "RANKED", "REJECTED", "PREMATURE", "UNRANKED"})
+"""States that say what a validator did."""
+CLOSED = JUDGED | {"ABANDONED"}
+EX_CONFIG = 78
+NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
+"""An UNRANKED submission whose reason has these words does not say that a validator took it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the public `speed_submissions`.
+
+    Attributes:
+        life: which database of the run holds it, from 1; a wipe starts the next.
+        present: whether that is the server's database at the end.
+    """
+
+    life: int
+    present: bool
+    id: int
+    commitment_hash: str | None
+    commit_hash: str | None
+    tokens_per_sec: float
+    is_revealed: bool
+    validated: bool
+    score: float | None
+
+    @property
+    def judged_early(self) -> bool:
+        """Whether it was judged and never revealed."""
+        return self.validated and not self.is_revealed
+
+    def words(self) -> str:
+        """Return the row on one line."""
+        score = "-" if self.score is None else f"{self.score:.3f}"
+        return (
+            f"{self.life}/{self.id} {'direct' if self.commitment_hash is None else 'commit'} "
+            f"revealed={self.is_revealed:d} validated={self.validated:d} score={score} "
+            f"claim={self.tokens_per_sec:.1f}"
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One submission as the miner's journal has it.
+
+    Attributes:
+        holds: why it waited for a person, once for each time.
+    """
+
+    id: int
+    mode: str
+    state: str
+    reason: str
+    commit_hash: str | None
+    tokens_per_sec: float | None
+    commitment_hash: str | None
+    score: float | None
+    created_at: float
+    holds: tuple[str, ...] = ()
+
+    def owns(self, row: Row) -> bool:
+        """Tell whether `row` came from this submission."""
+        if row.commitment_hash is not None:
+            return row.commitment_hash == self.commitment_hash
+        claims = [(each.commit_hash, each.tokens_per_sec) for each in (row, self)]
+        return self.commitment_hash is None and claims[0] == claims[1]
+
+
+@dataclass
+class Cycle:
+    """One `once` of the miner: what it sent, what was done to that, and how it ended.
+
+    Attributes:
+        began: Unix seconds; the submissions that were made from then on are this cycle's.
+        starts: how often the miner was started, also after a kill or a HELD.
+        status: the last exit status; None when the time ran out.
+        sent: requests that reached the API, by `METHOD route status`.
+        trouble: when the API's database was emptied or the miner killed, in words.
+    """
+
+    number: int
+    mode: str
+    began: float
+    starts: int = 1
+    status: int | None = None
+    sent: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    trouble: str = ""
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that must not happen."""
+
+    kind: str
+    cycle: int
+    words: str
+
+
+def read_rows(databases: Sequence[Path], hotkey: str) -> list[Row]:
+    """Return the hotkey's rows of every life of the public database."""
+    query = "SELECT * FROM speed_submissions WHERE miner_hotkey = ? ORDER BY id"
+    return [
+        Row(
+            life=life,
+            present=life == len(databases),
+            id=row["id"],
+            commitment_hash=row["commitment_hash"],
+            commit_hash=row["commit_hash"],
+            tokens_per_sec=row["tokens_per_sec"],
+            is_revealed=bool(row["is_revealed"]),
+            validated=bool(row["validated"]),
+            score=row["score"] if "score" in row.keys() else None,  # noqa: SIM118 - not a dict
+        )
+        for life, path in enumerate(databases, 1)
+        for row in _select(path, query, hotkey)
+    ]
+
+
+def read_journal(path: Path, hotkey: str) -> list[Entry]:
+    """Return the hotkey's submissions, oldest first; a salt is never read."""
+    query = (
+        "SELECT id, mode, state, coalesce(reason, '') AS reason, commit_hash, tokens_per_sec, "
+        "commitment_hash, score, created_at FROM submissions WHERE hotkey = ? ORDER BY id"
+    )
+    holds = (
+        "SELECT submission, note FROM events JOIN submissions ON submissions.id = submission "
+        "WHERE hotkey = ? AND events.state = 'HELD' ORDER BY events.id"
+    )
+    notes = _select(path, holds, hotkey)
+    return [
+        Entry(
+            **dict(row),
+            holds=tuple(note["note"] for note in notes if note["submission"] == row["id"]),
+        )
+        for row in _select(path, query, hotkey)
+    ]
+
+
+def assign(entries: Iterable[Entry], cycles: Sequence[Cycle]) -> None:
+    """Give each submission, as it is now, to the cycle that made it."""
+    for cycle in cycles:
+        cycle.entries = []
+    for entry in entries:
+        made = [cycle for cycle in cycles if cycle.began <= entry.created_at]
+        made[-1].entries.append(entry)
+
+
+def judge(cycles: Sequence[Cycle], rows: Sequence[Row]) -> list[Finding]:
+    """Return everything that must not happen, in the order of the cycles."""
+    findings = []
+    for cycle in cycles:
+        own = {entry.id: [row for row in rows if entry.owns(row)] for entry in cycle.entries}
+        findings += _duplicates(cycle, [row for each in own.values() for row in each])
+        for entry in cycle.entries:
+            findings += _misjudged(cycle, entry, own[entry.id])
+        findings += _stops(cycle)
+    known = {row for cycle in cycles for e in cycle.entries for row in rows if e.owns(row)}
+    findings += [
+        Finding("lost", 0, f"no submission of the journal knows row {row.words()}")
+        for row in rows
+        if row.present and row not in known
+    ]
+    return findings
+
+
+def _duplicates(cycle: Cycle, rows: Sequence[Row]) -> list[Finding]:
+    """Two rows of one claim, two rows of one commitment, or two commitments that still live."""
+    own, found = set(rows), []
+    claims = Counter((r.life, r.commit_hash, r.tokens_per_sec) for r in own if r.is_revealed)
+    found += [f"{count} rows of one claim" for count in claims.values() if count > 1]
+    hashes = Counter((row.life, row.commitment_hash) for row in own if row.commitment_hash)
+    found += [f"{count} rows of one commitment" for count in hashes.values() if count > 1]
+    live = Counter(row.life for row in own if row.commitment_hash and not row.judged_early)
+    found += [f"{count} live commitments" for count in live.values() if count > 1]
+    listed = "; ".join(sorted(row.words() for row in own))
+    return [Finding("duplicate", cycle.number, f"{words}: {listed}") for words in found]
+
+
+def _misjudged(cycle: Cycle, entry: Entry, rows: Sequence[Row]) -> list[Finding]:
+    """A verdict that no validator gave, and a row that waits while the miner has ended with it."""
+    found = []
+    said = f"submission {entry.id} is {entry.state}"
+    speaks = entry.state in JUDGED and not any(words in entry.reason for words in NO_VERDICT)
+    if speaks and not any(_bears_out(entry, row) for row in rows):
+        found.append(Finding("false verdict", cycle.number, f"{said}, but {_listed(rows)}"))
+    waiting = [row for row in rows if row.present and not row.validated]
+    if entry.state in CLOSED and waiting:
+        found.append(Finding("lost", cycle.number, f"{said}, but {_listed(waiting)} waits"))
+    return found
+
+
+def _bears_out(entry: Entry, row: Row) -> bool:
+    """Tell whether the server's row says what the miner says.
+
+    A commitment with a score of 0 was judged before its reveal: claims here keep far below what
+    was measured, so that no revealed one comes to 0.
+    """
+    if not row.validated or (entry.score is not None and entry.score != row.score):
+        return False
+    early = row.commitment_hash is not None and (not row.is_revealed or row.score == 0)
+    return {
+        "VALIDATED": not early and (row.score or 0.0) > 0,
+        "RANKED": not early,
+        "REJECTED": row.score == 0,
+        "PREMATURE": early,
+        "UNRANKED": True,
+    }[entry.state]
+
+
+def _stops(cycle: Cycle) -> list[Finding]:
+    """Whatever ended without an end, or waited for a person."""
+    person, unfinished = [], []
+    if cycle.status == EX_CONFIG:
+        person.append(f"exit status {EX_CONFIG}")
+    if cycle.status is None:
+        unfinished.append("the time ran out")
+    elif not cycle.entries and cycle.status != EX_CONFIG:
+        unfinished.append(f"no submission was made; exit status {cycle.status}")
+    for entry in cycle.entries:
+        person += [f"submission {entry.id} was HELD: {reason}" for reason in entry.holds]
+        if entry.state not in CLOSED:
+            unfinished.append(f"submission {entry.id} is still {entry.state}: {entry.reason}")
+    kinds = {"needs a person": person, "unfinished": unfinished}
+    return [Finding(kind, cycle.number, words) for kind, those in kinds.items() for words in those]
+
+
+def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+    """Return the report as text: a block for each cycle, then the findings."""
+    lines = []
+    for cycle in cycles:
+        again = f", started {cycle.starts} times" if cycle.starts > 1 else ""
+        trouble = f", {cycle.trouble}" if cycle.trouble else ""
+        title = f"cycle {cycle.number} ({cycle.mode}), exit status {cycle.status}"
+        lines.append(title + again + trouble)
+        for entry in cycle.entries:
+            lines.append(f"  miner   {entry.id} {entry.state}  {entry.reason}".rstrip())
+            lines += [f"  server  {row.words()}" for row in rows if entry.owns(row)]
+        lines.append(f"  sent    {_counted(cycle.sent)}")
+        if cycle.faults:
+            lines.append(f"  faults  {_counted(cycle.faults)}")
+    states = Counter(entry.state for cycle in cycles for entry in cycle.entries)
+    lines += ["", f"{len(cycles)} cycles; the miner's ends: {_counted(states)}"]
+    for kind in ("duplicate", "lost", "false verdict", "needs a person", "unfinished"):
+        those = [finding for finding in findings if finding.kind == kind]
+        lines.append(f"{kind:15} {len(those)}")
+        lines += [f"  cycle {finding.cycle}: {finding.words}" for finding in those]
+    return "\n".join(lines)
+
+
+def _counted(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in sorted(counter.items())) or "nothing"
+
+
+def _listed(rows: Sequence[Row]) -> str:
+    return "; ".join(row.words() for row in rows) or "the server never had it"
+
+
+def _select(path: Path, query: str, *values: str) -> list[sqlite3.Row]:
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return database.execute(query, values).fetchall()

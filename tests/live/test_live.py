@@ -1,0 +1,27 @@
+"""One cycle in each mode against the public code that the environment names; README.md says how."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .__main__ import MOMENTS, main
+
+NEEDED = ("QUASAR_LIVE_SUBNET", "QUASAR_LIVE_FORK", "QUASAR_LIVE_PYTHON")
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not all(os.environ.get(name) for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
+    ),
+]
+
+
+@pytest.mark.parametrize("mode", sorted(MOMENTS))
+def test_a_cycle_ends_as_the_public_database_says(mode: str, tmp_path: Path) -> None:
+    subnet, fork, python = (os.environ[name] for name in NEEDED)
+    places = ["--subnet", subnet, "--fork", fork, "--python", python]
+    assert main([*places, "--mend-api", "--mode", mode, "--keep", str(tmp_path)]) == 0

@@ -1,0 +1,171 @@
+"""The proxy passes on, records, and spoils replies as its plan says, before a real HTTP server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from .faults import FAULTS, IN_A_ROW, OVERSIZE_BYTES, Fault, FaultPlan
+from .proxy import Proxy, Record
+
+
+class _Upstream(BaseHTTPRequestHandler):
+    """Stores what is posted, and answers with everything stored."""
+
+    stored: list[bytes]
+    seen: list[dict[str, str]]
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.seen.append(dict(self.headers))
+        if body:
+            self.stored.append(body)
+        answer = json.dumps({"path": self.path, "stored": len(self.stored)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = _serve
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+class _Only(FaultPlan):
+    """Gives every request the same fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(0)
+        self._fault = fault
+
+    def draw(self, method: str, route: str) -> Fault:
+        return self._fault
+
+
+@pytest.fixture
+def upstream() -> Iterator[tuple[str, type[_Upstream]]]:
+    """The address of a server, and what it has stored and seen."""
+    handler = type("Handler", (_Upstream,), {"stored": [], "seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", handler
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def _fault(name: str) -> Fault:
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+def _post(proxy: Proxy, route: str = "/submit_kernel") -> httpx.Response:
+    with httpx.Client(base_url=proxy.url, trust_env=False, timeout=10) as client:
+        return client.post(route, json={"a": 1}, headers={"Hotkey": "h", "Signature": "s"})
+
+
+def test_passes_on_what_comes_and_records_it_without_secrets(upstream) -> None:
+    url, server = upstream
+    with Proxy(url) as proxy:
+        reply = _post(proxy, "/commit_submission?limit=3")
+        assert reply.json() == {"path": "/commit_submission?limit=3", "stored": 1}
+        assert json.loads(server.stored[0]) == {"a": 1}
+        assert {"Hotkey": "h", "Signature": "s"}.items() <= server.seen[0].items()
+        assert proxy.records == [Record("POST", "/commit_submission", True, 200, None)]
+
+
+def test_answers_502_while_the_api_is_away(upstream) -> None:
+    with Proxy("http://127.0.0.1:1") as proxy:
+        assert _post(proxy).status_code == 502
+        assert proxy.records == [Record("POST", "/submit_kernel", False, None, None)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_reaches_the_server_only_where_it_says_so(upstream, fault: Fault) -> None:
+    url, server = upstream
+    with Proxy(url, _Only(replace(fault, delay=fault.delay / 100))) as proxy:
+        with suppress(httpx.HTTPError):
+            _post(proxy)
+        assert len(server.stored) == fault.forwarded
+        status = 200 if fault.forwarded else None
+        assert proxy.records == [
+            Record("POST", "/submit_kernel", fault.forwarded, status, fault.name)
+        ]
+
+
+@pytest.mark.parametrize("name", ["dropped before", "reply dropped", "truncated"])
+def test_a_broken_connection_gives_no_reply(upstream, name: str) -> None:
+    with Proxy(upstream[0], _Only(_fault(name))) as proxy, pytest.raises(httpx.HTTPError):
+        _post(proxy)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("404 page", 404),
+        ("502 page after", 502),
+        ("429", 429),
+        ("500 after", 500),
+        ("redirect", 302),
+    ],
+)
+def test_a_replaced_reply_has_its_own_status(upstream, name: str, status: int) -> None:
+    with Proxy(upstream[0], _Only(_fault(name))) as proxy:
+        assert _post(proxy).status_code == status
+
+
+def test_garbled_and_oversized_replies_keep_the_status_of_a_success(upstream) -> None:
+    with Proxy(upstream[0], _Only(_fault("garbled"))) as proxy:
+        reply = _post(proxy)
+        assert reply.status_code == 200
+        with pytest.raises(json.JSONDecodeError):
+            reply.json()
+    with Proxy(upstream[0], _Only(_fault("oversized"))) as proxy:
+        assert len(_post(proxy).content) > OVERSIZE_BYTES
+
+
+def test_a_connection_serves_more_than_one_request(upstream) -> None:
+    with Proxy(upstream[0]) as proxy:
+        connection = http.client.HTTPConnection(proxy.url.removeprefix("http://"), timeout=10)
+        for stored in (1, 2):
+            connection.request("POST", "/x", b"{}")
+            assert json.loads(connection.getresponse().read())["stored"] == stored
+        connection.close()
+
+
+def test_after_is_told_once_the_reply_has_left(upstream) -> None:
+    told, left = threading.Event(), threading.Event()
+    with Proxy(upstream[0]) as proxy:
+        proxy.after = lambda record: (left.wait(5), told.set())
+        _post(proxy)  # returns although `after` still waits
+        assert not told.is_set()
+        left.set()
+        assert told.wait(5)
+
+
+def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then() -> None:
+    def drawn(seed: int) -> list[str | None]:
+        plan = FaultPlan(seed, post_share=1.0)
+        return [fault and fault.name for fault in (plan.draw("POST", "/x") for _ in range(40))]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    passed = [index for index, name in enumerate(drawn(1)) if name is None]
+    assert passed == list(range(IN_A_ROW, 40, IN_A_ROW + 1))
+
+
+def test_a_plan_draws_from_the_named_faults_alone() -> None:
+    plan = FaultPlan(1, ["429", "503"])
+    drawn = [plan.draw("POST", f"/{number}") for number in range(40)]
+    assert {fault.name for fault in drawn if fault} == {"429", "503"}
+    assert None in drawn

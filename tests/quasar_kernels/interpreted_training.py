@@ -1,0 +1,184 @@
+"""The layer's backward pass by kernels, on CPU tensors; run by test_quasar_interpreter.py.
+
+It needs TRITON_INTERPRET=1, as interpreted_kernels.py does, and shares its poisoned memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from interpreted_kernels import poisoned  # noqa: F401
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_layer, relative_rms
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar import layer_grads, layer_kernels, layer_node  # noqa: E402
+from fla.ops.quasar.layer_forward import Call  # noqa: E402
+
+D, H, S = 48, 3, 16
+
+
+def places(kind, R):
+    """What tells a convolution of R rows its sequences: one, four of one length, or packed ones."""
+    return {"one": None, "equal": R // 4, "packed": (torch.arange(R) % 7).int()}[kind]
+
+
+@pytest.mark.parametrize(("R", "N"), [(4, 40), (20, 40), (44, 40), (20, 300)])
+@pytest.mark.parametrize("kind", ["one", "equal", "packed"])
+@pytest.mark.parametrize(("parts", "dtype"), [(1, torch.float32), (3, torch.bfloat16)])
+def test_gradients_of_the_convolution(R, N, kind, parts, dtype):
+    torch.manual_seed(0)
+    C, position = parts * N, places(kind, R)
+    x = torch.randn(R, C + 8).to(dtype)[:, :C]
+    taps, bias = torch.randn(C, 4), torch.randn(C) if parts == 1 else None
+    dys = tuple(torch.randn(R, N).to(dtype) for _ in range(parts))
+    into = torch.full((R, C + 24), 7.0)
+    found = layer_grads.launch_conv_silu_grad(x, taps, bias, position, dys, into[:, :C])
+    leaves = [None if t is None else t.double().requires_grad_() for t in (x, taps, bias)]
+    y = layer_kernels.conv_silu_torch(*leaves, position)
+    y.backward(torch.cat(dys, 1).double())
+    assert relative_rms(into[:, :C], leaves[0].grad) <= 1e-6
+    assert (into[:, C:] == 7).all()  # the columns beside it are others'
+    assert relative_rms(found[0], leaves[1].grad) <= 1e-6
+    if bias is not None:
+        assert relative_rms(found[1], leaves[2].grad) <= 1e-6
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("kind", ["one", "equal", "packed"])
+def test_gradients_of_the_convolution_in_programs_of_any_length(monkeypatch, rows, kind):
+    monkeypatch.setattr(layer_grads, "_PROGRAMS", 3 * 100 // rows)
+    test_gradients_of_the_convolution(100, 24, kind, 3, torch.float32)
+
+
+@pytest.mark.parametrize(("R", "heads", "width"), [(1, 2, 16), (40, 3, 24), (70, 1, 64)])
+@pytest.mark.parametrize("programs", [1, 4096])
+@pytest.mark.parametrize("output", [False, True])
+def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, output):
+    monkeypatch.setattr(layer_grads, "_PROGRAMS", programs)
+    torch.manual_seed(0)
+    x, gate, dy = (torch.randn(R, heads, width) for _ in range(3))
+    weight = torch.rand(width)
+    y = torch.full_like(x, float("nan")) if output else None
+    found = layer_grads.launch_gated_rmsnorm_grad(x, gate, weight, dy, 1e-5, y)
+    leaves = [t.double().requires_grad_() for t in (x, gate, weight)]
+    wanted = layer_kernels.gated_rmsnorm_torch(*leaves, 1e-5)
+    wanted.backward(dy.double())
+    for gradient, leaf in zip(found, leaves, strict=False):
+        assert relative_rms(gradient, leaf.grad) <= 1e-6
+    assert relative_rms(found[3], leaves[1].grad.sum(0)) <= 1e-6
+    assert y is None or relative_rms(y, wanted) <= 1e-6
+
+
+@pytest.fixture
+def layer(monkeypatch):
+    """A layer whose calls take the kernels on a CPU, too; with biases, so that all is there."""
+    monkeypatch.setattr(Call, "takes", lambda *_: True)
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
+
+
+def gradients(layer, x, dy, dtype, **kwargs):
+    """The output and all gradients of one call, by name."""
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        y = layer(x, **kwargs)[0]
+    y.backward(dy.to(y.dtype))
+    return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in layer.named_parameters()}
+
+
+def expected_gradients(layer, x, dy, bounds):
+    weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
+    wide = x.detach().double().requires_grad_()
+    parts = [wide[:, a:b] for a, b in pairwise(bounds) if a < b]
+    y = torch.cat([quasar_layer(weights, part, num_heads=H, head_dim=S) for part in parts], 1)
+    y.backward(dy.double())
+    return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}
+
+
+@pytest.mark.parametrize(("B", "bounds"), [(1, [0, 70]), (2, [0, 41]), (1, [0, 1, 1, 50, 90])])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 6e-3)])
+def test_the_layer_s_gradients_match_float64_kept_or_not(
+    monkeypatch, layer, B, bounds, dtype, limit
+):
+    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    packed = {"cu_seqlens": torch.tensor(bounds)} if len(bounds) > 2 else {}
+    x, dy = torch.randn(2, B, bounds[-1], D)
+    found = []
+    for kept in ("0", "100"):
+        monkeypatch.setenv(layer_node.SWITCH, kept)
+        found.append(gradients(layer, x, dy, dtype, **packed))
+    wanted = expected_gradients(layer, x, dy, bounds)
+    assert found[0].keys() == wanted.keys()
+    for name, gradient in found[0].items():
+        assert relative_rms(gradient, wanted[name]) <= limit, name
+        assert torch.equal(gradient, found[1][name]), name
+
+
+def test_parameters_that_are_frozen_get_no_gradient(layer):
+    frozen = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight", "o_proj.weight")
+    x, dy = torch.randn(2, 1, 20, D)
+    before = gradients(layer, x, dy, torch.float32)
+    for name, p in layer.named_parameters():
+        p.requires_grad_(name not in frozen)
+    after = gradients(layer, x, dy, torch.float32)
+    for name, gradient in after.items():
+        assert gradient is None if name in frozen else torch.equal(gradient, before[name]), name
+
+
+@pytest.mark.parametrize("B", [1, 2])
+def test_no_tokens_give_zeros(layer, B):
+    x = torch.randn(B, 0, D)
+    for name, gradient in gradients(layer, x, x, torch.float32).items():
+        assert not gradient.any(), name
+
+
+def test_an_activation_checkpoint_records_the_same_twice(monkeypatch, layer):
+    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    x, dy = torch.randn(2, 1, 50, D)
+    plain = gradients(layer, x, dy, torch.float32)
+
+    def call(x):
+        return (torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)[0],)
+
+    layer.zero_grad()
+    leaf = x.clone().requires_grad_()
+    call(leaf)[0].backward(dy)
+    assert torch.equal(leaf.grad, plain["x"])
+    for name, p in layer.named_parameters():
+        assert torch.equal(p.grad, plain[name]), name
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")  # torch's own, of hooks on a CPU
+def test_replicated_and_sharded_layers_get_the_same_gradients(monkeypatch, layer):
+    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    x, dy = torch.randn(2, 2, 20, D)
+    plain = gradients(layer, x, dy, torch.float32)
+    replicated = DistributedDataParallel(copy.deepcopy(layer))
+    found = gradients(replicated, x, dy, torch.float32)
+    for name, gradient in found.items():
+        assert torch.equal(gradient, plain[name.removeprefix("module.")]), name
+    fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+    for name, gradient in gradients(layer, x, dy, torch.float32).items():
+        whole = gradient.full_tensor() if name in dict(layer.named_parameters()) else gradient
+        assert torch.equal(whole, plain[name]), name
