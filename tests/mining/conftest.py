@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 import pytest
 import stamina
 from forks import UPSTREAM_FILES, MakeFork
 from githost import make_repository, run_git
-from parts import make_context
+from parts import Key, make_context
 from stand_in import StandIn, serve
 
+from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.publishing import fork as fork_module
 from neurons.mining.publishing import overlay as overlay_module
@@ -79,3 +81,10 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     )
     return copy
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[ApiClient]:
+    """A client of the stand-in."""
+    with closing(ApiClient(url, Key())) as made:
+        yield made
