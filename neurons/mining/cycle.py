@@ -117,7 +117,8 @@ class Submission:
             emptied counts its rounds from 1 again.
         round_total: how many submissions the round held before a direct one was sent; None when
             it certainly did not arrive.
-        queued_at: when the commitment was seen in the validators' queue, before its reveal.
+        queued_at: when it was seen in the validators' queue: the commitment until its reveal, from
+            then on what was revealed.
         judged_early_at: when it was seen to have left that queue, before its reveal.
         report: the report's path relative to the state folder.
     """

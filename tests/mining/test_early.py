@@ -166,7 +166,7 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
 def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
     tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:
-    """The second reveal is answered with 409, and a validator has measured it in between."""
+    """The second reveal is answered with 409; nobody can tell when a validator took it."""
     stand_in.judges_early = False
     stand_in.faults[REVEAL].append(LOST)
 
@@ -176,8 +176,30 @@ def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
                 stand_in.judge(row, 1.0)
 
     done = run_cycle(make_context(tmp_path / "state", url, waiter=Waits(judge)))
-    assert (done.state, done.rank) == (State.RANKED, 1)
+    assert done.state is State.UNRANKED
+    assert "may have been judged before" in str(done.reason)
     assert done.judged_early_at is None
+
+
+def test_a_look_that_failed_behind_the_reveal_is_made_again(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    """Judged while a look before the reveal hung: the first look behind it cannot be read."""
+    waits = Waits()
+    context = make_context(tmp_path / "state", url, flags=FLAGS["insist"], waiter=waits)
+    stand_in.judges_early = False
+    check = context.fork.verify
+
+    def judge_meanwhile(commit: str) -> None:
+        check(commit)
+        if stand_in.rows:
+            stand_in.faults[STATS].extend([Fault(500, "down")] * 6)
+            for row in stand_in.rows:
+                row["validated"] = row["judged_early"] = True
+
+    context.fork.verify = judge_meanwhile  # type: ignore[method-assign]
+    done = run_cycle(context)
+    assert (done.state, done.rank) == (State.PREMATURE, 1)
 
 
 def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
@@ -193,7 +215,7 @@ def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
     stand_in.faults[STATS].extend([Fault(500, "down")] * 3)
     done = run_cycle(make_context(tmp_path / "state", url, waiter=Waits(judge_at_once)))
     assert done.state is State.UNRANKED
-    assert "never seen in the queue" in str(done.reason)
+    assert "never seen in the queue after its reveal" in str(done.reason)
 
 
 def test_a_server_that_hides_commitments_is_no_early_judge(

@@ -183,8 +183,8 @@ def judge(
     if rank is not None and submission.reveal_block is not None and submission.queued_at is None:
         return Verdict(
             State.UNRANKED,
-            reason=f"The API ranks it {rank}, and it was never seen in the queue: it may have been "
-            "judged before its reveal, when there was nothing to measure.",
+            reason=f"The API ranks it {rank}, but it was never seen in the queue after its reveal: "
+            "it may have been judged before, when there was nothing to measure.",
         )
     if rank is not None:
         return Verdict(

@@ -25,6 +25,8 @@ from neurons.protocol import (
 
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
+FRESH_LOOKS = 4
+"""Looks at the queue behind a reveal, a second apart, until one can be read."""
 STUBBORN_SECONDS = 60.0
 """The pause when the server says too early at the block that it named itself."""
 
@@ -42,6 +44,9 @@ def run(submission: Submission, context: Context) -> Submission:
             if submission.closed:
                 return submission
             _check(submission, context)
+            submission = _watch_queue(submission, context)  # a look at GitHub may have taken long
+            if submission.closed:
+                return submission
             submission = context.move(submission, State.REVEALING)
         elif _own_row(submission, context)[1] is not None:
             _check(submission, context)
@@ -160,11 +165,11 @@ def _send(submission: Submission, context: Context) -> Submission:
         when_registered(context, target, lambda: context.client.reveal(request))
     except AlreadyRevealed:
         context.log.info("revealed before, says the server")
-        return context.move(submission, State.REVEALED)
+        return context.move(submission, State.REVEALED, queued_at=None)
     except SubmissionNotFound as missing:
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
-    return _seen_in_queue(context.move(submission, State.REVEALED), context)
+    return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
 
 
 def _seen_in_queue(submission: Submission, context: Context) -> Submission:
@@ -176,16 +181,26 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
     if submission.judged_early_at is not None:
         return submission
     try:
-        standing = look(submission, context.client)
-        if standing.queued:
-            return context.note(submission, queued_at=submission.queued_at or context.now())
-        if standing.queued is None or standing.performer is not None:
-            return submission
-        context.wait(context.poll_seconds)
-        standing = look(submission, context.client)
-        gone = standing.queued is False and standing.performer is None
-        if gone and _is_same_round(submission, context):
-            return note_early_judgement(submission, context)
+        for _ in range(FRESH_LOOKS):
+            standing = look(submission, context.client)
+            if standing.queued:
+                return context.note(submission, queued_at=context.now())
+            if standing.performer is not None:
+                return submission
+            if standing.queued is False:
+                return _not_in_queue(submission, context)
+            context.wait(1.0)
     except (Retry, Held):
         pass  # the reveal counts, whatever cannot be looked at now
+    return submission
+
+
+def _not_in_queue(submission: Submission, context: Context) -> Submission:
+    context.wait(context.poll_seconds)
+    standing = look(submission, context.client)
+    if standing.queued:
+        return context.note(submission, queued_at=context.now())
+    gone = standing.queued is False and standing.performer is None
+    if gone and _is_same_round(submission, context):
+        return note_early_judgement(submission, context)
     return submission
