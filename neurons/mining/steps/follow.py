@@ -90,16 +90,13 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
         reason = f"The server has lost it: its round {submission.round_id} is another one now."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     verdict = judge(submission, row, _place(submission, context, relation))
-    score = weighted_score(
-        float(submission.tokens_per_sec or 0.0), submission.target_sequence_length
-    )
     return context.move(
         submission,
         verdict.state,
         rank=verdict.rank,
         weight=verdict.weight,
         score=verdict.score,
-        weighted_score=score,
+        weighted_score=_claimed_score(submission),
         reason=verdict.reason,
     )
 
@@ -155,11 +152,14 @@ def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
 
 
 def _is_ranked_before(other: Submission, submission: Submission) -> bool:
-    ours = weighted_score(
-        float(submission.tokens_per_sec or 0.0), submission.target_sequence_length
-    )
-    theirs = float(other.weighted_score or 0.0)
+    ours, theirs = _claimed_score(submission), float(other.weighted_score or 0.0)
     return theirs > ours or (theirs == ours and other.id < submission.id)
+
+
+def _claimed_score(submission: Submission) -> float:
+    """Return what the ranking sorts the submission by, if its claim is believed."""
+    speed = float(submission.tokens_per_sec or 0.0)
+    return weighted_score(speed, submission.target_sequence_length)
 
 
 def judge(
