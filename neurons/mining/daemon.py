@@ -121,8 +121,7 @@ def warn_of_other_hotkeys(context: Context) -> None:
                 submission=other.id,
                 hotkey=other.hotkey,
                 state=other.state.value,
-                remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict, or give it "
-                "up with `python -m neurons.miner abandon`",
+                remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict",
             )
 
 
