@@ -149,8 +149,19 @@ class Context:
         return self.journal.transition(submission, replace(submission, **facts), kind="noted")
 
     def record(self, before: Submission, after: Submission) -> Submission:
-        """Journal a change of state and log it in one line."""
+        """Journal a change of state and log it in one line: the one way to another state."""
         self.journal.transition(before, after)
+        if after.state is State.FAILED:
+            self.told.add(after.id)
+            self.log.warning(
+                "trying again later",
+                submission=after.id,
+                state=before.state.value,
+                attempt=after.attempts,
+                seconds=round((after.retry_at or 0.0) - after.updated_at, 1),
+                reason=after.reason,
+            )
+            return after
         shown = ("reason", "remedy", *_SHOWN.get(after.state, ()))
         values = {name: getattr(after, name) for name in shown}
         details = {

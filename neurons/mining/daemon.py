@@ -247,17 +247,7 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
             raise Stopped("asked to stop") from fault
         present = context.journal.get(submission.id)
         failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
-        context.journal.transition(present, failed)
-        context.told.add(failed.id)
-        context.log.warning(
-            "trying again later",
-            submission=failed.id,
-            state=present.state.value,
-            attempt=failed.attempts,
-            seconds=round((failed.retry_at or 0.0) - failed.updated_at, 1),
-            reason=fault.reason,
-        )
-        return failed
+        return context.record(present, failed)
     except Held as fault:
         reason, remedy, final = fault.reason, fault.remedy, isinstance(fault, HashMismatch)
     except sqlite3.IntegrityError:
@@ -278,8 +268,7 @@ def _resume(submission: Submission, context: Context) -> Submission:
     if left and submission.id not in context.told:  # after a restart nobody has seen the reason
         context.log.info("waiting", seconds=round(left), reason=submission.reason)
     context.wait(left)
-    after = cycle.resume(submission, context.now())
-    return context.journal.transition(submission, after)
+    return context.record(submission, cycle.resume(submission, context.now()))
 
 
 def _require_same_server(submission: Submission, context: Context) -> None:
