@@ -1,12 +1,8 @@
-"""Fixtures that several folders use; tests marked `gpu` are skipped where there is no GPU."""
+"""Tests marked `gpu` are skipped where there is no GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from live_api import LiveApi, serve
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,10 +15,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[LiveApi]:
-    """A validator API with an empty database."""
-    with serve(tmp_path) as live:
-        yield live

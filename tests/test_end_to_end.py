@@ -18,10 +18,10 @@ from harness.report import load_report
 from neurons.command_line.status import JOURNAL
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal, Submission
+from tests import PROJECT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROJECT = Path(__file__).resolve().parent.parent
 CANARY = "ghp_canary4af0c1e7b25d4af0c1e7b25d4af0c1e7"
 
 

@@ -10,10 +10,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import ON_CUDA_KERNELS, fresh, layer_like  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
+from tests.gpu.gpu_inputs import ON_CUDA_KERNELS, fresh, layer_like  # noqa: F401
 
 mount()
 

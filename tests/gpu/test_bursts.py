@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_inputs import ON_CUDA_KERNELS, H, S, fresh, layer_like  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked
+from tests.gpu.gpu_inputs import ON_CUDA_KERNELS, H, S, fresh, layer_like  # noqa: F401
 
 mount()
 

@@ -6,7 +6,10 @@ import itertools
 
 import pytest
 import torch
-from gpu_inputs import (  # noqa: F401
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.gpu.gpu_inputs import (  # noqa: F401
     ADVERSARIAL_KEYS,
     LIMIT,
     ON_CUDA_KERNELS,
@@ -15,9 +18,6 @@ from gpu_inputs import (  # noqa: F401
     fresh,
     layer_like,
 )
-
-from quasar_kernels.mount import mount
-from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 
 mount()
 

@@ -6,16 +6,16 @@ import itertools
 
 import pytest
 import torch
-from gpu_inputs import (  # noqa: F401
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.gpu.gpu_inputs import (  # noqa: F401
     ADVERSARIAL_KEYS,
     ON_CUDA_KERNELS,
     common_key,
     fresh,
     layer_like,
 )
-
-from quasar_kernels.mount import mount
-from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 
 mount()
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
-from gpu_inputs import poison
 
 from quasar_kernels.mount import mount
+from tests.gpu.gpu_inputs import poison
 
 mount()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
+from tests.gpu.gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 
 mount()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_inputs import H, S, fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
+from tests.gpu.gpu_inputs import H, S, fresh  # noqa: F401
 
 mount()
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gpu_inputs import fresh  # noqa: F401
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
+from tests.gpu.gpu_inputs import fresh  # noqa: F401
 
 mount()
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from .faults import FAULTS, FaultPlan
-from .miner import Miner
-from .proxy import Proxy, Record
-from .report import CLOSED, EX_CONFIG, Cycle, assign, judge, read_rows, table
-from .services import PublicApi, copy_public_code, make_bare, mend_api, public_validator
+from tests.live.faults import FAULTS, FaultPlan
+from tests.live.miner import Miner
+from tests.live.proxy import Proxy, Record
+from tests.live.report import CLOSED, EX_CONFIG, Cycle, assign, judge, read_rows, table
+from tests.live.services import PublicApi, copy_public_code, make_bare, mend_api, public_validator
 
 FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 

@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 from neurons.identity import create_throwaway
-
-from .report import Entry, read_journal
-from .services import Process, bare_environment
-
-PROJECT = Path(__file__).resolve().parents[2]
+from tests import PROJECT
+from tests.live.report import Entry, read_journal
+from tests.live.services import Process, bare_environment
 
 
 class Miner:

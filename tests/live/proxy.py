@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from .faults import Fault, FaultPlan, Reply
+from tests.live.faults import Fault, FaultPlan, Reply
 
 UPSTREAM_SECONDS = 60.0
 _UNREACHABLE = Reply(502, b"<html><title>502 Bad Gateway</title></html>")

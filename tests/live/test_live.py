@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .__main__ import MOMENTS, main
+from tests.live.__main__ import MOMENTS, main
 
 NEEDED = ("QUASAR_LIVE_SUBNET", "QUASAR_LIVE_FORK", "QUASAR_LIVE_PYTHON")
 

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from .faults import FAULTS, IN_A_ROW, OVERSIZE_BYTES, Fault, FaultPlan
-from .proxy import Proxy, Record
+from tests.live.faults import FAULTS, IN_A_ROW, OVERSIZE_BYTES, Fault, FaultPlan
+from tests.live.proxy import Proxy, Record
 
 
 class _Upstream(BaseHTTPRequestHandler):

@@ -11,8 +11,7 @@ import pytest
 
 from neurons.mining import cycle as states
 from neurons.mining.journal import Journal
-
-from .report import (
+from tests.live.report import (
     CLOSED,
     Cycle,
     Entry,

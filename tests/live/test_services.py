@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .services import mend_api
+from tests.live.services import mend_api
 
 BROKEN = """\
 try:

@@ -1,4 +1,4 @@
-"""The Triton kernels on CPU tensors; run by test_quasar_interpreter.py with TRITON_INTERPRET=1.
+"""The Triton kernels on CPU tensors; run by test_interpreter.py with TRITON_INTERPRET=1.
 
 The interpreter multiplies the bit patterns of bf16 matrices, so kernels with a product are tested
 in fp16 and fp32, and it cuts bf16 results off where a GPU rounds them.
@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_inputs import HOSTILE_KEYS, LIMIT, layer_like
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
+from tests.quasar_kernels.kernel_inputs import HOSTILE_KEYS, LIMIT, layer_like
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.exit("Triton reads TRITON_INTERPRET when it is imported: set it to 1.", 2)

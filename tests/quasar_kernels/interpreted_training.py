@@ -1,4 +1,4 @@
-"""The layer's backward pass by kernels, on CPU tensors; run by test_quasar_interpreter.py.
+"""The layer's backward pass by kernels, on CPU tensors; run by test_interpreter.py.
 
 It needs TRITON_INTERPRET=1, as interpreted_kernels.py does, and shares its poisoned memory.
 """
@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from interpreted_kernels import poisoned  # noqa: F401
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_layer, relative_rms
+from tests.quasar_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 mount()
 

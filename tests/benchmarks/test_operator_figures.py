@@ -1,0 +1,185 @@
+"""The committed run of the operator, its limits, and docs/kernels.md, which is made from it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TypeVar
+from xml.etree import ElementTree
+
+import pytest
+from measuring.line_plot import Line, line_plot
+from measuring.operator_results import (
+    ERRORS,
+    FORWARD_MS,
+    OperatorResults,
+    misses,
+)
+from measuring.operator_training import TRAINING_MS, TrainingResults, training_misses
+from measuring.profile_results import bytes_ms, floor_ms
+from measuring.results import Run
+from measuring.sanitizer_results import misses as sanitizer_misses
+from report_operator import DOCUMENT, Runs, document, load_runs, plot
+from sanitized_calls import CASES
+
+from tests import PROJECT
+
+Kind = TypeVar("Kind", bound=Run)
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return load_runs()
+
+
+@pytest.fixture(scope="module")
+def results(runs: Runs) -> OperatorResults:
+    return runs.operator
+
+
+@pytest.fixture(scope="module")
+def trained(runs: Runs) -> TrainingResults:
+    return runs.training
+
+
+def changed(results: Kind, path: str, value: object) -> Kind:
+    """Return the run with one figure replaced; `path` is as in `forward.0.times`."""
+    body = results.model_dump(mode="json")
+    place, *keys = body, *path.split(".")
+    for key in keys[:-1]:
+        place = place[int(key) if isinstance(place, list) else key]
+    assert keys[-1] in place
+    place[keys[-1]] = value
+    return type(results).model_validate(body)
+
+
+def test_the_document_says_what_the_run_says_and_every_figure_is_within_its_limit() -> None:
+    command = [sys.executable, "scripts/report_operator.py", "--check"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_run_covers_every_limit(results: OperatorResults) -> None:
+    for lengths in FORWARD_MS.values():
+        assert set(lengths) <= {row.tokens for row in results.forward}
+    checked = {(row.tokens, row.keys) for row in results.accuracy}
+    assert checked == {(row.tokens, keys) for row in results.forward for keys in ERRORS}
+    assert max(row.batch for row in results.decoding) == 128
+    for row in (*results.forward, *results.decoding):
+        assert {"triton", "peer"} <= set(row.times)
+    for row in results.forward:
+        assert set(row.times) == {"triton", "cuda", "peer"}
+    # with empty caches: what compiles the kernels anew on a validator's machine
+    assert set(results.first_call) == {"triton", "cuda", "peer"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "forward.0.times.triton.graph_ms",
+            9.0,
+            "forward of 2048 tokens, triton, ms: 9, limit 0.06",
+        ),
+        ("forward.1.times.cuda.graph_ms", 0.1, "16384 tokens, cuda, ms: 0.1, limit 0.07"),
+        ("forgetting.0.error", 0.5, "error of 200000 tokens, 0 slow heads: 0.5, limit 0.006"),
+        ("forgetting.3.rested_ms", 9.0, "forward of 200000 tokens, 8 slow heads, over in full"),
+        ("first_call.cuda.call_seconds", 8.1, "first call, cuda, s: 8.1, limit 8"),
+        ("accuracy.1.errors.triton.overall", 0.5, "2048 tokens, correlated 10%, triton: 0.5"),
+        ("accuracy.2.errors.triton.worst_eighth", 0.5, "correlated 1%, triton, worst eighth: 0.5"),
+        ("accuracy.0.errors.triton.overall", 1e-4, "2048 tokens, layer-like, cuda over triton"),
+        ("memory.peak_bytes.triton", 1 << 40, "peak memory over the output, triton"),
+        ("first_call.triton.call_seconds", 41.0, "first call, triton, s: 41, limit 8"),
+        ("decoding.3.copy_ms", 1e-4, "share of copy bandwidth, B = 128"),
+        ("decoding.0.times.triton.eager_ms", 9.0, "decoding at B = 1, eager_ms: 9"),
+    ],
+)
+def test_a_figure_outside_of_its_limit_is_named(
+    results: OperatorResults, path: str, value: float, said: str
+) -> None:
+    (found,) = set(misses(changed(results, path, value))) - set(misses(results))
+    assert said in found
+
+
+def test_training_covers_every_limit(trained: TrainingResults) -> None:
+    shapes = {row.shape for row in trained.training}
+    assert set(TRAINING_MS) <= shapes
+    for row in trained.training:
+        assert set(row.times) == {"triton", "cuda", "peer"}
+    assert set(trained.gradients.errors) == {"triton", "cuda", "peer"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "training.0.times.cuda.graph_ms",
+            0.281,
+            "1 x 16384 x 8 x 64, cuda, ms: 0.281, limit 0.28",
+        ),
+        ("training.1.times.cuda.graph_ms", 1e3, "1 x 262144 x 8 x 64, cuda, times the peer"),
+        ("training.1.times.triton.graph_ms", 1e3, "1 x 262144 x 8 x 64, triton, times the peer"),
+        ("gradients.errors.cuda.beta", 0.5, "gradient of beta, cuda: 0.5"),
+    ],
+)
+def test_a_figure_of_training_outside_of_its_limit_is_named(
+    trained: TrainingResults, path: str, value: float, said: str
+) -> None:
+    (found,) = set(training_misses(changed(trained, path, value))) - set(training_misses(trained))
+    assert said in found
+
+
+def test_figures_changed_by_hand_are_made_anew(runs: Runs) -> None:
+    text = DOCUMENT.read_text()
+    speed = re.search(r"\| 1,000,000 \| ([\d.]+)", text)
+    assert speed is not None
+    altered = text.replace(speed[0], "| 1,000,000 | 0.01", 1)
+    assert altered != text
+    assert document(altered, runs) == text
+    with pytest.raises(SystemExit, match="must have the marks"):
+        document(text.replace("<!-- figures: forward -->", ""), runs)
+
+
+def test_the_plot_draws_a_line_for_each_implementation_and_way(results: OperatorResults) -> None:
+    root = ElementTree.fromstring(plot(results))  # noqa: S314 made a line above
+    labels = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"Triton, graph", "Triton, eager", "peer, graph", "peer, eager"} <= labels
+    points = sum(2 * len(row.times) for row in results.forward)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == points
+
+
+def test_ten_times_as_much_is_a_decade_further() -> None:
+    svg = line_plot("t", "x", "y", [Line("a", "red", [(1, 1), (10, 10), (100, 100)])])
+    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
+    assert x1 > x0
+    assert y1 - y2 == pytest.approx(y0 - y1, abs=0.2)
+    assert y1 < y0
+
+
+def test_labels_do_not_lie_on_each_other() -> None:
+    lines = [Line(str(i), "red", [(1, 1), (10, 5 + i / 100)]) for i in range(4)]
+    heights = [
+        float(y)
+        for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" fill', line_plot("t", "x", "y", lines))
+    ]
+    assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) >= 16
+
+
+def test_the_profile_is_of_both_calls_and_no_kernel_beats_its_floor(runs: Runs) -> None:
+    assert set(runs.profile.calls) == {"operator", "layer"}
+    for call in runs.profile.calls.values():
+        assert sum(kernel.ms for kernel in call.kernels) >= bytes_ms(runs.profile, call.least_bytes)
+        for kernel in call.kernels:
+            assert kernel.ms >= 0.9 * floor_ms(runs.profile, kernel)
+
+
+def test_the_sanitizer_watched_every_call_with_every_tool(runs: Runs) -> None:
+    assert sanitizer_misses(runs.sanitizer) == []
+    calls = {name: len(cases) for name, (_, cases) in CASES.items()}
+    assert runs.sanitizer.calls == calls
+    for tool, watched in runs.sanitizer.tools.items():
+        # racecheck leaves the layer out only where it reports a right kernel
+        assert set(watched.calls) == set(calls) or (tool == "racecheck" and watched.handshake)

@@ -1,0 +1,132 @@
+"""The report file: round trip, torn and altered files, its schema."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from harness.report import (
+    Environment,
+    Failure,
+    Measurement,
+    Report,
+    ReportError,
+    build_report,
+    load_report,
+    report_schema,
+    write_report,
+)
+from tests.harness.samples import measurement, telemetry
+
+HERE = Environment(
+    device="cpu",
+    platform="Linux",
+    python="3.11",
+    torch="2.13",
+    triton=None,
+    cuda=None,
+    gpu=None,
+    gpu_memory_mb=None,
+    compute_capability=None,
+    driver=None,
+    cpu_count=2,
+)
+
+
+def sample() -> Report:
+    states = telemetry({"sm_clock_mhz": 1980}, {"sm_clock_mhz": 1755, "slowdowns": ("power cap",)})
+    runs = [measurement(512, environment=HERE), measurement(1024, telemetry=states)]
+    failure = Failure(length=2048, kind="out_of_memory", reason="CUDA out of memory")
+    return build_report("as a validator", "a" * 40, runs, [failure])
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    report = sample()
+    digest = write_report(tmp_path / "new" / "report.json", report)
+    assert load_report(tmp_path / "new" / "report.json") == report
+    assert len(digest) == 64
+    assert report.environment == HERE
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
+
+
+def test_every_torn_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, sample())
+    whole = path.read_bytes()
+    for size in range(0, len(whole) - 2, 97):  # all but the last brace and newline
+        path.write_bytes(whole[:size])
+        with pytest.raises(ReportError, match="measure again"):
+            load_report(path)
+
+
+def test_an_altered_figure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, sample())
+    path.write_text(path.read_text().replace("1000.0", "9000.0", 1))
+    with pytest.raises(ReportError, match="sha256"):
+        load_report(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"report": 3}'])
+def test_other_json_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match="not a report"):
+        load_report(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"nowhere\.json: No such file"):
+        load_report(tmp_path / "nowhere.json")
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, sample())
+    before = path.read_bytes()
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(path, sample())
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_measurement_cannot_hold_an_impossible_speed(value: float) -> None:
+    fields = {**measurement().model_dump(), "tokens_per_sec": value}
+    with pytest.raises(ValidationError, match="tokens_per_sec"):
+        Measurement.model_validate(fields)
+
+
+def test_unchecked_measurements_mark_the_report() -> None:
+    assert sample().checked
+    assert not build_report("p", None, [measurement(), measurement(gate=None)]).checked
+
+
+def test_two_machines_cannot_share_a_report() -> None:
+    other = HERE.model_copy(update={"torch": "2.9"})
+    runs = [measurement(environment=HERE), measurement(environment=other)]
+    with pytest.raises(ValueError, match="different environments"):
+        build_report("p", None, runs)
+
+
+def test_the_schema_names_every_field_of_a_report() -> None:
+    schema = report_schema()
+    fields = schema["$defs"]["Measurement"]["properties"]
+    assert set(fields) == set(Measurement.model_fields)
+    assert set(schema["properties"]["report"]["properties"]) == set(Report.model_fields)
+    references = json.dumps(schema).split('"#/$defs/')[1:]
+    assert {reference.split('"')[0] for reference in references} <= set(schema["$defs"])
+
+
+def test_times_carry_their_zone() -> None:
+    assert sample().created_at.tzinfo is timezone.utc
+    assert sample().created_at <= datetime.now(timezone.utc)

@@ -1,0 +1,392 @@
+"""Real workers over small trees: what is measured, and every way in which a worker can fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report import Measurement
+from harness.runner import MeasurementError, check, child_environment, measure, probe
+from harness.source import source_digest, tree_commit
+from quasar_kernels.contract import OVERLAY
+
+CPU = {"device": "cpu", "timeout": 120.0}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a second thread for these small tensors only spins."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def fails(tree: Path, **options: Any) -> MeasurementError:
+    with pytest.raises(MeasurementError) as caught:
+        measure(tree, 16, **{**CPU, "gate": False, **options})
+    return caught.value
+
+
+def running(mark: str) -> list[int]:
+    """Return the pids of processes, zombies left out, with `mark` in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+# ---- what is measured ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay over the installed fla-core, as a fork receives it."""
+    root = tmp_path_factory.mktemp("fork")
+    spec = find_spec("fla")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    installed = next(p for p in spec.submodule_search_locations if "site-packages" in p)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(installed, root / "fla", ignore=ignore)
+    shutil.copytree(OVERLAY / "fla", root / "fla", dirs_exist_ok=True, ignore=ignore)
+    (root / "fla/layers/__init__.py").touch()
+    return root
+
+
+def test_the_real_overlay_is_measured_at_512_tokens(real_tree: Path) -> None:
+    found = measure(real_tree, 512, **CPU, cold_cache=True)  # type: ignore[arg-type]
+    assert found.gate is not None
+    assert found.gate.passed
+    assert found.gate.source_digest == found.source_digest == source_digest(real_tree)
+    assert (found.length, found.runs, found.cache, found.vram_mb) == (512, 10, "cold", 0)
+    assert found.source_file == "fla/ops/quasar/chunk.py"
+    assert found.layer_file == "fla/layers/quasar.py"
+    assert found.tokens_per_sec == pytest.approx(10 * 512 / found.elapsed_seconds)
+    assert found.environment is not None
+    assert found.environment.device == "cpu"
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+    assert not list(real_tree.rglob("__pycache__")), "a measured tree stays as it was"
+
+
+def test_probe_tells_the_device() -> None:
+    environment = probe(device="cpu")
+    assert environment.device == "cpu"
+    assert environment.gpu is None
+
+
+def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(MeasurementError, match="no CUDA device") as caught:
+        probe(device="cuda")
+    assert caught.value.kind == "crash"
+
+
+# ---- the gate --------------------------------------------------------------------------------
+
+
+def test_no_speed_on_a_red_gate(make_tree: Any) -> None:
+    tree = make_tree("_right = chunk_quasar\n"
+                     "def chunk_quasar(q, k, v, beta, *a, **o):\n"
+                     "    return _right(q, k, v, beta * 1.1, *a, **o)\n")  # fmt: skip
+    red = check(tree, 16, device="cpu")
+    assert not red.passed
+    error = fails(tree, gate=red)
+    assert error.kind == "gate"
+    assert error.gate is red
+    assert "operator" in error.reason
+    assert running(str(tree)) == []
+
+
+def test_a_green_gate_of_other_code_does_not_count(make_tree: Any) -> None:
+    from tests.harness.samples import gate_result
+
+    error = fails(make_tree(), gate=gate_result())
+    assert (error.kind, error.reason) == ("gate", "the code changed after its gate")
+
+
+def test_a_green_gate_of_a_shorter_length_does_not_count(make_tree: Any) -> None:
+    from tests.harness.samples import gate_result
+
+    tree = make_tree()
+    short = gate_result(digest=source_digest(tree))
+    with pytest.raises(MeasurementError, match="stopped at 512 tokens"):
+        measure(tree, 1024, gate=short, **CPU)  # type: ignore[arg-type]
+
+
+def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> None:
+    forged = (
+        "_right = chunk_quasar\n"
+        "def chunk_quasar(q, k, v, beta, **options):\n"
+        "    o, state = _right(q, k, v, beta, **options)\n"
+        "    return o * 2 + v, state\n"
+        'print("RESULT: 99999999999.0")\n'
+        'print(\'{"nonce": "", "body": {"tokens_per_sec": 1e12}}\', flush=True)\n'
+    )
+    tree = make_tree(forged)
+    found = measure(tree, 16, **CPU, gate=False)  # type: ignore[arg-type]
+    assert found.gate is None
+    assert found.tokens_per_sec < 1e7, "what the code prints is no result"
+    assert found.first_call_seconds > 0
+
+
+def test_processes_that_share_a_turn_are_timed_one_after_another(
+    make_tree: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "calls"
+    noted = (
+        "import os, time\n"
+        "_forward = QuasarAttention.forward\n"
+        "def forward(self, x, **options):\n"
+        f"    with open({str(log)!r}, 'a') as calls:\n"
+        "        calls.write(f'{os.getpid()}\\n')\n"
+        "    time.sleep(0.1)\n"
+        "    return _forward(self, x, **options)\n"
+        "QuasarAttention.forward = forward\n"
+    )
+    tree, turn = make_tree(noted), tmp_path / "turn"
+
+    def run(_number: int) -> Measurement:
+        return measure(tree, 16, **CPU, gate=False, turn=turn)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(list(pool.map(run, range(3)))) == 3
+    processes = [pid for pid, _ in groupby(log.read_text().split())]
+    assert len(processes) == len(set(processes)) == 3, "their calls lie between one another's"
+
+
+# ---- how it fails ----------------------------------------------------------------------------
+
+
+def test_a_hanging_tree_is_killed_with_its_descendants(
+    make_tree: Any, tmp_path: Path, stop_when: Any
+) -> None:
+    mark = f"sleeper-of-{tmp_path.name}"
+    started = tmp_path / "started"
+    tree = make_tree(
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import signal, time;"
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)', {mark!r}])\n"
+        f"open({str(started)!r}, 'w').close()\n"
+        "time.sleep(600)\n"
+    )
+    error = fails(tree, stop=stop_when(started))
+    assert error.kind == "stopped"
+    assert started.exists()
+    deadline = time.monotonic() + 5
+    while running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(mark) == []
+
+
+def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
+    error = fails(make_tree("import time; time.sleep(600)"), timeout=0.5)
+    assert (error.kind, error.reason) == ("timeout", "not done within 0.5 s")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason"),
+    [
+        ("os._exit(0)", "protocol", "without a result"),
+        ("os.kill(os.getpid(), 11)", "crash", "status -11"),
+        ("raise RuntimeError('CUDA error: an illegal access')", "crash", "illegal access"),
+        ("os.kill(os.getpid(), 9)", "out_of_memory", "killed from outside"),
+        ("raise torch.OutOfMemoryError('CUDA out of memory.')", "out_of_memory", "CUDA out"),
+        ("time.time = lambda: 0.0", "gate", "time.time"),
+        ("to_every_descriptor(b'{}\\n')", "protocol", "exactly one"),
+        ("to_every_descriptor(b'[0] * 3\\n'); os._exit(0)", "protocol", "malformed"),
+        (
+            'to_every_descriptor(b\'{"nonce": "0", "body": {}}\\n\'); os._exit(0)',
+            "protocol",
+            "did not come from the worker",
+        ),
+    ],
+)
+def test_every_failure_has_its_kind(make_tree: Any, code: str, kind: str, reason: str) -> None:
+    tree = make_tree(
+        "import os, time\n"
+        "def to_every_descriptor(data):\n"
+        "    for name in os.listdir('/proc/self/fd'):\n"
+        "        try:\n"
+        "            if int(name) > 2 and 'pipe' in os.readlink(f'/proc/self/fd/{name}'):\n"
+        "                os.write(int(name), data)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "print('a last word', flush=True)\n" + code
+    )
+    error = fails(tree)
+    assert (error.kind, reason in error.reason) == (kind, True), error.reason
+    assert "a last word" in error.log_tail
+
+
+def test_code_from_outside_the_tree_is_refused(make_tree: Any, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tree = make_tree(package=f"__path__.insert(0, {str(elsewhere)!r})")
+    (tree / "fla/ops/quasar/chunk.py").rename(elsewhere / "chunk.py")
+    (tree / "fla/ops/quasar/chunk.py").touch()
+    error = fails(tree)
+    assert error.kind == "gate"
+    assert f"loaded from {elsewhere}" in error.reason
+
+
+def test_a_tree_without_the_files_is_named(tmp_path: Path) -> None:
+    error = fails(tmp_path)
+    assert error.kind == "protocol"
+    assert "has no fla/ops/quasar/chunk.py" in error.reason
+
+
+def test_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    tree = make_tree(
+        f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    code = (
+        "from pathlib import Path; from harness.runner import measure;"
+        f"measure(Path({str(tree)!r}), 16, device='cpu', gate=False)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    worker = int(pid_file.read_text())
+    assert Path(f"/proc/{worker}").exists()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_worker_whose_parent_is_gone_does_nothing() -> None:
+    job = '{"task": "probe", "result_fd": 9, "nonce": "n", "parent": 1}'
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.worker"], input=job, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+
+
+def test_a_worker_says_what_it_wants() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.worker"],
+        input="{}",
+        text=True,
+        timeout=60,
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == 2
+    assert "takes a job on stdin" in done.stderr
+
+
+# ---- what a worker gets ----------------------------------------------------------------------
+
+
+def test_a_workers_environment_is_an_allow_list(tmp_path: Path) -> None:
+    given = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "OMP_NUM_THREADS": "2",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "QUASAR_NVRTC": "/n",
+        "TRITON_CACHE_DIR": "/t",
+        "QUASAR_BACKEND": "canary",
+        "GITHUB_TOKEN": "canary",
+        "GITHUB_USERNAME": "canary",
+        "NVIDIA_API_KEY": "canary",
+        "CUDA_TOKEN": "canary",
+        "PYTHONPATH": "canary",
+        "LD_PRELOAD": "canary",
+        "AWS_SECRET_ACCESS_KEY": "canary",
+    }
+    env = child_environment(given, device="cuda")
+    assert "canary" not in env.values()
+    allowed = {name: value for name, value in given.items() if value != "canary"}
+    assert allowed.items() <= env.items()
+    assert child_environment(given, device="cpu")["CUDA_VISIBLE_DEVICES"] == ""
+    cold = child_environment(given, device="cuda", cache=tmp_path)
+    caches = [cold[n] for n in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")]
+    assert all(Path(cache).parent == tmp_path for cache in caches)
+
+
+# ---- which code it is ------------------------------------------------------------------------
+
+
+def test_the_digest_sees_every_byte_and_name_but_no_byte_code(make_tree: Any) -> None:
+    tree = make_tree()
+    first = source_digest(tree)
+    (tree / "fla/__pycache__").mkdir()
+    (tree / "fla/__pycache__/x.pyc").write_bytes(b"x")
+    (tree / "outside").touch()
+    assert source_digest(tree) == first
+    layer = tree / "fla/layers/quasar.py"
+    layer.write_text(layer.read_text() + "\n")
+    second = source_digest(tree)
+    layer.rename(layer.with_name("quasar2.py"))
+    assert len({first, second, source_digest(tree)}) == 3
+
+
+def test_the_commit_of_a_checkout_and_whether_it_has_changes(make_tree: Any) -> None:
+    tree = make_tree()
+    assert tree_commit(tree) is None
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(tree), *arguments], check=True)
+    head = tree_commit(tree)
+    assert head is not None
+    assert len(head) == 40
+    (tree / "fla/layers/quasar.py").write_text("changed")
+    assert tree_commit(tree) == f"{head}-dirty"
+
+
+def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Path) -> None:
+    tree = make_tree()
+    ran = tmp_path / "ran"
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    for arguments in (
+        ["init", "-q"],
+        ["add", "."],
+        [*identity, "commit", "-qm", "x"],
+        ["config", "core.fsmonitor", str(hook)],
+    ):
+        subprocess.run(["git", "-C", str(tree), *arguments], check=True)
+    assert tree_commit(tree) is not None
+    assert not ran.exists()
+
+
+def test_pids_are_seen_by_this_file() -> None:
+    """The helper that the tests above trust finds a process that is there."""
+    mark = f"visible-{os.getpid()}"
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", mark])
+    deadline = time.monotonic() + 10  # until it has replaced its command line
+    try:
+        while running(mark) != [child.pid] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert running(mark) == [child.pid]
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()

@@ -1,1 +1,0 @@
-"""Judges this miner against the public subnet's own code on loopback; README.md says how."""

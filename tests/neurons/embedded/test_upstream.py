@@ -1,0 +1,142 @@
+"""The upstream made of the installed fla-core: content, determinism, crashes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neurons.embedded import upstream as embedded_upstream
+from neurons.embedded.upstream import make_upstream
+from neurons.errors import ConfigError, Held
+from neurons.git.bare import make_remote
+from quasar_kernels.contract import OVERLAY, fork_imports
+from tests.neurons.githost import run_git
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("upstream") / "upstream.git"
+    assert make_upstream(path) == f"file://{path}"
+    return path
+
+
+def head(repository: Path) -> str:
+    return run_git(repository, "rev-parse", "HEAD")
+
+
+def test_a_clone_holds_the_installed_package_byte_for_byte(upstream: Path, tmp_path: Path) -> None:
+    run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
+    clone = tmp_path / "clone"
+    files = importlib.metadata.distribution("fla-core").files or []
+    sources = [f for f in files if f.parts[0] == "fla" and f.suffix != ".pyc"]
+    assert len(sources) > 100
+    for file in sources:
+        assert (clone / file).read_bytes() == Path(os.fspath(file.locate())).read_bytes()
+    assert not list(clone.rglob("__pycache__"))
+    assert "Permission is hereby granted" in (clone / "LICENSE").read_text()
+    assert "fla-core" in (clone / "NOTICE").read_text()
+    assert run_git(clone, "branch", "--show-current") == "main"
+    assert run_git(clone, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) -> None:
+    run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
+    shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
+    code = (
+        "import sys; from pathlib import Path; from harness.worker import load_tree\n"
+        "if sys.argv[2]: sys.modules[sys.argv[2]] = None\n"  # as if it were not installed
+        "try: load_tree(Path(sys.argv[1]))\n"
+        "except Exception as error: print(error.kind, error)\n"
+        "else: print(sorted(sys.modules))"
+    )
+    tops = sorted({module.split(".")[0] for module in fork_imports()})
+    for missing in ("", *tops):
+        command = [sys.executable, "-c", code, tmp_path / "clone", missing]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        if missing:
+            assert done.stdout.startswith("import fla/"), (missing, done.stdout)
+            assert f"needs {missing}, which is not installed" in done.stdout
+        else:
+            assert set(fork_imports()) <= set(ast.literal_eval(done.stdout))
+
+
+def test_the_commit_depends_on_content_alone(upstream: Path, tmp_path: Path) -> None:
+    before = head(upstream)
+    make_upstream(upstream)
+    make_upstream(tmp_path / "elsewhere.git")
+    assert head(upstream) == before == head(tmp_path / "elsewhere.git")
+    assert not list(upstream.parent.glob(".*"))
+
+
+def test_another_content_moves_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "upstream.git"
+    make_upstream(path)
+    before = head(path)
+    monkeypatch.setattr(embedded_upstream, "_version", lambda: "9.9.9")
+    make_upstream(path)
+    assert head(path) != before
+    assert 'version = "9.9.9"' in run_git(path, "show", "HEAD:pyproject.toml")
+
+
+def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import neurons.mining.publishing.fork\n"
+        "from neurons.embedded.upstream import make_upstream\n"
+        "make_upstream(Path(sys.argv[1]))\n"
+        "sys.exit(bool({'fla', 'torch', 'triton'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "u.git"], check=True, cwd=os.getcwd())
+
+
+def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from neurons.embedded.upstream import make_upstream\n"
+        "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "make_upstream(Path(sys.argv[1]))"
+    )
+    path = tmp_path / "upstream.git"
+    killed = subprocess.run([sys.executable, "-c", code, path], cwd=os.getcwd())
+    assert killed.returncode == -signal.SIGKILL
+    assert not path.exists()
+    assert list(tmp_path.glob(".upstream.git.partial-*"))
+    make_upstream(path)
+    assert run_git(path, "rev-list", "--count", "main") == "1"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("keep")
+    with pytest.raises(Held, match="in the way"):
+        make_upstream(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep"
+
+
+def test_without_fla_core_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_upstream, "PACKAGE", "no-such-package-is-installed")
+    with pytest.raises(ConfigError, match="no-such-package-is-installed is not installed"):
+        make_upstream(tmp_path / "upstream.git")
+
+
+def test_the_remote_is_a_bare_clone_that_is_made_once(upstream: Path, tmp_path: Path) -> None:
+    path = tmp_path / "fork.git"
+    url = make_remote(f"file://{upstream}", path)
+    assert url == f"file://{path}"
+    assert head(path) == head(upstream)
+    assert run_git(path, "rev-parse", "--is-bare-repository") == "true"
+    shutil.rmtree(path / "refs" / "heads", ignore_errors=True)
+    (path / "refs" / "heads").mkdir(parents=True)
+    (path / "marker").touch()
+    make_remote(f"file://{upstream}", path)
+    assert (path / "marker").exists()

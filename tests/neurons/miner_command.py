@@ -1,0 +1,31 @@
+"""Runs the miner's command as an operator does, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import PROJECT
+
+
+def run(
+    *arguments: str, cwd: Path = PROJECT, entry: tuple[str, ...] = ("-m", "neurons.miner"),
+    timeout: float = 60, **environ: str,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run `python -m neurons.miner ARGUMENT...`, without a .env and in a bare environment."""
+    return subprocess.run(
+        [sys.executable, *entry, *arguments],
+        cwd=cwd,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": "/nonexistent",
+            "ENV_FILE": "/dev/null",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

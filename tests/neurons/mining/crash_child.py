@@ -1,0 +1,63 @@
+"""One life of the miner that kills itself with SIGKILL at a named moment.
+
+Its arguments are STATE_DIR API_URL MODE MOMENT, where MOMENT is `before` or `after`, a colon, and a
+state that the journal goes to, a path that is called or `push`; or `never`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from neurons.mining.client import ApiClient
+from neurons.mining.daemon import run_cycle
+from neurons.mining.journal import Journal
+from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context
+
+
+def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
+    """Run one cycle and print its end."""
+
+    def pass_by(when: str, what: str) -> None:
+        if f"{when}:{what}" == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Transport(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            pass_by("before", request.url.path)
+            response = super().handle_request(request)
+            pass_by("after", request.url.path)
+            return response
+
+    class Dying(Journal):
+        def transition(self, before: Any, after: Any, **names: Any) -> Any:
+            pass_by("before", after.state.value)
+            result = super().transition(before, after, **names)
+            pass_by("after", after.state.value)
+            return result
+
+    class Fork(StandInFork):
+        def push(self, commit: str) -> None:
+            pass_by("before", "push")
+            super().push(commit)
+            pass_by("after", "push")
+
+    context = make_context(
+        state_dir,
+        url,
+        flags={"submission_mode": mode},
+        fork=Fork(state_dir / "fork"),
+        client=ApiClient(url, Key(), transport=Transport()),
+        journal=Dying(state_dir / "journal.sqlite"),
+        waiter=Waits(),
+    )
+    sys.stdout.write(run_cycle(context).state.value)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

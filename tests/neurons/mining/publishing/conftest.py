@@ -1,0 +1,50 @@
+"""Fixtures of the publishing tests: the upstream, the fork's remote, an overlay to change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from neurons.mining.publishing import fork as fork_module
+from neurons.mining.publishing import overlay as overlay_module
+from neurons.mining.publishing.fork import Fork
+from quasar_kernels.contract import OVERLAY
+from tests.neurons.githost import make_repository, run_git
+from tests.neurons.mining.publishing.forks import UPSTREAM_FILES, MakeFork
+
+
+@pytest.fixture(scope="session")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
+
+
+@pytest.fixture
+def remote(tmp_path: Path, upstream: Path) -> Path:
+    run_git(tmp_path, "clone", "-q", "--bare", str(upstream), "remote.git")
+    return tmp_path / "remote.git"
+
+
+@pytest.fixture
+def make_fork(tmp_path: Path, remote: Path) -> MakeFork:
+    def make(remote_url: str = str(remote), **options: object) -> Fork:
+        return Fork(remote_url, None, tmp_path / "state" / "fork", **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the overlay that a test may change."""
+    copy = tmp_path / "overlay"
+    shutil.copytree(OVERLAY, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(overlay_module, "OVERLAY", copy)
+    monkeypatch.setattr(
+        fork_module,
+        "overlay_files",
+        lambda scope: sorted(
+            PurePosixPath(p.relative_to(copy).as_posix()) for p in copy.rglob("*") if p.is_file()
+        ),
+    )
+    return copy

@@ -1,0 +1,296 @@
+"""The fork on real repositories: what a crash leaves, who moved it, what hostile content tries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neurons.errors import ConfigError, Held
+from neurons.mining.publishing.fork import Fork
+from tests.neurons.githost import make_repository, run_git
+from tests.neurons.mining.publishing.forks import MakeFork, commit_elsewhere, publish
+
+# Crashes
+
+
+def test_a_dirty_clone_is_put_back(make_fork: MakeFork) -> None:
+    fork = make_fork()
+    commit = publish(fork)
+    (fork.worktree / "README.md").write_text("changed\n")
+    (fork.worktree / "torch.py").write_text("raise SystemExit\n")
+    (fork.worktree / "fla/__init__.py").unlink()
+    run_git(fork.worktree, "add", "-A")
+    (fork.worktree / ".git/index.lock").touch()
+    (fork.worktree / ".git/refs/heads/quasar.lock").touch()
+    assert publish(make_fork()) == commit
+    assert (fork.worktree / "README.md").read_text() == "upstream\n"
+    assert not (fork.worktree / "torch.py").exists()
+
+
+def test_a_change_between_prepare_and_commit_is_not_published(make_fork: MakeFork) -> None:
+    fork = make_fork()
+    fork.prepare()
+    (fork.worktree / "fla/ops/quasar/chunk.py").write_text("# faster, and wrong\n")
+    with pytest.raises(Held, match=r"differs from the commit: fla/ops/quasar/chunk\.py"):
+        fork.commit()
+
+
+def test_killed_between_clone_and_rename_it_starts_over(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from neurons.mining.publishing.fork import Fork\n"
+        "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Fork(sys.argv[1], None, Path(sys.argv[2])).prepare()"
+    )
+    worktree = tmp_path / "state" / "fork"
+    killed = subprocess.run([sys.executable, "-c", code, remote, worktree], cwd=os.getcwd())
+    assert killed.returncode == -signal.SIGKILL
+    assert not worktree.exists()
+    assert list(worktree.parent.glob(".fork.partial-*"))
+    publish(make_fork())
+    assert list(worktree.parent.iterdir()) == [worktree]
+
+
+@pytest.mark.parametrize("step", ["lay", "commit"])
+def test_killed_while_laying_or_committing_it_goes_on(
+    make_fork: MakeFork, remote: Path, tmp_path: Path, step: str
+) -> None:
+    code = {
+        "lay": "os.replace = die",
+        "commit": "HardenedGit.update_ref = lambda self, *a: die() if len(a) == 3 else "
+        "self._call_process('update_ref', *a)",
+    }[step]
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from neurons.mining.publishing.fork import Fork\n"
+        "from neurons.git.command import HardenedGit\n"
+        "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"{code}\n"
+        "fork = Fork(sys.argv[1], None, Path(sys.argv[2])); fork.prepare(); fork.commit()"
+    )
+    worktree = tmp_path / "state" / "fork"
+    killed = subprocess.run([sys.executable, "-c", script, remote, worktree], cwd=os.getcwd())
+    assert killed.returncode == -signal.SIGKILL
+    publish(make_fork())
+    assert run_git(remote, "rev-list", "--count", "quasar") == "2"
+
+
+def test_a_broken_clone_is_set_aside_and_git_does_not_climb(
+    make_fork: MakeFork, tmp_path: Path
+) -> None:
+    run_git(tmp_path, "init", "-q")  # the state folder usually lies inside a repository
+    run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Outer")
+    outer = run_git(tmp_path, "rev-parse", "HEAD")
+    fork = make_fork()
+    commit = publish(fork)
+    (fork.worktree / ".git/HEAD").unlink()
+    assert publish(make_fork()) == commit
+    assert (fork.worktree.parent / "fork.previous").is_dir()
+    assert run_git(tmp_path, "rev-parse", "HEAD") == outer
+    assert run_git(tmp_path, "branch", "--list", "quasar") == ""
+
+
+def test_another_remote_gets_a_clone_of_its_own(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
+    publish(make_fork())
+    other = make_repository(tmp_path / "other.git", {"README.md": "unrelated\n"})
+    commit = publish(make_fork(str(other)))
+    assert run_git(other, "rev-list", "--count", commit) == "2"
+    assert (tmp_path / "state/fork.previous").is_dir()
+
+
+# Others move the fork
+
+
+def test_a_force_pushed_branch_is_held_and_not_overwritten(
+    make_fork: MakeFork, remote: Path
+) -> None:
+    fork = make_fork()
+    commit = publish(fork)
+    theirs = commit_elsewhere(remote, "quasar", {"a": "b"}, "--force", amend=True)
+    for act in (lambda: fork.verify(commit), lambda: fork.push(commit), fork.prepare):
+        with pytest.raises(Held, match="someone else moved it") as held:
+            act()
+        assert "FORK_BRANCH" in held.value.remedy
+    assert run_git(remote, "rev-parse", "quasar") == theirs
+
+
+def test_a_commit_on_top_of_ours_is_held_at_the_reveal(make_fork: MakeFork, remote: Path) -> None:
+    fork = make_fork()
+    commit = publish(fork)
+    theirs = commit_elsewhere(remote, "quasar", {"a": "b"})
+    with pytest.raises(Held, match="moved"):
+        fork.verify(commit)
+    with pytest.raises(Held, match="moved"):
+        fork.push(commit)
+    assert run_git(remote, "rev-parse", "quasar") == theirs
+
+
+def test_a_branch_that_went_is_held_and_can_be_pushed_again(
+    make_fork: MakeFork, remote: Path
+) -> None:
+    fork = make_fork()
+    commit = publish(fork)
+    run_git(remote, "update-ref", "-d", "refs/heads/quasar")
+    with pytest.raises(Held, match="is not on"):
+        fork.verify(commit)
+    fork.push(commit)
+    fork.verify(commit)
+
+
+def test_a_commit_that_was_not_pushed_does_not_verify(make_fork: MakeFork) -> None:
+    fork = make_fork()
+    fork.prepare()
+    commit = fork.commit()
+    with pytest.raises(Held, match="is not on"):
+        fork.verify(commit)
+
+
+def test_a_commit_with_other_content_is_held(make_fork: MakeFork, remote: Path) -> None:
+    fork = make_fork()
+    publish(fork)
+    name = "fla/ops/quasar/chunk.py"
+    theirs = commit_elsewhere(remote, "quasar", {name: "# swapped\n"})
+    with pytest.raises(Held, match=f"does not hold the overlay's content: {name}"):
+        fork.verify(theirs)
+
+
+def test_an_unknown_commit_is_not_pushed(make_fork: MakeFork, remote: Path) -> None:
+    fork = make_fork()
+    publish(fork)
+    with pytest.raises(Held, match="is not in"):
+        fork.push("0123456789" * 4)
+
+
+def test_a_rejected_push_is_held(make_fork: MakeFork, remote: Path) -> None:
+    hook = remote / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho 'branch is protected'\nexit 1\n")
+    hook.chmod(0o755)
+    fork = make_fork()
+    fork.prepare()
+    commit = fork.commit()
+    with pytest.raises(Held, match="rejected the push") as held:
+        fork.push(commit)
+    assert "FORK_BRANCH" in held.value.remedy
+    hook.unlink()
+    fork.push(commit)
+
+
+def test_a_push_that_lost_a_race_is_held(
+    make_fork: MakeFork, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = make_fork()
+    first = publish(fork)
+    theirs = commit_elsewhere(remote, "quasar", {"a": "b"})
+    later = run_git(fork.worktree, "commit-tree", f"{first}^{{tree}}", "-p", first, "-m", "later")
+    monkeypatch.setattr(Fork, "_remote_tip", lambda self: first)  # what was read before the race
+    with pytest.raises(Held, match="moved while it was being pushed"):
+        fork.push(later)
+    assert run_git(remote, "rev-parse", "quasar") == theirs
+
+
+# Hostile content
+
+
+@pytest.mark.parametrize("place", ["fla/ops/quasar", "fla/ops"])
+def test_a_link_in_the_fork_leads_nowhere(make_fork: MakeFork, remote: Path, place: str) -> None:
+    outside = remote.parent / "outside"
+    outside.mkdir()
+    clone = remote.parent / "attacker"
+    run_git(remote.parent, "clone", "-q", str(remote), str(clone))
+    shutil.rmtree(clone / place)
+    (clone / place).symlink_to(outside)
+    run_git(clone, "add", "-A")
+    run_git(clone, "commit", "-qm", "Link")
+    run_git(clone, "push", "-q", "origin", "HEAD:quasar")
+    with pytest.raises(Held, match="has to be a folder"):
+        make_fork().prepare()
+    assert list(outside.iterdir()) == []
+
+
+def test_a_linked_file_is_replaced_not_followed(make_fork: MakeFork, remote: Path) -> None:
+    outside = remote.parent / "outside.py"
+    outside.write_text("untouched\n")
+    clone = remote.parent / "attacker"
+    run_git(remote.parent, "clone", "-q", str(remote), str(clone))
+    (clone / "fla/ops/quasar/chunk.py").unlink()
+    (clone / "fla/ops/quasar/chunk.py").symlink_to(outside)
+    run_git(clone, "add", "-A")
+    run_git(clone, "commit", "-qm", "Link")
+    run_git(clone, "push", "-q", "origin", "HEAD:quasar")
+    fork = make_fork()
+    commit = publish(fork)
+    assert outside.read_text() == "untouched\n"
+    assert run_git(remote, "ls-tree", commit, "fla/ops/quasar/chunk.py").startswith("100644 blob")
+
+
+def test_submodules_are_not_fetched(make_fork: MakeFork, remote: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    clone = remote.parent / "attacker"
+    run_git(remote.parent, "clone", "-q", str(remote), str(clone))
+    (clone / ".gitmodules").write_text(
+        f'[submodule "x"]\n\tpath = x\n\turl = ext::sh -c "touch% {trap}"\n'
+        f"\tupdate = !touch {trap}\n"
+    )
+    head = run_git(clone, "rev-parse", "HEAD")
+    run_git(clone, "update-index", "--add", "--cacheinfo", f"160000,{head},x")
+    run_git(clone, "add", ".gitmodules")
+    run_git(clone, "commit", "-qm", "Submodule")
+    run_git(clone, "push", "-q", "origin", "HEAD:quasar")
+    publish(make_fork())
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ext::sh -c 'touch /tmp/trap'",
+        "http://github.example/me/fork",
+        "https://me:secret-word@github.com/me/fork",
+        "git://github.com/me/fork",
+        "https://github.com/me/fork?x=1",
+    ],
+)
+def test_addresses_that_run_programs_or_leak_are_refused(make_fork: MakeFork, url: str) -> None:
+    with pytest.raises(ConfigError, match="FORK_REMOTE") as error:
+        make_fork(url)
+    assert "secret-word" not in str(error.value)
+
+
+@pytest.mark.parametrize("branch", ["-f", "a..b", "", "a b", "x/", "+main", "a:b"])
+def test_names_that_are_no_branch_are_refused(make_fork: MakeFork, branch: str) -> None:
+    with pytest.raises(ConfigError, match="FORK_BRANCH"):
+        make_fork(branch=branch)
+
+
+def test_the_caller_s_git_environment_does_not_matter(
+    make_fork: MakeFork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "trap"
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.gitconfig").write_text(
+        f"[core]\n\tfsmonitor = touch {trap}\n[commit]\n\tgpgSign = true\n[user]\n\tname = Me\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"):
+        monkeypatch.setenv(name, str(tmp_path / "nowhere"))
+    monkeypatch.setenv("GIT_TRACE", str(trap))
+    publish(make_fork())
+    assert not trap.exists()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_state_folder_that_cannot_be_used_is_held(make_fork: MakeFork, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where a folder has to be")
+    with pytest.raises(Held, match="cannot be used"):
+        make_fork().prepare()

@@ -1,0 +1,238 @@
+"""GitHub's REST API against a real HTTP server: the token, the fork, limits and refusals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neurons.errors import ConfigError, Held, Retry
+from neurons.mining.publishing.github import check_token, ensure_fork, web_address
+from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, serve
+
+FORK = "flash-linear-attention"
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("upstream")
+    return make_repository(folder / "upstream.git", {"README.md": "upstream"})
+
+
+@pytest.fixture
+def host(upstream: Path, tmp_path: Path) -> Iterator[GitHub]:
+    with serve(tmp_path, upstream) as host:
+        yield host
+
+
+def ensure(host: GitHub, **options: object) -> str:
+    arguments: dict[str, object] = {"first_wait": 0.01, **options}
+    return ensure_fork(host.url, UPSTREAM, "miner", FORK, CANARY, **arguments)  # type: ignore[arg-type]
+
+
+def asked(host: GitHub) -> list[str]:
+    return [line for line, _ in host.seen]
+
+
+def test_a_fork_that_exists_is_found_and_nothing_is_made(host: GitHub) -> None:
+    host.fork(f"miner/{FORK}")
+    assert ensure(host) == f"{host.url}/miner/{FORK}.git"
+    assert not [line for line in asked(host) if line.startswith("POST")]
+
+
+def test_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
+    host.polls_until_made = 4
+    assert ensure(host) == f"{host.url}/miner/{FORK}.git"
+    assert asked(host).count(f"POST /repos/{UPSTREAM}/forks") == 1
+    assert asked(host).count(f"GET /repos/miner/{FORK}") == 1 + 4 + 1
+
+
+def test_the_pauses_between_looks_double(host: GitHub) -> None:
+    host.polls_until_made = 4
+    begin = time.monotonic()
+    ensure(host, first_wait=0.02)
+    assert time.monotonic() - begin >= 0.02 * (1 + 2 + 4 + 8 + 16)
+
+
+def test_a_fork_without_a_default_branch_is_still_in_the_making(host: GitHub) -> None:
+    host.fork(f"miner/{FORK}", default_branch=None)
+    with pytest.raises(Retry, match="still making"):
+        ensure(host, patience=0.05)
+    host.repositories[f"miner/{FORK}"]["default_branch"] = "main"
+    assert ensure(host)
+
+
+def test_a_stop_ends_the_wait(host: GitHub) -> None:
+    host.polls_until_made = 1000
+    stop = threading.Event()
+    timer = threading.Timer(0.2, stop.set)
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(Retry, match="Stopped"):
+        ensure(host, stop=stop, first_wait=30.0)
+    assert time.monotonic() - begin < 5
+    timer.join()
+
+
+def test_an_unrelated_repository_of_that_name_is_not_touched(host: GitHub) -> None:
+    host.add(f"miner/{FORK}")
+    with pytest.raises(Held, match="no fork of") as held:
+        ensure(host)
+    assert "GITHUB_FORK_NAME" in held.value.remedy
+    other = {"full_name": "stranger/other"}
+    host.add(f"miner/{FORK}", fork=True, parent=other, source=other)
+    with pytest.raises(Held, match="no fork of"):
+        ensure(host)
+
+
+def test_a_fork_of_the_same_network_is_accepted(host: GitHub) -> None:
+    root = {"full_name": "fla-org/flash-linear-attention"}
+    host.repositories[UPSTREAM].update(fork=True, parent=root, source=root)
+    host.fork(f"miner/{FORK}", parent=root, source=root)
+    assert ensure(host)
+
+
+def test_a_fork_under_another_name_is_named(host: GitHub) -> None:
+    made = {"full_name": "miner/fla-old", "default_branch": "main"}
+    host.script[f"POST /repos/{UPSTREAM}/forks"] = [Answer(202, made)]
+    with pytest.raises(Held) as held:
+        ensure(host)
+    assert "GITHUB_FORK_NAME=fla-old" in held.value.remedy
+
+
+@pytest.mark.parametrize("facts", [{"archived": True}, {"permissions": {"push": False}}])
+def test_a_fork_that_cannot_be_pushed_to_is_held(host: GitHub, facts: dict[str, object]) -> None:
+    host.fork(f"miner/{FORK}", **facts)
+    with pytest.raises(Held):
+        ensure(host)
+
+
+def test_a_missing_upstream_names_its_setting(host: GitHub) -> None:
+    host.repositories.clear()
+    with pytest.raises(Held) as held:
+        ensure(host)
+    assert "GITHUB_UPSTREAM" in held.value.remedy
+
+
+def test_a_clone_address_at_another_host_is_refused(host: GitHub) -> None:
+    host.fork(f"miner/{FORK}", clone_url="https://evil.example/miner/fork.git")
+    with pytest.raises(Held, match="another host"):
+        ensure(host)
+
+
+def test_a_token_of_another_account_is_held(host: GitHub) -> None:
+    host.login = "somebody"
+    with pytest.raises(Held, match="belongs to somebody") as held:
+        ensure(host)
+    assert "GITHUB_USERNAME" in held.value.remedy
+
+
+@pytest.mark.parametrize("scopes", ["", "gist, read:org"])
+def test_a_classic_token_without_the_scope_is_held_before_any_work(
+    host: GitHub, scopes: str
+) -> None:
+    host.scopes = scopes
+    with pytest.raises(Held) as held:
+        ensure(host)
+    assert "public_repo" in held.value.remedy
+    assert "Contents: read and write" in held.value.remedy
+    assert asked(host) == ["GET /user"]
+
+
+def test_scopes_are_told(host: GitHub) -> None:
+    host.scopes = "repo, workflow"
+    assert check_token(host.url, CANARY, "miner") == {"repo", "workflow"}
+    host.scopes = None
+    assert check_token(host.url, CANARY, "miner") is None
+    assert ensure(host)
+
+
+def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
+    wrong = "expired-" + CANARY
+    with pytest.raises(Held, match="does not accept") as held:
+        check_token(host.url, wrong, "miner")
+    assert wrong not in str(held.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "after"),
+    [
+        (Answer(429, {}, {"Retry-After": "7"}), 7),
+        (Answer(403, {"message": "secondary rate limit"}, {"Retry-After": "30"}), 30),
+        (
+            Answer(
+                403,
+                {"message": "API rate limit exceeded"},
+                {
+                    "X-RateLimit-Remaining": "0",
+                    "X-RateLimit-Reset": "1770000120",
+                    "Date": "Mon, 02 Feb 2026 02:40:00 GMT",  # 1770000000
+                },
+            ),
+            120,
+        ),
+        (
+            Answer(
+                429,
+                {},
+                {
+                    "Retry-After": "Mon, 02 Feb 2026 02:41:00 GMT",
+                    "Date": "Mon, 02 Feb 2026 02:40:00 GMT",
+                },
+            ),
+            60,
+        ),
+        (Answer(429, {}, {"Retry-After": "999999"}), 3600),
+        (Answer(429, {}, {"Retry-After": "soon"}), None),
+        (Answer(502, b"<html>bad gateway</html>"), None),
+        (Answer(503, {}, {"Retry-After": "5"}), 5),
+    ],
+)
+def test_limits_and_outages_say_when_to_come_back(
+    host: GitHub, answer: Answer, after: float | None
+) -> None:
+    host.script["GET /user"] = [answer]
+    with pytest.raises(Retry) as retry:
+        ensure(host)
+    assert retry.value.after == after
+    assert ensure(host)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (Answer(403, {"message": "Resource not accessible by token"}), "public_repo"),
+        (Answer(422, {"message": "Name already exists"}), "by hand"),
+        (Answer(301, {}, {"Location": "https://evil.example/"}), "GITHUB_UPSTREAM"),
+    ],
+)
+def test_refusals_carry_a_remedy(host: GitHub, answer: Answer, word: str) -> None:
+    host.script[f"POST /repos/{UPSTREAM}/forks"] = [answer]
+    with pytest.raises(Held) as held:
+        ensure(host)
+    assert word in held.value.remedy
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff\xfe", b""])
+def test_an_answer_that_is_no_object_is_a_passing_fault(host: GitHub, body: bytes) -> None:
+    host.script["GET /user"] = [Answer(200, body)]
+    with pytest.raises(Retry, match="no JSON object"):
+        ensure(host)
+
+
+def test_nobody_there_is_a_passing_fault() -> None:
+    with pytest.raises(Retry, match="out of reach"):
+        check_token("http://127.0.0.1:9", CANARY, "miner")
+
+
+def test_the_token_does_not_travel_in_the_clear() -> None:
+    with pytest.raises(ConfigError, match="GITHUB_API_URL"):
+        check_token("http://github.example", CANARY, "miner")
+
+
+def test_the_web_address_of_an_api() -> None:
+    assert web_address("https://api.github.com") == "https://github.com"
+    assert web_address("https://git.example/api/v3") == "https://git.example"

@@ -1,0 +1,207 @@
+"""What single steps decide, where a whole cycle would hide it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.report import Measurement, Snapshot, Telemetry
+from harness.runner import MeasurementError
+from neurons.identity import verify
+from neurons.mining.cycle import State, Submission
+from neurons.mining.daemon import run_cycle
+from neurons.mining.signing import signed_claim
+from neurons.mining.steps import measure
+from neurons.mining.steps.follow import judge
+from neurons.protocol import Performer, RevealRequest, Weight
+from tests.neurons.live_api import ALICE
+from tests.neurons.mining.parts import (
+    ENVIRONMENT,
+    HOTKEY,
+    StandInBench,
+    StandInFork,
+    Waits,
+    make_context,
+)
+
+FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
+
+
+@given(
+    speed=FIGURES,
+    benchmarks=st.dictionaries(
+        st.integers(1, 10**6).map(str),
+        st.fixed_dictionaries({"tokens_per_sec": FIGURES, "vram_mb": st.just(0.0) | FIGURES}),
+        max_size=12,
+    ),
+)
+def test_the_signature_is_over_the_very_figures_that_travel(
+    speed: float, benchmarks: dict[str, dict[str, float]]
+) -> None:
+    submission = Submission(
+        *(1, ALICE.hotkey, 2048, "commit_reveal", "before_commit", "u"),
+        fork_url="https://github.com/alice/fork",
+        commit_hash="a" * 40,
+        tokens_per_sec=speed,
+        vram_mb=0.0,
+        benchmarks=benchmarks,
+    )
+    claim = signed_claim(submission, ALICE)
+    sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
+    got = json.loads(json.dumps(sent))
+    text = f"{got['fork_url']}{got['commit_hash']}{got['tokens_per_sec']}" + json.dumps(
+        got["benchmarks"], sort_keys=True
+    )
+    assert verify(ALICE.hotkey, text, got["signature"])
+    assert (got["tokens_per_sec"], got["benchmarks"]) == (speed, benchmarks)
+    assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
+
+
+class DisturbedBench(StandInBench):
+    """A GPU that somebody else uses during the first `disturbed` samples."""
+
+    disturbed = 0
+
+    def __call__(self, *arguments: Any, **names: Any) -> Measurement:
+        measurement = super().__call__(*arguments, **names)
+        if len(self.calls) > self.disturbed:
+            return measurement
+        used = Snapshot(memory_used_mb=30_000.0)
+        telemetry = Telemetry(before=used, after=used)
+        faster = {"telemetry": telemetry, "tokens_per_sec": 1e9}
+        return measurement.model_copy(update=faster)
+
+
+def test_disturbed_samples_are_dropped_cooled_and_taken_again(tmp_path: Path, url: str) -> None:
+    bench = DisturbedBench()
+    bench.disturbed = 2
+    context = make_context(tmp_path / "state", url, measure=bench)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert bench.calls == [512, 512, 512, 1024, 2048]
+    assert context.waiter.seconds.count(measure.COOLING_SECONDS) == 2  # type: ignore[union-attr]
+    assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
+
+
+def test_a_disturbance_that_persists_is_held(tmp_path: Path, url: str) -> None:
+    bench = DisturbedBench()
+    bench.disturbed = 100
+    held = run_cycle(make_context(tmp_path / "state", url, measure=bench))
+    assert held.state is State.HELD
+    assert "30000 MiB" in str(held.reason)
+
+
+def test_a_machine_that_cannot_measure_is_held(tmp_path: Path, url: str) -> None:
+    def probe(**_: Any) -> Any:
+        raise MeasurementError("no NVIDIA driver", "crash")
+
+    held = run_cycle(make_context(tmp_path / "state", url, probe=probe))
+    assert held.state is State.HELD
+    assert "no NVIDIA driver" in str(held.reason)
+    assert "DEVICE" in str(held.remedy)
+
+
+@pytest.mark.parametrize("change", ["machine", "code"])
+def test_measurements_of_another_machine_or_code_are_not_reused(
+    tmp_path: Path, url: str, change: str
+) -> None:
+    stopped = [MeasurementError("stopped on request", "stopped")]
+    bench = StandInBench(faults={2048: stopped})
+    fork = StandInFork(tmp_path / "fork")
+    context = make_context(tmp_path / "state", url, measure=bench, fork=fork)
+    assert run_cycle(context).state is State.PUBLISHED
+    if change == "machine":
+        other = ENVIRONMENT.model_copy(update={"torch": "9.9"})
+        context.probe = lambda **_: other
+        bench_call = StandInBench.__call__
+
+        class Moved(StandInBench):
+            def __call__(self, *arguments: Any, **names: Any) -> Measurement:
+                measured = bench_call(self, *arguments, **names)
+                return measured.model_copy(update={"environment": other})
+
+        context.measure = Moved(bench.calls)
+    else:
+        fork.content = "kernel 2\n"
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert bench.calls == [512, 1024, 2048, 512, 1024, 2048]
+    assert done.content_digest == fork.digest()
+
+
+def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurons.mining.series.REPORTS_KEPT", 2)
+    context = make_context(tmp_path / "state", url)
+    for _ in range(4):
+        done = run_cycle(context)
+    kept = {path.name for path in context.reports.glob("*.json")}
+    assert len(kept) == 2
+    assert Path(str(done.report)).name in kept
+
+
+def test_the_gate_runs_once_a_length(tmp_path: Path, url: str) -> None:
+    gates: list[Any] = []
+
+    class Watching(StandInBench):
+        def __call__(self, *arguments: Any, **names: Any) -> Measurement:
+            gates.append(names["gate"])
+            return super().__call__(*arguments, **names)
+
+    flags = {"claim_runs": 3, "target_sequence_length": 512}
+    run_cycle(
+        make_context(tmp_path / "state", url, measure=Watching(), flags=flags, waiter=Waits())
+    )
+    assert [gate is True for gate in gates[:3]] == [True, False, False]
+
+
+def performer(**fields: Any) -> Performer:
+    return Performer(
+        id=1,
+        miner_hotkey=HOTKEY,
+        tokens_per_sec=1.0,
+        target_sequence_length=1,
+        created_at="2026-01-01T00:00:00",
+        **fields,
+    )
+
+
+PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
+
+
+@pytest.mark.parametrize(
+    ("row", "place", "early", "state", "rank", "weight"),
+    [
+        (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
+        (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
+        (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
+        (performer(score=0.95), None, False, State.VALIDATED, None, None),
+        (performer(rank=7), None, False, State.RANKED, 7, None),
+        (None, PLACE, False, State.RANKED, 2, 0.25),
+        (None, PLACE, True, State.PREMATURE, 2, 0.25),
+        (None, None, True, State.PREMATURE, None, None),
+        (None, None, False, State.UNRANKED, None, None),
+    ],
+)
+def test_the_verdict_says_no_more_than_the_api_shows(
+    row: Performer | None,
+    place: tuple[int, Weight] | None,
+    early: bool,
+    state: State,
+    rank: int | None,
+    weight: float | None,
+) -> None:
+    submission = Submission(
+        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
+        reveal_block=5,
+        queued_at=1.0,
+        judged_early_at=1.0 if early else None,
+    )
+    verdict = judge(submission, row, place)
+    assert (verdict.state, verdict.rank, verdict.weight) == (state, rank, weight)
+    assert (verdict.reason is None) is (state is State.VALIDATED)

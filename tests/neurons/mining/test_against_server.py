@@ -1,0 +1,77 @@
+"""Whole cycles against this project's own API, with real signatures and marks by a validator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle
+from tests.neurons.live_api import ALICE, BOB, LiveApi
+from tests.neurons.mining.parts import StandInFork, Waits, make_context
+
+
+def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
+    """Return a miner with a real hotkey; each of its waits lets one block pass."""
+    return make_context(
+        folder,
+        api.url,
+        identity=ALICE,
+        client=ApiClient(api.url, ALICE, wait=waits),
+        waiter=waits,
+        flags={"submission_mode": mode},
+    )
+
+
+@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
+@pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
+def test_a_cycle_reaches_its_verdict(
+    tmp_path: Path, api: LiveApi, mode: str, score: float, state: State
+) -> None:
+    def pass_time(_: float) -> None:
+        api.pass_blocks(1)
+        queue = api.get("/get_submission_stats")["recent_submissions"]
+        for row in queue:
+            api.mark(row["id"], score)
+
+    done = run_cycle(miner(tmp_path / "state", api, Waits(pass_time), mode))
+    assert done.state is state
+    assert done.score == score
+    assert done.rank == (1 if score else None)
+    assert done.weight == (0.6 if score else None)
+    assert done.fork_url == StandInFork(tmp_path).url
+
+
+def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
+    api.register(BOB)
+    api.mark(api.submit(BOB, 1e6), 1.0)
+
+    def pass_time(_: float) -> None:
+        api.pass_blocks(1)
+        for row in api.get("/get_submission_stats")["recent_submissions"]:
+            api.mark(row["id"], 1.0)
+
+    done = run_cycle(miner(tmp_path / "state", api, Waits(pass_time)))
+    assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
+
+
+def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
+    tmp_path: Path, api: LiveApi
+) -> None:
+    context = miner(tmp_path / "state", api, Waits())
+    context.waiter = None  # wait in earnest
+    timer = threading.Timer(0.5, context.stop.set)
+    timer.start()
+    started = time.monotonic()
+    assert run_cycle(context).state is State.COMMITTED
+    assert time.monotonic() - started < 10
+    timer.join()
+    context.stop.clear()
+    api.pass_blocks(10)
+    context.waiter = Waits(lambda _: api.mark(1, 1.0))
+    assert run_cycle(context).state is State.VALIDATED

@@ -1,0 +1,112 @@
+"""kill -9 of a real process at every boundary of the journal and of the calls."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle
+from neurons.mining.journal import Journal
+from neurons.protocol import commitment_hash
+from tests import PROJECT
+from tests.neurons.mining.parts import HOTKEY, make_context
+from tests.neurons.stand_in import StandIn
+
+CHILD = "tests.neurons.mining.crash_child"
+MOMENTS = [
+    f"{when}:{what}"
+    for what in (
+        "/register_miner",
+        "push",
+        "PUBLISHED",
+        "MEASURED",
+        "CLAIMED",
+        "COMMITTING",
+        "/commit_submission",
+        "COMMITTED",
+        "REVEALING",
+        "/reveal_submission",
+        "REVEALED",
+        "/get_weights",
+        "VALIDATED",
+    )
+    for when in ("before", "after")
+]
+
+
+DIRECT = [
+    f"{when}:{what}"
+    for what in ("SUBMITTING", "/submit_kernel", "REVEALED")
+    for when in ("before", "after")
+]
+
+
+def live(
+    state_dir: Path, url: str, moment: str, mode: str = "commit_reveal"
+) -> subprocess.CompletedProcess[str]:
+    """Run one life of the miner."""
+    return subprocess.run(
+        [sys.executable, "-m", CHILD, str(state_dir), url, mode, moment],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_miner_finishes_the_same_submission(
+    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+) -> None:
+    died = live(tmp_path, url, moment)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        left = journal.latest()[0]
+    done = run_cycle(make_context(tmp_path, url))
+
+    # After the last boundary the submission is over, and a new one is right.
+    assert done.id == (2 if moment == "after:VALIDATED" else left.id)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == done.id
+    assert stand_in.count("/commit_submission") == done.id
+    # A reveal whose reply the process did not live to see is sent again: the server says 409.
+    again = moment in ("after:/reveal_submission", "before:REVEALED")
+    assert stand_in.count("/reveal_submission") == done.id + again
+    assert stand_in.hash_mismatches == 0
+    if left.salt is not None:
+        assert commitment_hash(left.salt, str(left.fork_url)) == left.commitment_hash
+        first = next(r.body for r in stand_in.requests if r.path == "/commit_submission")
+        assert first["commitment_hash"] == left.commitment_hash
+    if left.state not in (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED):
+        assert left.salt is not None
+
+
+@pytest.mark.parametrize("moment", DIRECT)
+def test_a_killed_direct_submission_is_made_once(
+    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+) -> None:
+    died = live(tmp_path, url, moment, "direct")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    done = run_cycle(make_context(tmp_path, url, flags={"submission_mode": "direct"}))
+    assert (done.id, done.state) == (1, State.VALIDATED)
+    assert [row["id"] for row in stand_in.rows] == [done.submission_id]
+    assert stand_in.count("/submit_kernel") == 1
+
+
+def test_a_miner_that_is_killed_again_and_again_gets_there(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
+        assert live(tmp_path, url, moment).returncode == -signal.SIGKILL
+    last = live(tmp_path, url, "never")
+    assert last.stdout.endswith("VALIDATED"), last.stderr
+    assert len(stand_in.rows) == 1
+    assert stand_in.count("/reveal_submission") == 2  # the second is answered with 409
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        assert journal.live(HOTKEY, 2048) is None

@@ -1,0 +1,214 @@
+"""The state machine by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurons.mining import cycle
+from neurons.mining.cycle import IllegalTransition, State, Step, Submission
+from tests.neurons.mining.parts import HOTKEY
+
+FULL: dict[str, Any] = {
+    "fork_url": "u",
+    "commit_hash": "a" * 40,
+    "content_digest": "d",
+    "report": "r",
+    "tokens_per_sec": 1.0,
+    "benchmarks": {},
+    "salt": "s",
+    "commitment_hash": "c",
+    "round_id": 1,
+    "submission_id": 1,
+    "reveal_block": 1,
+}
+PATH = [
+    State.PUBLISHED,
+    State.MEASURED,
+    State.CLAIMED,
+    State.COMMITTING,
+    State.COMMITTED,
+    State.REVEALING,
+    State.REVEALED,
+    State.VALIDATED,
+]
+
+
+def new(**changes: Any) -> Submission:
+    return Submission(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u", **changes)
+
+
+def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
+    submission, steps = new(), []
+    for state in PATH:
+        steps.append(cycle.next_step(submission))
+        submission = cycle.advance(submission, state, 1.0, **FULL)
+    assert steps == [
+        Step.PUBLISH,
+        Step.MEASURE,
+        Step.CLAIM,
+        Step.COMMIT,
+        Step.COMMIT,
+        Step.REVEAL,
+        Step.REVEAL,
+        Step.FOLLOW,
+    ]
+    assert cycle.next_step(submission) is None
+    direct = replace(new(state=State.CLAIMED), mode="direct")
+    assert cycle.next_step(direct) is Step.SUBMIT
+
+
+@pytest.mark.parametrize(
+    ("state", "to"),
+    [
+        (State.NEW, State.CLAIMED),
+        (State.CLAIMED, State.REVEALING),
+        (State.COMMITTING, State.CLAIMED),
+        (State.COMMITTED, State.NEW),
+        (State.COMMITTED, State.COMMITTING),
+        (State.REVEALED, State.REVEALING),
+        (State.VALIDATED, State.NEW),
+        (State.HELD, State.REVEALED),
+    ],
+)
+def test_arrows_that_do_not_exist_are_refused(state: State, to: State) -> None:
+    with pytest.raises(IllegalTransition):
+        cycle.advance(new(state=state, **FULL), to, 1.0)
+
+
+@pytest.mark.parametrize("state", PATH)
+def test_a_state_needs_what_it_stands_on(state: State) -> None:
+    before = PATH[PATH.index(state) - 1] if state is not PATH[0] else State.NEW
+    needed = cycle._REQUIRED.get(state, ())
+    for name in needed:
+        fields = {**FULL, name: None}
+        with pytest.raises(IllegalTransition, match=name):
+            cycle.advance(new(state=before, **fields), state, 1.0)
+
+
+@pytest.mark.parametrize("name", cycle.FROZEN_FIELDS)
+def test_a_commitment_is_frozen(name: str) -> None:
+    committing = new(state=State.COMMITTING, **FULL)
+    with pytest.raises(IllegalTransition, match=name):
+        cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
+
+
+def test_failures_come_back_and_are_forgotten_by_success() -> None:
+    submission = new()
+    for attempt in range(1, 4):
+        failed = cycle.fail(submission, "reset", 100.0, 1.0)
+        assert (failed.state, failed.position, failed.attempts) == (
+            State.FAILED,
+            State.NEW,
+            attempt,
+        )
+        submission = cycle.resume(failed, 200.0)
+        assert (submission.state, submission.reason) == (State.NEW, None)
+    assert cycle.advance(submission, State.PUBLISHED, 1.0, **FULL).attempts == 0
+    with pytest.raises(IllegalTransition):
+        cycle.fail(failed, "again", 1.0, 0.0)
+
+
+def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
+    failed = cycle.fail(new(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
+    held = cycle.hold(failed, "reason", "remedy", 2.0)
+    assert cycle.resume(held, 3.0).state is State.COMMITTED
+    assert cycle.resume(held, 3.0).attempts == 0
+    final = cycle.hold(new(), "reason", "remedy", 2.0, final=True)
+    with pytest.raises(IllegalTransition):
+        cycle.resume(final, 3.0)
+    ended = cycle.abandon(final, "enough", 4.0)
+    assert ended.closed
+    with pytest.raises(IllegalTransition):
+        cycle.abandon(ended, "again", 5.0)
+
+
+@given(
+    attempts=st.integers(1, 10_000),
+    jitter=st.floats(0, 1),
+    after=st.none() | st.floats(0, 1e12),
+)
+def test_pauses_grow_are_capped_and_honour_the_server(
+    attempts: int, jitter: float, after: float | None
+) -> None:
+    seconds = cycle.backoff_seconds(attempts, jitter, after)
+    assert 1.0 <= seconds <= cycle.RETRY_AFTER_MAX_SECONDS + 1
+    assert seconds >= min(after or 0.0, cycle.RETRY_AFTER_MAX_SECONDS)
+    if not after:
+        assert seconds <= cycle.RETRY_MAX_SECONDS
+    assert math.isfinite(seconds)
+
+
+def test_the_same_content_is_due_once_a_round() -> None:
+    last = new(state=State.VALIDATED, round_id=3, round_start="monday", content_digest="d")
+
+    def is_due(last: Submission | None, *present: str | int) -> bool:
+        number, start, digest, mode = (*present, *(3, "monday", "d", "direct")[len(present) :])
+        return cycle.is_due(last, int(number), str(start), str(digest), str(mode))
+
+    assert is_due(None)
+    assert not is_due(last)
+    assert is_due(last, 4)
+    assert is_due(last, 3, "tuesday")  # the server counts from 1 again
+    assert is_due(last, 3, "monday", "e")
+    assert not is_due(replace(last, round_start=None))  # of a version that did not write it down
+    for state in (State.REJECTED, State.RANKED, State.UNRANKED):
+        assert not is_due(replace(last, state=state))
+    assert is_due(replace(last, state=State.ABANDONED))
+    early = replace(last, state=State.PREMATURE)
+    assert is_due(early)
+    assert not is_due(early, 3, "monday", "d", "commit_reveal")
+    assert not is_due(replace(early, weighted_score=1.0))  # it was revealed, and may be ranked
+
+
+def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
+    early = new(
+        state=State.PREMATURE,
+        content_digest="d",
+        fork_url="u",
+        commit_hash="c",
+        report="r",
+        tokens_per_sec=2.0,
+        benchmarks={"512": {"tokens_per_sec": 1.0}},
+        salt="s",
+        commitment_hash="h",
+        submission_id=7,
+        round_id=3,
+        reveal_block=9,
+        reason="too early",
+    )
+    draft = cycle.directly(early, 5.0)
+    assert (draft.state, draft.mode, draft.id) == (State.CLAIMED, "direct", 0)
+    assert (draft.fork_url, draft.commit_hash, draft.tokens_per_sec) == ("u", "c", 2.0)
+    assert draft.benchmarks == early.benchmarks
+    left = (draft.salt, draft.commitment_hash, draft.submission_id, draft.reveal_block)
+    assert left == (None, None, None, None)
+    assert (draft.reason, draft.round_id, draft.created_at) == (None, None, 5.0)
+    assert cycle.next_step(draft) is Step.SUBMIT
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_status_says_what_comes_next(state: State) -> None:
+    submission = new(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
+    if state is State.FAILED:
+        submission = replace(submission, resume_state=State.CLAIMED)
+    said = cycle.describe(submission, 1.0)
+    assert said.state is state
+    assert said.next_action
+    assert (said.deadline == 5.0) is (state is State.FAILED)
+    if state is State.HELD:
+        assert said.next_action == "do this"
+    if state is State.COMMITTED:
+        assert "77" in said.next_action
+
+
+def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
+    failed = replace(new(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
+    deadline = cycle.describe(failed, 100.0).deadline
+    assert deadline == 100.0 + cycle.RETRY_AFTER_MAX_SECONDS
+    assert cycle.describe(failed, 30 * 86400.0 - 5).deadline == failed.retry_at

@@ -1,0 +1,350 @@
+"""Whole cycles against a real HTTP server, with every fault of the wire in their way."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurons.errors import Held
+from neurons.mining import daemon
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle
+from neurons.protocol import commitment_hash
+from tests.neurons.mining.parts import HOTKEY, StandInFork, Waits, make_context, states, stop_after
+from tests.neurons.stand_in import LOST, RESET, Fault, StandIn
+
+COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
+
+
+def body_of(stand_in: StandIn, path: str) -> Any:
+    return next(request.body for request in stand_in.requests if request.path == path)
+
+
+def test_a_cycle_ends_validated(context: Context, stand_in: StandIn) -> None:
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
+    assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
+    assert done.tokens_per_sec == pytest.approx(0.97 * 3003.125)
+    reveal, commit = body_of(stand_in, REVEAL), body_of(stand_in, COMMIT)
+    wanted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
+    assert commit["commitment_hash"] == wanted
+    assert set(reveal["benchmarks"]) == {"512", "1024", "2048"}
+    assert states(context, done.id) == [
+        State.NEW,
+        State.PUBLISHED,
+        State.MEASURED,
+        State.CLAIMED,
+        State.COMMITTING,
+        State.COMMITTED,
+        State.REVEALING,
+        State.REVEALED,
+        State.VALIDATED,
+    ]
+    assert context.fork.verified == [done.commit_hash] * 2  # type: ignore[attr-defined]
+
+
+def test_before_reveal_pushes_only_after_the_block(tmp_path: Path, url: str) -> None:
+    fork = StandInFork(tmp_path / "fork")
+    flags = {"publish_at": "before_reveal"}
+    pushed_at_wait: list[int] = []
+    waits = Waits(lambda _: pushed_at_wait.append(len(fork.pushed)))
+    context = make_context(tmp_path / "state", url, fork=fork, flags=flags, waiter=waits)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert fork.pushed == [done.commit_hash]
+    assert pushed_at_wait[0] == 0
+
+
+def test_a_second_cycle_starts_a_new_submission(context: Context, stand_in: StandIn) -> None:
+    first, second = run_cycle(context), run_cycle(context)
+    assert second.id == first.id + 1
+    assert second.submission_id == 2
+    assert stand_in.count("/register_miner") == 1
+
+
+def test_direct_mode_submits_in_one_call(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
+    done = run_cycle(context)
+    assert (done.state, done.salt) == (State.VALIDATED, None)
+    assert stand_in.count("/submit_kernel") == 1
+    assert stand_in.count(COMMIT) == 0
+
+
+@pytest.mark.parametrize("fault", [LOST, Fault(502, "bad gateway", stored=True)])
+def test_a_lost_direct_submission_is_found(
+    tmp_path: Path, url: str, stand_in: StandIn, fault: Fault
+) -> None:
+    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
+    stand_in.faults["/submit_kernel"].append(fault)
+    assert run_cycle(context).state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [LOST, Fault(500, "boom", stored=True), Fault(200, b"<html>", stored=True)]
+)
+def test_a_lost_commit_reply_is_found_without_a_new_salt(
+    context: Context, stand_in: StandIn, fault: Fault
+) -> None:
+    stand_in.faults[COMMIT].append(fault)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(COMMIT) == 1
+    assert len(stand_in.rows) == 1
+    assert states(context, done.id).count(State.COMMITTING) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RESET,
+        Fault(500, "boom"),
+        Fault(429, "slow down", {"Retry-After": "7"}),
+        Fault(503, "later", {"Retry-After": "Thu, 01 Jan 2026 00:00:00 GMT"}),
+        Fault(401, "Authentication error: Keypair was removed from bittensor"),
+        Fault(404, b"<html><title>404 Not Found</title></html>"),
+        Fault(405, b"<html>"),
+        Fault(403, b"<html><title>Access denied</title></html>"),
+        Fault(302, b"", {"Location": "https://elsewhere.example/"}),
+        Fault(404, "Not Found"),
+        Fault(403, "IP address banned: IP banned for 23.4 more hours"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMMIT, REVEAL, "/get_current_round", "/get_weights"])
+def test_passing_faults_leave_one_commit_and_one_reveal(
+    context: Context, stand_in: StandIn, path: str, fault: Fault
+) -> None:
+    stand_in.faults[path].extend([fault] * 4)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+    assert stand_in.hash_mismatches == 0
+    hashes = {r.body["commitment_hash"] for r in stand_in.requests if r.path == COMMIT}
+    assert hashes == {done.commitment_hash}
+
+
+def test_a_ban_is_waited_for_and_said(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].append(Fault(403, "IP address banned: IP banned for 0.5 more hours"))
+    reasons: list[str] = []
+    context.waiter = Waits(lambda _: reasons.append(str(context.journal.latest()[0].reason)))
+    assert run_cycle(context).state is State.VALIDATED
+    assert any(1800 <= seconds <= 1802 for seconds in context.waiter.seconds)
+    assert "0.5 more hours" in reasons[0]
+
+
+def test_retry_after_is_waited_for(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    run_cycle(context)
+    assert any(70 <= seconds <= 72 for seconds in context.waiter.seconds)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("mode", "path"), [("commit_reveal", COMMIT), ("direct", "/submit_kernel")]
+)
+def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+) -> None:
+    def next_round(_: float) -> None:
+        stand_in.round_id = 2
+
+    context = make_context(
+        tmp_path / "state", url, flags={"submission_mode": mode}, waiter=Waits(next_round)
+    )
+    text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
+    stand_in.faults[path].append(Fault(500, text))
+    done = run_cycle(context)
+    assert (done.state, done.round_id, done.weight) == (State.VALIDATED, 2, 0.6)
+    paths = [request.path for request in stand_in.requests]
+    first = paths.index(path)
+    again = paths.index(path, first + 1)
+    assert paths[again - 1] == "/get_current_round"
+    assert stand_in.count(path) == 2
+
+
+def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
+    context.waiter = Waits(lambda _: time.sleep(0.01))
+    stand_in.faults[COMMIT].append(
+        Fault(409, "Commitment hash already exists. Use a different salt.")
+    )
+    done = run_cycle(context)
+    assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
+    assert stand_in.count(COMMIT) == 1
+    assert stand_in.count("/pending_reveals") > 1
+    assert "already exists" in str(done.reason)
+
+
+def test_409_finds_the_commitment(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].append(
+        Fault(409, "Commitment hash already exists. Use a different salt.", stored=True)
+    )
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(COMMIT) == 1
+
+
+def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 2
+    assert State.FAILED not in states(context, done.id)
+
+
+def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert states(context, done.id).count(State.FAILED) == 2
+    assert max(context.waiter.seconds) >= 60  # type: ignore[union-attr]
+
+
+def test_already_revealed_is_done(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[REVEAL].append(Fault(409, "Submission already revealed", stored=True))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 1
+
+
+def test_a_lost_reveal_reply_is_asked_for_by_revealing_again(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[REVEAL].append(LOST)
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 2
+    assert len(stand_in.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "path"), [("commit_reveal", REVEAL), ("direct", "/submit_kernel")]
+)
+def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
+    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+) -> None:
+    class Moved(StandInFork):
+        def verify(self, commit: str) -> None:
+            if stand_in.count(path):
+                raise Held("The branch moved.", "Put it back.")
+
+    fork = Moved(tmp_path / "fork")
+    flags = {"submission_mode": mode}
+    context = make_context(tmp_path / "state", url, fork=fork, flags=flags)
+    stand_in.faults[path].append(Fault(503, "later"))
+    held = run_cycle(context)
+    assert (held.state, held.reason) == (State.HELD, "The branch moved.")
+    assert stand_in.count(path) == 1
+
+
+def test_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
+    fault = Fault(400, "Commitment verification failed. Hash mismatch.")
+    stand_in.faults[REVEAL].append(fault)
+    done = run_cycle(context)
+    assert (done.state, done.resume_state) == (State.HELD, None)
+    assert run_cycle(context).state is State.HELD
+    assert stand_in.count(REVEAL) == 1
+    daemon.abandon(context.journal, done, 1.0)
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> None:
+    context.waiter = Waits(stop_after(1))
+    committed = run_cycle(context)
+    assert committed.state is State.COMMITTED
+    with sqlite3.connect(context.journal.path) as database:
+        database.execute("UPDATE submissions SET salt = 'x'")
+    context.waiter = Waits()
+    assert run_cycle(context).state is State.HELD
+    assert stand_in.count(REVEAL) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (Fault(401, "Invalid signature"), "WALLET_HOTKEY"),
+        (Fault(403, "Hotkey mismatch"), "WALLET_HOTKEY"),
+        (Fault(422, "field required"), "update"),
+        (Fault(418, "teapot"), "server's message"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMMIT, REVEAL])
+def test_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
+    context: Context, stand_in: StandIn, path: str, fault: Fault, word: str
+) -> None:
+    stand_in.faults[path].append(fault)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert word in str(held.remedy)
+    sent = stand_in.count(path)
+    assert sent == 1
+    assert run_cycle(context).state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+
+
+def test_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandIn) -> None:
+    context.registered.add("100k")  # this process believes that it registered
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count("/register_miner") == 1
+    stand_in.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert "btcli" in str(held.remedy)
+    assert stand_in.count("/register_miner") == 3
+
+
+def test_a_second_league_of_the_public_server_is_no_obstacle(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.registered.add(HOTKEY)
+    stand_in.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[REVEAL].append(Fault(404, "Submission not found"))
+    assert run_cycle(context).state is State.ABANDONED
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_restart_after_the_round_ended_reveals_once_then_starts_anew(
+    context: Context, stand_in: StandIn
+) -> None:
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).state is State.COMMITTED
+    stand_in.round_id, stand_in.block, stand_in.verdict = 2, 10_000_000, None
+    context.waiter = Waits()
+    old = run_cycle(context)
+    assert old.state is State.UNRANKED
+    assert "ended" in str(old.reason)
+    assert stand_in.count(REVEAL) == 1
+    stand_in.verdict = 1.0
+    assert run_cycle(context).id == old.id + 1
+
+
+def test_a_low_score_is_a_rejection_and_three_stop_the_miner(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.verdict = 0.0
+    for _ in range(3):
+        assert run_cycle(context).state is State.REJECTED
+    held = run_cycle(context)
+    assert (held.state, held.resume_state) == (State.HELD, State.NEW)
+    assert stand_in.count(COMMIT) == 3
+    assert run_cycle(context).state is State.HELD  # a restart alone is no answer
+    stand_in.verdict = 1.0
+    daemon.release(context.journal, context.journal.get(held.id), 1.0)
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_neither_rank_nor_score_is_said_as_it_is(context: Context, stand_in: StandIn) -> None:
+    stand_in.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
+    done = run_cycle(context)
+    assert done.state is State.UNRANKED
+    assert "neither a score nor" in str(done.reason)

@@ -1,0 +1,233 @@
+"""What the daemon lives through in months: restarts, other settings, full disks, lost networks."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from neurons import observe
+from neurons.errors import Retry
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.processes.runtime import Stopped
+from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context, states, stop_after
+from tests.neurons.stand_in import Fault, StandIn
+
+COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
+
+
+def test_a_commitment_to_another_target_is_finished_first(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    assert run_cycle(first).state is State.COMMITTED
+    first.journal.close()
+    second = make_context(tmp_path / "state", url, flags={"target_sequence_length": 1024})
+    done = run_cycle(second)
+    assert done.target_sequence_length == 1024
+    assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
+    assert stand_in.count(REVEAL) == 2
+
+
+def test_a_commitment_stays_with_its_server(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    with sqlite3.connect(context.journal.path) as database:
+        database.execute("UPDATE submissions SET api_url = 'https://api.example'")
+    held = run_cycle(context)
+    assert (held.id, held.state) == (committed.id, State.HELD)
+    assert "https://api.example" in str(held.reason)
+    assert stand_in.count(REVEAL) == 0
+
+
+def test_a_full_disk_pauses_and_the_cycle_goes_on(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = context.journal.transition
+    failures: list[Exception] = [
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ]
+
+    def transition(*arguments: Any, **names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **names)
+
+    monkeypatch.setattr(context.journal, "transition", transition)
+    done = run_cycle(context)
+    assert (done.state, failures) == (State.VALIDATED, [])
+
+
+def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    fork = StandInFork(tmp_path / "fork")
+    waits = Waits()
+    context = make_context(tmp_path / "state", url, fork=fork, waiter=waits)
+    ends: list[int] = []
+
+    def then(seconds: float) -> None:
+        if seconds != 5.0:
+            return
+        ends.append(len(stand_in.rows))
+        if len(ends) == 3:
+            stand_in.round_id = 2
+        if len(ends) == 5:
+            fork.content = "kernel 2\n"
+        if len(ends) == 7:
+            raise Stopped("enough")
+
+    waits.then = then
+    run_forever(context)
+    assert ends == [1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_restart_does_not_submit_the_same_again(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    for _ in range(2):
+        context = make_context(tmp_path / "state", url, waiter=Waits())
+        context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
+        run_forever(context)
+        context.journal.close()
+    assert len(stand_in.rows) == 1
+
+
+def test_the_network_may_be_gone_for_long(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+    stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
+    context = make_context(tmp_path / "state", url)
+    assert run_cycle(context).state is State.VALIDATED
+    pauses = context.waiter.seconds[:60]  # type: ignore[union-attr]
+    assert max(pauses) <= 300
+    assert sum(pauses) > 3600
+    assert all(pause > 1 for pause in pauses)
+
+
+def test_a_clock_that_was_set_back_does_not_stretch_a_pause(tmp_path: Path, url: str) -> None:
+    first = make_context(
+        tmp_path / "state",
+        url,
+        fork=StandInFork(tmp_path / "fork"),
+        now=lambda: 1e9,
+        waiter=Waits(stop_after(1)),
+    )
+    first.client = ApiClient("http://127.0.0.1:9", Key())
+    assert run_cycle(first).state is State.FAILED
+    first.journal.close()
+    waits = Waits()
+    second = make_context(tmp_path / "state", url, now=lambda: 1e9 - 30 * 86400, waiter=waits)
+    assert run_cycle(second).state is State.VALIDATED
+    assert 3600 <= waits.seconds[0] <= 3601
+
+
+def test_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
+    stand_in.faults[COMMIT].extend([Fault(503, "busy")] * 3)
+    with capture_logs() as logs:
+        run_cycle(context)
+    lines = [row for row in logs if "busy" in str(row)]
+    assert [(row["attempt"], row["log_level"]) for row in lines] == [
+        (attempt, "warning") for attempt in (1, 2, 3)
+    ]
+
+
+def test_a_fork_that_cannot_be_reached_is_tried_again(tmp_path: Path, url: str) -> None:
+    class Flaky(StandInFork):
+        failures = 2
+
+        def push(self, commit: str) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise Retry("git push: connection reset")
+            super().push(commit)
+
+    context = make_context(tmp_path / "state", url, fork=Flaky(tmp_path / "fork"))
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert states(context, done.id)[:6] == [
+        State.NEW,
+        State.FAILED,
+        State.NEW,
+        State.FAILED,
+        State.NEW,
+        State.PUBLISHED,
+    ]
+
+
+def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
+    context.waiter = None
+    context.stop.set()
+    assert run_cycle(context).state is State.NEW
+    run_forever(context)  # returns
+
+
+def test_an_unreachable_server_is_retried(tmp_path: Path) -> None:
+    context = make_context(tmp_path / "state", "http://127.0.0.1:9", waiter=Waits(stop_after(3)))
+    stopped = run_cycle(context)
+    assert (stopped.state, stopped.resume_state) == (State.FAILED, State.NEW)
+    assert stopped.attempts == 3
+    assert isinstance(context.client, ApiClient)
+    assert Key.hotkey == stopped.hotkey
+
+
+def test_what_another_hotkey_has_left_is_said_at_the_start(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    context.journal.close()
+
+    class Other(Key):
+        hotkey = "5Other"
+
+    again = make_context(tmp_path / "state", url, identity=Other())
+    with capture_logs() as logs:
+        warn_of_other_hotkeys(again)
+    (line,) = logs
+    assert (line["submission"], line["hotkey"]) == (committed.id, Key.hotkey)
+    assert "WALLET_HOTKEY" in line["remedy"]
+    with capture_logs() as logs:
+        warn_of_other_hotkeys(make_context(tmp_path / "state", url))
+    assert logs == []
+
+
+def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
+    tmp_path: Path, url: str, stand_in: StandIn
+) -> None:
+    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    assert run_cycle(first).state is State.FAILED
+    first.journal.close()
+    with capture_logs() as logs:
+        assert run_cycle(make_context(tmp_path / "state", url)).state is State.VALIDATED
+    waiting = next(row for row in logs if row["event"] == "waiting")
+    assert 60 <= waiting["seconds"] <= 72
+    assert "slow down" in waiting["reason"]
+
+
+def test_before_reveal_is_not_called_public_before_it_is(tmp_path: Path, url: str) -> None:
+    flags = {"publish_at": "before_reveal"}
+    with capture_logs() as logs:
+        run_cycle(make_context(tmp_path / "state", url, flags=flags))
+    (line,) = [row["event"] for row in logs if "PUBLISHED" in row["event"]]
+    assert "on this machine alone" in line
+
+
+def test_a_failed_look_is_one_line_with_the_pages_title(
+    context: Context, stand_in: StandIn
+) -> None:
+    page = b"<html><head><title>503 Service Unavailable</title></head><body>nginx</body></html>"
+    stand_in.faults["/get_current_round"].extend([Fault(502, page)] * 3)
+    observe.configure()
+    with capture_logs() as logs:
+        run_cycle(context)
+    said = [row for row in logs if "nginx" in str(row) or "Unavailable" in str(row)]
+    (line,) = [row for row in said if row["log_level"] != "debug"]
+    assert line["reason"] == "/get_current_round answered 502: 503 Service Unavailable"

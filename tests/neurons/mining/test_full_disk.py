@@ -1,0 +1,154 @@
+"""A disk that is really full: a tmpfs of some megabytes, filled to its last byte."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from neurons import observe
+from neurons.mining.cycle import State
+from neurons.mining.daemon import run_cycle, run_forever
+from neurons.mining.journal import Journal
+from neurons.processes.runtime import StateLock, Stopped, wait_for_space
+from tests.neurons.mining.parts import Waits, make_context
+from tests.neurons.stand_in import StandIn
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, small enough to be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may mount no tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Write until nothing more fits, and return the file to delete."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (2**16, 2**12, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+    return ballast
+
+
+def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
+    """Return a `then` that makes space at the wait number `count`."""
+    left = iter(range(count - 1, -1, -1))
+
+    def then(seconds: float) -> None:
+        if next(left, 1) == 0:
+            ballast.unlink()
+
+    return then
+
+
+def test_a_start_waits_for_space_and_says_so(disk: Path) -> None:
+    state = disk / "state"
+    waits = Waits(freed_at(3, fill(disk)))
+    with capture_logs() as logs:
+        wait_for_space(state, waits)
+    assert len(waits.seconds) == 3
+    assert [row["log_level"] for row in logs] == ["error"] * 3
+    assert str(state) in str(logs[0])
+    with StateLock(state), Journal(state / "journal.sqlite"):
+        assert sorted(path.name for path in state.iterdir())[:2] == [
+            "journal.sqlite",
+            "journal.sqlite-shm",
+        ]
+
+
+def test_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
+    fill(disk)
+
+    def stop(seconds: float) -> None:
+        raise Stopped("asked to stop")
+
+    with pytest.raises(Stopped):
+        wait_for_space(disk / "state", stop)
+
+
+def test_the_next_submission_waits_for_space(disk: Path, url: str, stand_in: StandIn) -> None:
+    context = make_context(disk / "state", url)
+    assert run_cycle(context).state is State.VALIDATED
+    waits = Waits(freed_at(3, fill(disk)))
+    context.waiter = waits
+    with capture_logs() as logs:
+        done = run_cycle(context)
+    assert (done.id, done.state, len(stand_in.rows)) == (2, State.VALIDATED, 2)
+    paused = [row for row in logs if row["event"] == "paused"]
+    assert len(paused) == 3
+    assert "full" in str(paused[0])
+
+
+def test_a_disk_that_fills_up_at_any_moment_costs_time_alone(
+    disk: Path, url: str, stand_in: StandIn
+) -> None:
+    """The disk is full again before every write of the journal, and space comes with each wait."""
+    context = make_context(disk / "state", url)
+    ballast: list[Path] = []
+    real = context.journal.transition
+
+    def transition(*arguments: object, **names: object) -> object:
+        if not ballast:
+            ballast.append(fill(disk))
+        return real(*arguments, **names)  # type: ignore[arg-type]
+
+    context.journal.transition = transition  # type: ignore[method-assign,assignment]
+
+    def free(seconds: float) -> None:
+        if ballast:
+            ballast[0].unlink(missing_ok=True)
+
+    context.waiter = Waits(free)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == 1
+    assert stand_in.hash_mismatches == 0
+
+
+def test_running_forever_survives_a_full_disk_between_cycles(
+    disk: Path, url: str, stand_in: StandIn
+) -> None:
+    context = make_context(disk / "state", url)
+    seen: list[int] = []
+
+    def then(seconds: float) -> None:
+        if seconds == 5.0:
+            seen.append(len(stand_in.rows))
+            stand_in.round_id += 1
+            fill(disk)
+            if len(seen) == 3:
+                raise Stopped("enough")
+        else:
+            (disk / "ballast").unlink(missing_ok=True)
+
+    context.waiter = Waits(then)
+    run_forever(context)
+    assert seen == [1, 2, 3]
+
+
+def test_a_log_on_a_full_disk_only_has_gaps(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure(file=disk / "logs" / "miner.log")
+    ballast = fill(disk)
+    for number in range(200):
+        observe.get_logger("t").info("line", number=number, padding="x" * 100)
+    ballast.unlink()
+    observe.get_logger("t").info("space again")
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.count("padding") == 200
+    assert "space again" in (disk / "logs" / "miner.log").read_text()

@@ -1,0 +1,231 @@
+"""The real steps, journal and client under random faults, crashes and emptied databases."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neurons.mining.client import ApiClient
+from neurons.mining.context import Context
+from neurons.mining.cycle import State, Submission
+from neurons.mining.daemon import run_cycle
+from neurons.mining.journal import Journal
+from neurons.protocol import commitment_hash
+from tests.neurons.mining.parts import HOTKEY, Key, Waits, make_context
+from tests.neurons.stand_in import Fault, Request, StandIn
+
+NGINX = b"<html><head><title>404 Not Found</title></head></html>"
+FAULTS = st.sampled_from(
+    [
+        None,
+        Fault(stored=True),
+        Fault(stored=False),
+        Fault(500, "boom", stored=True),
+        Fault(502, "gateway", stored=False),
+        Fault(503, "busy", {"Retry-After": "1"}),
+        Fault(429, "slow down"),
+        Fault(425, "Cannot reveal yet. Wait 9 blocks"),
+        Fault(403, "IP address banned: IP banned for 0.1 more hours"),
+        Fault(404, NGINX),
+        Fault(404, NGINX, stored=True),
+        Fault(405, b"<html>"),
+        Fault(302, b"", {"Location": "https://elsewhere.example/"}),
+        Fault(200, b"{", stored=True),
+        Fault(200, b"<html>"),
+    ]
+)
+CRASHES = st.lists(st.sampled_from([False, False, False, True]), max_size=25)
+# An emptied database has time to hear of the hotkey before the next is.
+WIPES = st.just(set()) | st.builds(
+    lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
+)
+STRANGERS = st.sets(st.integers(1, 60), max_size=6)
+MODES = st.sampled_from(["auto", "commit_reveal", "direct"])
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Chaos:
+    """Breaks requests, empties the database and kills the process, as drawn.
+
+    Attributes:
+        wipes, strangers: the numbers of the requests before which the database is emptied or a
+            stranger submits.
+    """
+
+    def __init__(
+        self,
+        server: StandIn,
+        faults: list[Fault | None],
+        crashes: list[bool],
+        wipes: set[int],
+        strangers: set[int],
+    ) -> None:
+        self.server, self.faults, self.crashes = server, iter(faults), iter(crashes)
+        self.wipes, self.strangers, self.requests = wipes, strangers, 0
+        self.lost: list[list[dict[str, Any]]] = []
+
+    def perhaps_crash(self) -> None:
+        if next(self.crashes, False):
+            raise Crash
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.perhaps_crash()
+        self.requests += 1
+        if self.requests in self.wipes:
+            self.lost.append(self.server.rows)
+            self.server.wipe()
+        if self.requests in self.strangers:
+            self.server.add_foreign(revealed=False)
+        path = request.url.path
+        fault = next(self.faults, None)
+        if fault is not None:
+            self.server.faults[path].append(fault)
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        body = json.loads(request.content) if request.content else None
+        query = {key: [value] for key, value in request.url.params.items()}
+        answer = self.server.handle(Request(request.method, path, query, headers, body))
+        self.perhaps_crash()
+        if answer.status is None:
+            raise httpx.ReadError("connection reset", request=request)
+        return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
+
+
+class Clock:
+    """Unix seconds that pass while somebody waits, for the miner and the server alike."""
+
+    def __init__(self) -> None:
+        self.seconds = 1e9
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@contextmanager
+def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Context]:
+    """One life of the daemon: everything that is not on the disk is new."""
+    client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
+    context = make_context(
+        folder,
+        "http://127.0.0.1:1",
+        client=client,
+        waiter=Waits(clock.wait),
+        now=clock,
+        flags={"submission_mode": mode},
+    )
+    real = Journal.transition
+
+    def transition(journal: Journal, *arguments: Any, **names: Any) -> Submission:
+        chaos.perhaps_crash()
+        result = real(journal, *arguments, **names)
+        live = journal.live_submissions(HOTKEY)
+        assert len(live) <= 1
+        if result.state is State.ABANDONED:
+            held = [row["commitment_hash"] for row in chaos.server.rows]
+            assert result.commitment_hash not in held, "given up, and the server holds it"
+        chaos.perhaps_crash()
+        return result
+
+    context.journal.transition = transition.__get__(context.journal)  # type: ignore[method-assign]
+    try:
+        yield context
+    finally:
+        context.journal.close()
+
+
+def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submission]:
+    """Run miner after miner until a submission has its verdict; return all, oldest first."""
+    for _ in range(100):
+        try:
+            with process(folder, chaos, mode, clock) as context:
+                done = run_cycle(context)
+                if done.state is not State.ABANDONED:
+                    return context.journal.latest(100)[::-1]
+        except Crash:
+            continue
+    raise AssertionError("the cycle never ended")
+
+
+@pytest.mark.slow
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    faults=st.lists(FAULTS, max_size=30),
+    crashes=CRASHES,
+    wipes=WIPES,
+    strangers=STRANGERS,
+    mode=MODES,
+    judges_early=st.booleans(),
+    shows_scores=st.booleans(),
+)
+def test_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
+    faults: list[Fault | None],
+    crashes: list[bool],
+    wipes: set[int],
+    strangers: set[int],
+    mode: str,
+    judges_early: bool,
+    shows_scores: bool,
+) -> None:
+    clock, server = Clock(), StandIn()
+    server.clock, server.judging_seconds = clock, 10.0
+    server.judges_early, server.shows_scores = judges_early, shows_scores
+    chaos = Chaos(server, faults, crashes, wipes, strangers)
+    with tempfile.TemporaryDirectory() as name:
+        all_of_them = lives(Path(name), chaos, mode, clock)
+    done = all_of_them[-1]
+    databases = [
+        [row for row in rows if row["miner_hotkey"] == HOTKEY]
+        for rows in (server.rows, *chaos.lost)
+    ]
+
+    # Sent once: one row for each way of sending, in each database.
+    for rows in databases:
+        committed = [row for row in rows if row["reveal_block"]]
+        assert len(committed) <= 1
+        assert len(rows) - len(committed) <= 1
+        assert len(rows) < 2 or mode == "auto"
+    assert server.hash_mismatches == 0
+    check_reveals(server, all_of_them)
+
+    # No verdict that nobody gave.
+    judged = [row for rows in databases for row in rows if row["validated"] and is_of(row, done)]
+    if done.state is State.PREMATURE:
+        assert any(row["judged_early"] for row in judged)
+    elif done.state is State.UNRANKED:
+        assert wipes or faults or crashes or mode != "commit_reveal" or judges_early
+    else:
+        assert any(not row["judged_early"] for row in judged)
+        assert done.state is (State.VALIDATED if shows_scores else State.RANKED)
+    for submission in all_of_them:
+        assert submission.state in (State.ABANDONED, State.PREMATURE) or submission is done
+
+
+def is_of(row: dict[str, Any], submission: Submission) -> bool:
+    """Tell whether a row of the server is the submission's."""
+    sent = row["commitment_hash"] == (submission.commitment_hash or "")
+    return sent and row["id"] == submission.submission_id
+
+
+def check_reveals(server: StandIn, submissions: list[Submission]) -> None:
+    """Every reveal shows what its commitment stands for, and what the journal froze."""
+    by_salt = {submission.salt: submission for submission in submissions}
+    for body in (r.body for r in server.requests if r.path == "/reveal_submission"):
+        submission = by_salt[body["commitment_salt"]]
+        salted = commitment_hash(body["commitment_salt"], body["fork_url"])
+        assert salted == submission.commitment_hash
+        assert body["tokens_per_sec"] == submission.tokens_per_sec
+        assert body["commit_hash"] == submission.commit_hash

@@ -1,0 +1,247 @@
+"""The command line: flags, exit statuses, one plain sentence, and no torch in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from neurons import miner, observe
+from neurons.command_line import commands
+from neurons.command_line.status import JOURNAL, read_status
+from neurons.errors import ConfigError
+from neurons.identity import create_throwaway, load_identity
+from neurons.mining import cycle
+from neurons.mining.cycle import State
+from neurons.mining.journal import Journal
+from neurons.processes.runtime import StateLock
+from tests import PROJECT
+from tests.neurons.miner_command import run
+
+
+def journal_in(state: Path) -> Journal:
+    return Journal(state / "embedded" / JOURNAL)
+
+
+def test_status_before_anything_has_run(tmp_path: Path) -> None:
+    done = run("status", "--state-dir", str(tmp_path))
+    assert done.returncode == 0
+    assert "none yet: ./START_MINER.sh once" in done.stdout
+    found = json.loads(run("status", "--json", "--state-dir", str(tmp_path)).stdout)
+    assert found["submission"] is None
+    assert found["running"] is False
+    assert list(tmp_path.iterdir()) == []  # looking makes nothing
+
+
+@pytest.mark.parametrize("command", ["status", "release", "abandon"])
+def test_the_journal_can_be_asked_with_a_half_filled_env(command: str, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"GITHUB_TOKEN=\nSTATE_DIR={tmp_path}/state\n")
+    done = run(command, "--env-file", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/state" in done.stdout
+
+
+def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
+    entry = (str(PROJECT / "neurons" / "miner.py"),)
+    done = run("status", "--state-dir", "here", cwd=tmp_path, entry=entry)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "here") in done.stdout  # a flag's path starts where the user is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (["--netuid", "x"], {}, "NETUID='x' (flag): give a whole number."),
+        (["--no-such-flag"], {}, "unrecognized arguments: --no-such-flag"),
+        (["dance"], {}, "invalid choice: 'dance'"),
+        (["--env-file", "/none/.env"], {}, "No settings file at /none/.env"),
+        ([], {"VALIDATOR_API_URL": "https://example.org"}, "GITHUB_TOKEN is not set"),
+        (
+            ["--repo-path", "/srv/fork", "--wallet.name", "w", "--wallet.path", "/none"],
+            {"VALIDATOR_API_URL": "http://127.0.0.1:9"},
+            "No hotkey at /none/w/hotkeys/default",
+        ),
+    ],
+)
+def test_mistakes_exit_78_with_a_sentence(
+    arguments: list[str], environ: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    done = run(*arguments, STATE_DIR=str(tmp_path), **environ)
+    assert done.returncode == 78
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["neurons.validator", "neurons.validator_api"])
+def test_the_other_command_lines_have_the_same_manner(module: str, tmp_path: Path) -> None:
+    mistaken = run("--no-such-flag", entry=("-m", module))
+    assert mistaken.returncode == 78
+    assert mistaken.stderr == (
+        f"python -m {module}: unrecognized arguments: --no-such-flag (--help lists the flags)\n"
+    )
+    file = tmp_path / ".env"
+    file.write_text("DEVICE=tpu\nPORT=many\nVALIDATOR_API_URL=https://example.org\n")
+    done = run("--env-file", str(file), entry=("-m", module))
+    assert done.returncode == 78
+    errors = [line for line in done.stderr.splitlines() if " error " in line]
+    assert [line.split("error")[1].split("=")[0].strip() for line in errors] == ["DEVICE", "PORT"]
+
+
+def test_a_folder_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)  # root, who runs some tests, may read everything
+    with pytest.raises(ConfigError, match="another user"):
+        read_status(tmp_path)
+    with pytest.raises(ConfigError, match="out of this user's reach"):
+        load_identity("w", "h", tmp_path)
+
+
+def test_a_second_miner_names_the_first(tmp_path: Path) -> None:
+    with StateLock(tmp_path / "embedded"):
+        done = run("once", STATE_DIR=str(tmp_path))
+    assert done.returncode == 78
+    assert f"pid {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_journal_is_kept_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "embedded" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(b"no database" * 100)
+    done = run("status", STATE_DIR=str(tmp_path))
+    assert done.returncode == 78
+    assert "is damaged" in done.stderr
+    assert path.read_bytes() == b"no database" * 100
+
+
+def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
+    given = miner.parser().parse_args(
+        [
+            *("--netuid", "7", "--wallet.name", "w", "--wallet.hotkey", "h"),
+            *("--wallet.path", str(tmp_path), "--subtensor.network", "test", "--logging.debug"),
+            *("--target-seq-len", "auto", "--agent-iterations", "9"),
+            *("--optimization-interval", "5", "--repo-path", str(tmp_path)),
+            *("--state-dir", str(tmp_path), "--device", "cpu", "--env-file", str(tmp_path / "e")),
+        ]
+    )
+    (tmp_path / "e").write_text("VALIDATOR_API_URL=https://example.org\nNETUID=1\n")
+    settings, embedded = commands.read_settings(given)
+    assert given.command == "run"
+    assert not embedded
+    assert (settings.netuid, settings.wallet_miner_name, settings.wallet_hotkey) == (7, "w", "h")
+    assert (settings.wallet_path, settings.repo_path) == (tmp_path, tmp_path)
+    assert (settings.subtensor_network, settings.log_level) == ("test", "DEBUG")
+    assert (settings.target_sequence_length, settings.optimization_interval) == ("auto", 5.0)
+    assert (settings.state_dir, settings.device) == (tmp_path, "cpu")
+
+
+def test_a_real_run_is_put_together_from_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.observe._secrets", set())
+    hotkey = create_throwaway(tmp_path / "wallets", "w", "h").hotkey
+    file = tmp_path / ".env"
+    file.write_text(
+        f"VALIDATOR_API_URL=http://127.0.0.1:9\nFORK_REMOTE=file://{tmp_path}/fork.git\n"
+        f"WALLET_MINER_NAME=w\nWALLET_HOTKEY=h\nWALLET_PATH={tmp_path}/wallets\n"
+        f"STATE_DIR={tmp_path}/state\nGITHUB_TOKEN=ghp_canary\nDEVICE=cpu\n"
+    )
+    given = miner.parser().parse_args(["--env-file", str(file)])
+    settings, embedded = commands.read_settings(given)
+    assert observe.redact("ghp_canary") == observe.REDACTED
+    with miner._context(settings, embedded, threading.Event()) as context:
+        assert context.identity.hotkey == hotkey
+        assert context.fork.url == f"file://{tmp_path}/fork.git"
+        assert context.client.base_url == "http://127.0.0.1:9"
+        assert context.settings.device == "cpu"
+        assert (tmp_path / "state" / JOURNAL).is_file()
+
+
+def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Path) -> None:
+    now = time.time()
+    with journal_in(tmp_path) as journal:
+        new = journal.create(
+            "5abc", 2048, mode="commit_reveal", publish_at="before_commit",
+            api_url="http://127.0.0.1:1", now=now,
+        )  # fmt: skip
+        journal.transition(new, cycle.hold(new, "The push was refused.", "Do this.", now))
+    text = run("status", STATE_DIR=str(tmp_path)).stdout
+    assert "HELD" in text
+    assert "The push was refused." in text
+    assert "Do this." in text
+    found = json.loads(run("status", "--json", STATE_DIR=str(tmp_path)).stdout)
+    assert found["submission"]["next_action"] == "Do this."
+    assert "salt" not in found["submission"]
+
+
+def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        journal.create(
+            "5abc", 0, mode="commit_reveal", publish_at="before_commit",
+            api_url="http://127.0.0.1:1", now=time.time(), auto_target=True,
+        )  # fmt: skip
+    text = run("status", STATE_DIR=str(tmp_path)).stdout
+    assert "target    auto" in text
+    assert "league" not in text
+
+
+@pytest.mark.parametrize(("word", "state"), [("release", State.NEW), ("abandon", State.ABANDONED)])
+def test_a_persons_word_on_what_is_held(word: str, state: State, tmp_path: Path) -> None:
+    assert "nothing has run" in run(word, STATE_DIR=str(tmp_path)).stdout
+    with journal_in(tmp_path) as journal:
+        new = journal.create(
+            "5abc", 2048, mode="commit_reveal", publish_at="before_commit",
+            api_url="http://127.0.0.1:1", now=0.0,
+        )  # fmt: skip
+        journal.transition(new, cycle.hold(new, "A reason.", "A remedy.", 1.0))
+    done = run(word, STATE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert state.value in done.stdout
+    with journal_in(tmp_path) as journal:
+        assert journal.get(new.id).state is state
+    assert "nothing is held" in run(word, STATE_DIR=str(tmp_path)).stdout
+
+
+def test_running_is_seen_without_taking_the_lock(tmp_path: Path) -> None:
+    assert read_status(tmp_path).running is False
+    with StateLock(tmp_path):
+        assert read_status(tmp_path).running is True
+    assert read_status(tmp_path).running is False
+
+
+def test_doctor_lists_every_problem_of_the_settings_and_fails(tmp_path: Path) -> None:
+    done = run("doctor", "--json", NETUID="x", PORT="y", STATE_DIR=str(tmp_path))
+    assert done.returncode == 1
+    checks = json.loads(done.stdout)
+    details = [check["detail"] for check in checks if check["name"] == "settings"]
+    assert [line.split("=")[0] for line in details] == ["NETUID", "PORT"]
+    assert {"python", "git", "disk"} <= {check["name"] for check in checks}
+
+
+def test_doctor_is_content_with_this_machine(tmp_path: Path) -> None:
+    done = run("doctor", "--device", "cpu", STATE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert "failure" not in done.stdout
+    assert "no .env: the whole job runs on this machine" in done.stdout
+
+
+def test_no_torch_and_no_bittensor_in_this_process() -> None:
+    code = (
+        "import sys, neurons.miner, neurons.command_line.doctor, neurons.embedded.subnet\n"
+        "assert not {'torch', 'triton', 'fla', 'bittensor'} & set(sys.modules)"
+    )
+    done = run(entry=("-c", code))
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command() -> None:
+    text = run("--help").stdout
+    for command in miner.COMMANDS:
+        assert command in text

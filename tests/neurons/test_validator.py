@@ -1,0 +1,261 @@
+"""The validator's loop and its process, against a live API and real git repositories."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurons.embedded.upstream import make_upstream
+from neurons.identity import create_throwaway
+from neurons.processes.runtime import Stopped
+from neurons.protocol import QueuedSubmission, submission_text
+from neurons.validation.api import ApiFault, ValidatorApi
+from neurons.validation.verdict import Verdict, judge, reject
+from neurons.validator import OWN_FAULTS, Validator
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
+from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
+
+
+class Judge:
+    """Stands for the evaluation: what it answers, or raises, by submission."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.judged: list[int] = []
+
+    def evaluate(self, submission: QueuedSubmission) -> Verdict:
+        self.judged.append(submission.id)
+        answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+def validator(api: LiveApi, judge: Judge, stop: threading.Event | None = None) -> Validator:
+    client = ValidatorApi(api.url, VALIDATOR)
+    return Validator(client, judge, stop or threading.Event())  # type: ignore[arg-type]
+
+
+def scores(api: LiveApi) -> dict[int, float]:
+    rows = api.get("/get_submission_stats")["top_performers"]
+    return {row["id"]: row["score"] for row in rows}
+
+
+def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi) -> None:
+    api.register(ALICE)
+    good, bad, committed = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0), api.commit(ALICE)
+    answers = Judge(s2=reject("too slow"))
+    loop = validator(api, answers)
+    loop.run_once()
+    assert scores(api) == {good: 1.0, bad: 0.0}
+    assert answers.judged == [good, bad]
+    api.pass_blocks(BLOCKS)
+    loop.run_once()
+    assert answers.judged == [good, bad]
+    api.ok("/reveal_submission", revelation(ALICE, committed), ALICE)
+    loop.run_once()
+    assert answers.judged == [good, bad, committed]
+
+
+def test_a_failed_submission_counts_against_its_address(api: LiveApi) -> None:
+    api.register(ALICE)
+    for _ in range(5):
+        api.submit(ALICE, 10.0)
+    validator(api, Judge(**{f"s{n}": reject("no") for n in range(1, 6)})).run_once()
+    refused = api.post("/submit_kernel", {}, ALICE)
+    assert refused.status_code == 422  # the body is looked at before the ban
+    with pytest.raises(AssertionError, match="IP address banned"):
+        api.submit(ALICE, 1.0)
+
+
+def test_a_fault_of_ours_neither_ends_the_loop_nor_judges_the_miner(api: LiveApi) -> None:
+    api.register(ALICE)
+    broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0)
+    answers = Judge(s1=ZeroDivisionError("ours"))
+    loop = validator(api, answers)
+    for _ in range(OWN_FAULTS + 2):
+        loop.run_once()
+    assert scores(api) == {fine: 1.0}
+    assert answers.judged.count(broken) == OWN_FAULTS
+
+
+def test_a_verdict_that_was_not_written_is_not_measured_again(
+    api: LiveApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.register(ALICE)
+    row = api.submit(ALICE, 10.0)
+    real, calls = ValidatorApi.mark, []
+
+    def lost(self: ValidatorApi, submission_id: int, score: float) -> None:
+        calls.append(submission_id)
+        if len(calls) == 1:
+            raise ApiFault("the API went away")
+        real(self, submission_id, score)
+
+    monkeypatch.setattr(ValidatorApi, "mark", lost)
+    answers = Judge()
+    loop = validator(api, answers)
+    loop.run_once()
+    assert scores(api) == {}
+    loop.run_once()
+    assert (scores(api), answers.judged) == ({row: 1.0}, [row])
+
+
+def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi) -> None:
+    api.register(ALICE)
+    for speed in (10.0, 20.0):
+        api.submit(ALICE, speed)
+    answers = Judge(s1=Stopped("asked to stop"))
+    validator(api, answers).run_once()
+    assert (scores(api), answers.judged) == ({}, [1])
+
+
+def test_an_api_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    with serve(tmp_path) as api:
+        url = api.url
+    stop = threading.Event()
+    loop = Validator(ValidatorApi(url, VALIDATOR, stop=stop), Judge(), stop)  # type: ignore[arg-type]
+    thread = threading.Thread(target=loop.run_forever, args=(0.05,))
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive()
+    stop.set()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+class Home:
+    """A validator's process on this machine: its wallet, its environment, its API."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = create_throwaway(folder / "wallets")
+
+    def start(self, url: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "ENV_FILE": os.devnull,
+            "VALIDATOR_API_URL": url,
+            "STATE_DIR": str(self.folder / "state"),
+            "WALLET_PATH": str(self.folder / "wallets"),
+            "WALLET_VALIDATOR_NAME": "throwaway",
+            "POLLING_INTERVAL": "0.2",
+            "DEVICE": "cpu",
+            **variables,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "neurons.validator", *flags],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def fork(self, files: dict[str, str]) -> tuple[str, str]:
+        """Make a fork of fla-core with the overlay and `files`; return address and commit."""
+        path = self.folder / "fork"
+        upstream = make_upstream(self.folder / "upstream.git")
+        subprocess.run(["git", "clone", "--quiet", upstream, str(path)], check=True)
+        overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
+        for name, text in {**overlay, **files}.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
+        user = ["-c", "user.name=miner", "-c", "user.email=miner@example.org"]
+        for words in (["add", "--all"], [*user, "commit", "--quiet", "-m", "overlay"]):
+            subprocess.run(["git", *words], cwd=path, check=True)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True, text=True
+        )
+        return path.as_uri(), done.stdout.strip()
+
+    def submit(self, api: LiveApi, fork: tuple[str, str], speed: float) -> int:
+        url, commit = fork
+        body = {
+            "miner_hotkey": ALICE.hotkey,
+            "fork_url": url,
+            "commit_hash": commit,
+            "target_sequence_length": 512,
+            "tokens_per_sec": speed,
+            "signature": ALICE.sign(submission_text(url, commit, speed, None)),
+        }
+        return int(api.ok("/submit_kernel", body, ALICE)["submission_id"])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -> None:
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        row = home.submit(api, home.fork({}), 1.0)
+        process = home.start(api.url, "--once")
+        _, log = process.communicate(timeout=240)
+        assert process.returncode == 0, log
+        assert scores(api)[row] > 1.0, log
+    assert list((tmp_path / "state" / "validator" / "sandbox").iterdir()) == []
+
+
+def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> None:
+    note = tmp_path / "worker"
+    hang = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    chunk = "\n".join(REQUIRED_IMPORTS)
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        row = home.submit(api, home.fork({f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"}), 1.0)
+        process = home.start(api.url)
+        try:
+            deadline = time.monotonic() + 120
+            while not (note.exists() and note.read_text()):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            start = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=10)
+        finally:
+            process.kill()
+        assert process.returncode == 0, log
+        assert time.monotonic() - start < 10
+        assert not Path(f"/proc/{note.read_text()}").exists()
+        queue = api.get("/get_submission_stats")["recent_submissions"]
+        assert [entry["id"] for entry in queue] == [row]
+
+
+def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path) -> None:
+    cases = {
+        "No hotkey at": {"WALLET_VALIDATOR_NAME": "nobody"},
+        "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},
+        "DEVICE='tpu'": {"DEVICE": "tpu"},
+    }
+    for words, variables in cases.items():
+        process = home.start("http://127.0.0.1:1", "--once", **variables)
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 78, log
+        assert words in log
+    process = home.start("http://127.0.0.1:1", "--once")
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1, log
+    assert "Traceback" not in log
+
+
+def test_torch_stays_out_of_the_validators_process() -> None:
+    code = (
+        "import sys, neurons.validator, neurons.validator_api.__main__\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fla')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,199 @@
+"""Rounds, ranking and weights, by the server's own clock."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from neurons.validator_api.ranking import Ranked, rank, shares
+from neurons.validator_api.storage import Submission
+from tests.neurons.live_api import ALICE, BLOCKS, BOB, VALIDATOR, Hotkey, LiveApi, revelation
+
+CAROL, DAVE, EVE = Hotkey("//Carol"), Hotkey("//Dave"), Hotkey("//Eve")
+START = datetime(2026, 1, 1)  # noqa: DTZ001 — the wire is naive UTC
+HOURS = 3600.0
+
+
+def row(number: int, hotkey: str, speed: float, **changes: Any) -> Submission:
+    values: dict[str, Any] = {
+        "id": number,
+        "miner_hotkey": hotkey,
+        "tokens_per_sec": speed,
+        "target_sequence_length": 300_000,
+        "is_revealed": True,
+        "validated_at": START,
+        "verification_passed": None,
+        "score": 1.0,
+        "created_at": START + timedelta(seconds=number),
+    }
+    return Submission(**{**values, **changes})
+
+
+def order(ranked: list[Ranked]) -> list[int]:
+    return [place.submission.id for place in ranked]
+
+
+def test_the_multiplier_decides_before_the_speed() -> None:
+    slow = row(1, "a", 100.0, target_sequence_length=1_000_000)
+    fast = row(2, "b", 290.0)
+    assert order(rank([fast, slow])) == [1, 2]
+
+
+def test_the_earlier_commit_wins_a_tie_then_the_lower_id() -> None:
+    late = row(1, "a", 100.0, created_at=START + timedelta(hours=1))
+    early = row(2, "b", 100.0, created_at=START)
+    twin = row(3, "c", 100.0, created_at=START)
+    assert order(rank([twin, late, early])) == [2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"score": 0.0},
+        {"score": None},
+        {"validated_at": None},
+        {"is_revealed": False},
+        {"verification_passed": False},
+    ],
+)
+def test_what_nobody_confirmed_does_not_rank(change: dict[str, Any]) -> None:
+    assert order(rank([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
+
+
+def test_only_what_beats_the_baseline_ranks() -> None:
+    rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
+    assert order(rank(rows, baseline=row(9, "z", 100.0))) == [3]
+
+
+def test_a_hotkey_earns_once_and_does_not_push_others_down() -> None:
+    ranked = rank([row(1, "a", 9.0), row(2, "a", 8.0), row(3, "b", 7.0), row(4, "a", 6.0)])
+    assert [(p.submission.id, p.rank, p.best) for p in ranked] == [
+        (1, 1, True),
+        (2, 1, False),
+        (3, 2, True),
+        (4, 2, False),
+    ]
+    assert [(p.submission.id, share) for p, share in shares(ranked)] == [(1, 0.60), (3, 0.25)]
+
+
+def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
+    first = api.get("/get_current_round")
+    assert first == {
+        "id": 1,
+        "round_number": 1,
+        "start_time": "2026-02-02T02:40:00",
+        "end_time": "2026-02-04T02:40:00",
+        "status": "active",
+        "time_remaining_seconds": 48 * 3600,
+        "baseline_submission_id": None,
+        "winner_hotkey": None,
+        "total_submissions": 0,
+    }
+    api.clock.now += HOURS
+    again = api.get("/get_current_round")
+    assert (again["id"], again["time_remaining_seconds"]) == (1, 47 * 3600)
+
+
+def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> None:
+    api.register(ALICE)
+    api.submit(ALICE, 1.0)
+    api.ok("/finalize_round/1", {}, VALIDATOR)
+    api.commit(ALICE)  # the public server answers 500 here
+    assert api.get("/get_current_round")["round_number"] == 2
+
+
+def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveApi) -> None:
+    for key in (ALICE, BOB):
+        api.register(key)
+    api.mark(api.submit(ALICE, 100.0), 1.0)
+    best = api.submit(BOB, 200.0)
+    api.mark(best, 1.0)
+    assert api.get("/get_weights")["weights"] == []
+    api.clock.now += 48 * HOURS
+    following = api.get("/get_current_round")
+    assert (following["round_number"], following["baseline_submission_id"]) == (2, best)
+    assert [(w["uid"], w["hotkey"], w["weight"]) for w in api.get("/get_weights")["weights"]] == [
+        (1, BOB.hotkey, 0.60),
+        (0, ALICE.hotkey, 0.25),
+    ]
+    for key, speed in ((ALICE, 200.0), (BOB, 201.0)):
+        api.mark(api.submit(key, speed), 1.0)
+    weights = api.get("/get_weights", round_id=2)["weights"]
+    assert [w["hotkey"] for w in weights] == [BOB.hotkey]
+
+
+def test_a_round_without_a_winner_keeps_the_baseline(api: LiveApi) -> None:
+    api.register(ALICE)
+    best = api.submit(ALICE, 100.0)
+    api.mark(best, 1.0)
+    for expected in (best, best):
+        api.clock.now += 48 * HOURS
+        assert api.get("/get_current_round")["baseline_submission_id"] == expected
+
+
+def test_finalize(api: LiveApi) -> None:
+    keys = (ALICE, BOB, CAROL, DAVE, EVE)
+    for speed, key in enumerate(keys, start=1):
+        api.register(key)
+        api.mark(api.submit(key, float(speed)), 1.0)
+    cheat = api.submit(ALICE, 1e9)
+    api.mark(cheat, 0.0)
+    final = api.ok("/finalize_round/1", {}, VALIDATOR)
+    assert (final["status"], final["round_id"], final["winner"]) == ("completed", 1, EVE.hotkey)
+    assert [(r["rank"], r["miner_hotkey"], r["league"]) for r in final["rankings"]] == [
+        (1, EVE.hotkey, "100k"),
+        (2, DAVE.hotkey, "100k"),
+        (3, CAROL.hotkey, "100k"),
+        (4, BOB.hotkey, "100k"),
+    ]
+    weights = api.get("/get_weights")["weights"]
+    assert [w["weight"] for w in weights] == [0.60, 0.25, 0.10, 0.05]
+    for path, status, text in (
+        ("/finalize_round/1", 400, "Round already finalized"),
+        ("/finalize_round/7", 404, "Round not found"),
+    ):
+        response = api.post(path, {}, VALIDATOR)
+        assert (response.status_code, response.json()["detail"]) == (status, text)
+
+
+def test_create_round_ends_the_one_before(api: LiveApi) -> None:
+    api.register(ALICE)
+    row = api.submit(ALICE, 5.0)
+    api.mark(row, 1.0)
+    created = api.ok("/create_round", {"duration_hours": 2}, VALIDATOR)
+    assert (created["round_number"], created["time_remaining_seconds"]) == (2, 7200)
+    assert created["baseline_submission_id"] == row
+    assert api.get("/get_weights", round_id=1)["weights"][0]["hotkey"] == ALICE.hotkey
+    unknown = api.post("/create_round", {"baseline_submission_id": 77}, VALIDATOR)
+    assert unknown.status_code == 404
+    assert api.post("/create_round", {"duration_hours": 0}, VALIDATOR).status_code == 422
+
+
+def test_a_submission_keeps_the_round_and_the_time_of_its_commit(api: LiveApi) -> None:
+    for key in (ALICE, BOB):
+        api.register(key)
+    early = api.commit(ALICE)
+    api.clock.now += HOURS
+    late = api.submit(BOB, 1000.0)
+    api.clock.now += 48 * HOURS
+    api.pass_blocks(BLOCKS)
+    api.ok("/reveal_submission", revelation(ALICE, early), ALICE)
+    for submission in (late, early):
+        api.mark(submission, 1.0)
+    weights = api.get("/get_weights", round_id=1)["weights"]
+    assert [w["hotkey"] for w in weights] == [ALICE.hotkey, BOB.hotkey]
+
+
+def test_top_performers_show_every_late_verdict(api: LiveApi) -> None:
+    for key in (ALICE, BOB):
+        api.register(key)
+    good, bad = api.submit(ALICE, 10.0), api.submit(BOB, 1e6)
+    api.mark(good, 1.0)
+    api.mark(bad, 0.0)
+    api.clock.now += 48 * HOURS
+    api.get("/get_current_round")
+    rows = {r["id"]: r for r in api.get("/get_submission_stats")["top_performers"]}
+    assert (rows[good]["rank"], rows[good]["score"]) == (1, 1.0)
+    assert (rows[bad]["rank"], rows[bad]["score"], rows[bad]["validated"]) == (None, 0.0, True)

@@ -1,0 +1,141 @@
+"""The process: `python -m neurons.validator_api` starts, tells its port, and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from neurons.errors import ConfigError
+from neurons.validator_api.config import utc
+from neurons.validator_api.storage import Miner, Storage
+from tests.neurons.live_api import ALICE
+
+
+@contextmanager
+def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    port_file = folder / "port"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "neurons.validator_api", "--port-file", str(port_file)],
+        env={
+            **os.environ,
+            "ENV_FILE": os.devnull,
+            "STATE_DIR": str(folder / "state"),
+            "PORT": "0",
+            **variables,
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child, port_file
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def wait_for(path: Path, child: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert child.poll() is None, child.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return path.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("number", "proxies", "client"),
+    [(signal.SIGTERM, "", "127.0.0.1"), (signal.SIGINT, "10.0.0.1, 127.0.0.1", "203.0.113.9")],
+)
+def test_serves_until_it_is_told_to_stop(
+    tmp_path: Path, number: signal.Signals, proxies: str, client: str
+) -> None:
+    with process(tmp_path, TRUSTED_PROXIES=proxies) as (child, port_file):
+        url = f"http://127.0.0.1:{wait_for(port_file, child)}"
+        headers = ALICE.headers()
+        body = {"hotkey": ALICE.hotkey, "model_name": "m", "league": "1M"}
+        forwarded = {**headers, "X-Forwarded-For": "203.0.113.9"}
+        reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded)
+        assert reply.json()["status"] == "registered"
+        child.send_signal(number)
+        _, log = child.communicate(timeout=10)
+    assert child.returncode == 0
+    assert f"url={url}" in log
+    assert "path=/register_miner status=200" in log
+    assert f"client={client}" in log  # only a trusted proxy's word names another client
+    assert headers["Signature"] not in log
+    assert "VALIDATOR_HOTKEYS is empty" in log
+    assert (tmp_path / "state" / "validator_api.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("DATABASE_URL", "no url at all", "DATABASE_URL cannot be read"),
+        ("DATABASE_URL", "mysql://host/name", "DATABASE_URL cannot be read"),
+        ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "DATABASE_URL"),
+        ("PORT", "many", "PORT='many'"),
+    ],
+)
+def test_what_only_a_person_can_mend_exits_78(
+    tmp_path: Path, variable: str, value: str, words: str
+) -> None:
+    with process(tmp_path, **{variable: value}) as (child, _):
+        _, log = child.communicate(timeout=60)
+    assert child.returncode == 78
+    assert words in log
+    assert "Traceback" not in log
+
+
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Storage("postgresql://quasar:hunter2@127.0.0.1:1/quasar")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_writers_wait_for_one_another(tmp_path: Path) -> None:
+    storage = Storage(f"sqlite:///{tmp_path / 'api.db'}")
+
+    def register(name: str) -> None:
+        def work(session: Session) -> None:
+            rows = session.scalars(select(Miner)).all()
+            time.sleep(0.01)  # a stale read would give two hotkeys the same uid
+            session.add(Miner(hotkey=name, uid=len(rows), registered_at=utc(0)))
+
+        storage.write(work)
+
+    threads = [threading.Thread(target=register, args=(f"key {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with storage.read() as session:
+        assert sorted(session.scalars(select(Miner.uid))) == list(range(8))
+    storage.close()
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    storage = Storage(f"sqlite:///{tmp_path / 'api.db'}")
+
+    def work(session: Session) -> None:
+        session.add(Miner(hotkey="a", uid=0, registered_at=utc(0)))
+        session.flush()
+        raise OperationalError("the server went away", None, OSError())
+
+    with pytest.raises(OperationalError):
+        storage.write(work)
+    with storage.read() as session:
+        assert session.scalars(select(Miner)).all() == []
+    storage.close()

@@ -1,0 +1,283 @@
+"""compile_failures: what compilers and torch really say is recognised, and nothing else.
+
+Texts are made by running the tools with a fault planted; those that need a GPU or another driver
+are quoted as their makers print them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compile_kernels import find_nvcc
+
+from quasar_kernels import compile_failures as known
+from quasar_kernels.compile_failures import Explanation, explain
+from quasar_kernels.mount import mount
+from tests import PROJECT
+
+mount()
+
+from fla.ops.quasar import nvrtc  # noqa: E402
+
+NVCC = find_nvcc()
+KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
+WGMMA = KERNEL % 'asm volatile("wgmma.fence.sync.aligned;");'
+HEAVY = "".join(
+    f'extern "C" __global__ void k{i}(float* x) {{'
+    + "".join(f"x[{j}] += x[{i + j}] * {j};" for j in range(600))
+    + "}\n"
+    for i in range(120)
+)
+PTX = ".version {}\n.target {}\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
+
+needs_nvcc = pytest.mark.skipif(
+    NVCC is None or shutil.which("g++") is None, reason="needs nvcc and g++"
+)
+
+
+def _output(command: list[str], memory: int = 0, **environment: str) -> str:
+    """Run what has to fail, with so many bytes of address space, and return what it said."""
+
+    def limit() -> None:
+        if memory:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "LC_ALL": "C", **environment},
+        preexec_fn=limit,
+    )
+    assert done.returncode
+    return done.stdout + done.stderr
+
+
+def _nvcc(folder: Path, source: str, *options: str, memory: int = 0, **environment: str) -> str:
+    file = folder / "kernel.cu"
+    file.write_text(source)
+    command = [str(NVCC), "-cubin", *options, str(file), "-o", str(folder / "kernel.cubin")]
+    return _output(command, memory, **environment)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        (KERNEL % "", ["-arch=sm_199"], known.TOOLKIT_OLD),
+        (KERNEL % "", ["-gencode", "arch=compute_20,code=sm_20"], known.TOOLKIT_OLD),
+        (WGMMA, ["-arch=sm_90"], known.ARCH_FLAG),
+        (KERNEL % 'asm volatile("cp.async.wait_all;");', ["-arch=sm_75"], known.ARCH_FLAG),
+        ("#include <cuda_no_such.h>\n", ["-arch=sm_90"], known.NO_HEADER),
+        ('#include "fragments.cuh"\n', ["-arch=sm_90"], known.NO_SOURCE),
+        ("#include <Python.h>\n", ["-arch=sm_90"], known.NO_PYTHON_H),
+        (KERNEL % "", ["-arch=sm_90", "-U__GNUC__", "-D__GNUC__=99"], known.GCC_NEW),
+        (KERNEL % "", ["-arch=sm_90", "-ccbin", "/nonexistent/g++"], known.NO_GCC),
+    ],
+    ids=lambda x: x.cause if isinstance(x, Explanation) else "",
+)
+def test_nvcc(source: str, options: list[str], expected: Explanation, tmp_path: Path) -> None:
+    text = _nvcc(tmp_path, source, *options)
+    assert explain(text) == expected, text
+
+
+@needs_nvcc
+def test_nvcc_without_memory(tmp_path: Path) -> None:
+    assert explain(_nvcc(tmp_path, HEAVY, "-arch=sm_90", memory=200 << 20)) == known.MEMORY
+
+
+@needs_nvcc
+def test_nvcc_without_a_host_compiler(tmp_path: Path) -> None:
+    assert explain(_nvcc(tmp_path, KERNEL % "", PATH=str(tmp_path))) == known.NO_GCC
+
+
+@needs_nvcc
+def test_a_plain_mistake_is_not_explained_away(tmp_path: Path) -> None:
+    text = _nvcc(tmp_path, KERNEL % "no_such_call();", "-arch=sm_90")
+    assert "no_such_call" in text
+    assert explain(text) is None
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("version", "target", "option", "expected"),
+    [
+        ("8.0", "sm_80", "sm_199", known.TOOLKIT_OLD),
+        ("8.0", "sm_90a", "sm_80", known.ARCH_FLAG),
+        ("99.0", "sm_80", "sm_80", known.TOOLKIT_MIXED),
+    ],
+)
+def test_ptxas(
+    version: str, target: str, option: str, expected: Explanation, tmp_path: Path
+) -> None:
+    ptxas = shutil.which("ptxas", path=f"{Path(str(NVCC)).parent}{os.pathsep}{os.environ['PATH']}")
+    file = tmp_path / "kernel.ptx"
+    file.write_text(PTX.format(version, target))
+    text = _output([str(ptxas), f"-arch={option}", str(file), "-o", str(tmp_path / "cubin")])
+    assert explain(text) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("nvcc -arch=sm_90 kernel.cu", known.NO_NVCC),
+        ("ninja -v", known.NO_NINJA),
+        ("g++ -c kernel.cpp", known.NO_GCC),
+        ("cc -c kernel.c", known.NO_GCC),
+    ],
+)
+def test_a_shell_that_finds_no_such_program(
+    command: str, expected: Explanation, tmp_path: Path
+) -> None:
+    for shell in ("sh", "bash"):
+        path = shutil.which(shell)
+        if path:
+            text = _output([path, "-c", command], PATH=str(tmp_path))
+            assert explain(text) == expected, text
+
+
+def test_a_compiler_that_the_kernel_kills() -> None:
+    text = _output(["bash", "-c", "bash -c 'kill -9 $$'; exit 1"])
+    assert explain(text) == known.MEMORY, text
+
+
+def test_torchs_extension_builder(tmp_path: Path) -> None:
+    def said(code: str, **environment: str) -> str:
+        program = f"import torch.utils.cpp_extension as builder; builder.{code}"
+        return _output([sys.executable, "-c", program], **environment)
+
+    arch_list = said("_get_cuda_arch_flags()", TORCH_CUDA_ARCH_LIST="sm_90")
+    assert explain(arch_list) == known.ARCH_LIST, arch_list
+    ninja = said("verify_ninja_availability()", PATH=str(tmp_path))
+    assert explain(ninja) == known.NO_NINJA, ninja
+    toolkit = said("CUDA_HOME = None; builder._join_cuda_home('bin', 'nvcc')")
+    assert explain(toolkit) == known.NO_NVCC, toolkit
+
+
+def _nvrtc_missing() -> bool:
+    try:
+        nvrtc.load_library()
+    except nvrtc.CudaUnavailableError:
+        return True
+    return False
+
+
+needs_nvrtc = pytest.mark.skipif(_nvrtc_missing(), reason="NVRTC is not installed")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("source", "arch", "expected"),
+    [
+        (KERNEL % "", "sm_199", known.TOOLKIT_OLD),
+        (WGMMA, "sm_90", known.ARCH_FLAG),
+        ("#include <cuda_fp16.h>\n", "sm_90", known.NO_HEADER),
+        ('#include "chunk.cuh"\n', "sm_90", known.NO_SOURCE),
+        (KERNEL % "no_such_call();", "sm_90", None),
+    ],
+)
+def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
+    with pytest.raises(nvrtc.CudaUnavailableError) as caught:
+        nvrtc._compile(nvrtc.load_library(), "kernel", source, {}, (f"--gpu-architecture={arch}",))
+    assert explain(str(caught.value)) == expected, caught.value
+
+
+SHORT_OF_MEMORY = f"""
+import resource
+from quasar_kernels.mount import mount
+mount()
+from fla.ops.quasar import nvrtc
+def build(source):
+    return nvrtc._compile(nvrtc.load_library(), "k", source, {{}}, ("--gpu-architecture=sm_90",))
+build({KERNEL % ""!r})
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), used + (1 << 20)))
+build({HEAVY!r})
+"""
+
+
+@needs_nvrtc
+def test_nvrtc_without_memory(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SHORT_OF_MEMORY)
+    text = _output([sys.executable, str(program)], PYTHONPATH=str(PROJECT))
+    assert explain(text) == known.MEMORY, text[-500:]
+
+
+@needs_nvrtc
+def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
+    library = tmp_path / "libnvrtc.so.13"
+    library.symlink_to(nvrtc.load_library()._name)
+    code = (
+        "from quasar_kernels.mount import mount; mount(); from fla.ops.quasar import nvrtc; "
+        f"nvrtc.compile_cached('k', {KERNEL % ''!r}, {{}}, (9, 0))"
+    )
+    place = {nvrtc.LIBRARY: str(library), nvrtc.CACHE: str(tmp_path / "cache")}
+    text = _output([sys.executable, "-c", code], PYTHONPATH=str(PROJECT), **place)
+    assert explain(text) == known.NO_NVRTC, text
+
+
+def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(nvrtc.LIBRARY, str(tmp_path / "libnvrtc.so"))
+    with pytest.raises(nvrtc.CudaUnavailableError) as caught:
+        nvrtc.load_library.__wrapped__()
+    assert explain(str(caught.value)) == known.NO_NVRTC
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            known.ARCH_LIST,
+        ),
+        ("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU", known.ARCH_LIST),
+        ("cuModuleLoadData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION", known.DRIVER_OLD),
+        ("the provided PTX was compiled with an unsupported toolchain.", known.DRIVER_OLD),
+        ("CUDA driver version is insufficient for CUDA runtime version", known.DRIVER_OLD),
+        ("cudaGetDeviceCount() failed with error code: 35", known.DRIVER_OLD),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            known.DRIVER_OLD,
+        ),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
+            "driver / cuda driver combination",
+            known.DRIVER_MIXED,
+        ),
+        ("RuntimeError: Found no NVIDIA driver on your system.", known.DRIVER_MISSING),
+        ("RuntimeError: No CUDA GPUs are available", known.DRIVER_MISSING),
+        ("the CUDA driver (libcuda.so.1) cannot be loaded", known.DRIVER_MISSING),
+        ("AssertionError: Torch not compiled with CUDA enabled", known.CPU_TORCH),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", known.GPU_FULL),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", known.MEMORY),
+        ("ptxas fatal   : Memory allocation failure", known.MEMORY),
+        ("command failed with exit code 137", known.MEMORY),
+        ("sh: 1: cicc: not found", known.NO_NVCC),
+        ("[Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", known.NO_NVCC),
+        ("Failed to find C compiler. Please specify via CC environment variable", known.NO_GCC),
+        ('error: cannot open source file "cuda_fp16.h"', known.NO_HEADER),
+        ("wgmma: sm_90a required", known.ARCH_FLAG),
+        ("Instruction 'wgmma.mma_async' requires .target sm_90a", known.ARCH_FLAG),
+        ("the CUDA sources cannot be read ([Errno 2] chunk.cuh)", known.NO_SOURCE),
+        ("sequence lengths 137, 803 and 222 were timed in 35 s", None),
+        ("warning #177-D: variable was declared but never referenced", None),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_quoted(text: str, expected: Explanation | None) -> None:
+    assert explain(text) == expected
+
+
+def test_the_table_costs_the_daemon_no_torch() -> None:
+    code = "import sys, quasar_kernels.compile_failures; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)

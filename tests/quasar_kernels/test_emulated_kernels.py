@@ -1,0 +1,89 @@
+"""Pass 1 and the scan of the CUDA kernels, run on a CPU from their own sources."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from quasar_kernels.reference import quasar_chunked, relative_rms
+from tests.quasar_kernels import emulated_kernels
+from tests.quasar_kernels.kernel_inputs import layer_like
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+LIMIT = {torch.bfloat16: 3e-3, torch.float16: 1e-3}
+"""Relative RMS of a state: the rounding of the values' shares is most of it in bf16."""
+dtypes = pytest.mark.parametrize("dtype", LIMIT)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Give the program for a head width, built once."""
+    folder, built = tmp_path_factory.mktemp("emulated"), {}
+
+    def get(width):
+        if width not in built:
+            built[width] = emulated_kernels.build(folder, width)
+        return built[width]
+
+    return get
+
+
+def run(program, folder, k, v, beta, segments):
+    """The maps of k, v `[1, T, H, S]`, and what they are in float64."""
+    T, S = k.shape[1], k.shape[3]
+    length = T // segments
+    found = emulated_kernels.run(program(S), folder, k[0], v[0], beta, segments, length)
+    eye = torch.eye(S, dtype=torch.float64).expand(1, k.shape[2], S, S)
+    G, R, states, state = [], [], [], torch.zeros_like(eye)
+    for keys, values in zip(k.split(length, 1), v.split(length, 1), strict=True):
+        R.append(quasar_chunked(keys, keys, values, beta)[1])
+        G.append(quasar_chunked(keys, keys, torch.zeros_like(values), beta, eye)[1])
+        state = G[-1] @ state + R[-1]
+        states.append(state)
+    return found, emulated_kernels.Maps(*(torch.cat(x) for x in (G, R, states)))
+
+
+def worst(found, expected):
+    """The largest error of a segment and head; the last segment has no map."""
+    pairs = zip(found[:-1].flatten(0, 1), expected[:-1].flatten(0, 1), strict=True)
+    return max(relative_rms(x, wanted) for x, wanted in pairs)
+
+
+@dtypes
+@pytest.mark.parametrize("width", [64, 128])
+def test_maps_and_states_are_float64_s(dtype, width, program, tmp_path):
+    _, k, v, beta = layer_like(3 * 192, H=2, S=width, dtype=dtype)
+    found, expected = run(program, tmp_path, k, v, beta, 3)
+    assert worst(found.G, expected.G) <= 1e-3
+    assert worst(found.R, expected.R) <= LIMIT[dtype]
+    assert worst(found.states, expected.states) <= LIMIT[dtype]
+
+
+@dtypes
+def test_a_burst_is_gone_behind_the_segment_that_forgets_it(dtype, program, tmp_path):
+    _, k, v, beta = layer_like(4 * 1024, H=2, S=64, dtype=dtype)
+    k, beta = torch.randn_like(k) * 0.15, torch.ones_like(beta)  # forgets within 1,000 tokens
+    v[:, 1000:1010] *= 30_000
+    found, expected = run(program, tmp_path, k, v, beta, 4)
+    assert expected.states[0].abs().max() >= 1000 * expected.states[1].abs().max()
+    assert worst(found.states, expected.states) <= 3e-3
+
+
+@dtypes
+def test_channels_that_forget_slowly_cost_the_others_no_digits(dtype, program, tmp_path):
+    _, k, v, beta = layer_like(2 * 2048, H=2, S=64, dtype=dtype)
+    k[..., ::5] *= 0.05
+    v[:, 100:110] *= 30_000
+    found, expected = run(program, tmp_path, k, v, beta, 2)
+    # the slow channels' rows stay near those of the identity, the others' have decayed
+    diagonal = expected.G[0].diagonal(dim1=-2, dim2=-1)
+    assert (diagonal.amax(-1) > 0.5).all()
+    assert (diagonal.amin(-1) < 1e-2).all()
+    assert worst(found.R, expected.R) <= LIMIT[dtype]
+    assert worst(found.states, expected.states) <= LIMIT[dtype]

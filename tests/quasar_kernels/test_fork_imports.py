@@ -1,0 +1,104 @@
+"""What the public fork imports: recorded truly, and provided by the project's dependencies.
+
+With QUASAR_LIVE_FORK, the folder of a clone at the recorded commit, the record is made anew and
+compared with what Python itself imports there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from record_fork_imports import LOADED, find_imports, main
+
+from quasar_kernels.contract import FORK_IMPORTS, fork_imports
+from tests import PROJECT
+
+LIVE = os.environ.get("QUASAR_LIVE_FORK")
+
+# Runs in a child: what the modules of fla ask for while they are imported.
+TRACE = """
+import builtins, importlib, json, sys
+real, seen = builtins.__import__, set()
+def note(name, globals=None, locals=None, fromlist=(), level=0):
+    if level == 0 and (globals or {}).get("__name__", "").split(".")[0] == "fla":
+        seen.add(name)
+    return real(name, globals, locals, fromlist, level)
+builtins.__import__ = note
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(json.dumps([name for name in seen if name in sys.modules]))
+"""
+
+
+def dependencies() -> dict[str, Requirement]:
+    """What pyproject.toml asks for, by the name in lower case."""
+    text = (PROJECT / "pyproject.toml").read_text()
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    found = [Requirement(line) for line in re.findall(r'^  "(.+?)",', block[1], re.MULTILINE)]
+    return {one.name.lower(): one for one in found}
+
+
+def test_every_import_is_provided_by_a_dependency() -> None:
+    asked, distributions = dependencies(), importlib.metadata.packages_distributions()
+    for module in {name.split(".")[0] for name in fork_imports()}:
+        (requirement,) = (asked[n] for d in distributions[module] if (n := d.lower()) in asked)
+        version = importlib.metadata.version(requirement.name)
+        assert requirement.specifier.contains(version, prereleases=True), (module, version)
+
+
+def test_what_is_installed_has_every_name() -> None:
+    for module, names in fork_imports().items():
+        there = importlib.import_module(module)
+        for name in names:
+            if not hasattr(there, name):
+                importlib.import_module(f"{module}.{name}")
+
+
+def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None:
+    files = {
+        "fla/__init__.py": "import certain.sub as c\nfrom fla.layers import thing\n",
+        "fla/layers/__init__.py": "from .thing import A\nfrom . import leaf\nfrom ..util import x",
+        "fla/layers/thing.py": "import os, math\nfrom two import b, a\n"
+        "def f():\n    import in_function\n"
+        "class A:\n    import in_class\n",
+        "fla/layers/leaf.py": "try:\n    import tried\nexcept ImportError:\n    import caught\n"
+        "if TYPE_CHECKING:\n    import typed\nfrom two import c\n",
+        "fla/util.py": "from __future__ import annotations\nfrom collections import abc\n",
+        "fla/never.py": "import never\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    expected = {"certain.sub": set(), "two": {"a", "b", "c"}, "in_class": set()}
+    assert find_imports(tmp_path, ["fla"]) == expected
+    with pytest.raises(FileNotFoundError, match=r"fla\.gone"):
+        find_imports(tmp_path, ["fla.gone"])
+
+
+@pytest.mark.skipif(LIVE is None, reason="QUASAR_LIVE_FORK names no clone of the public fork")
+def test_the_record_is_what_the_fork_imports() -> None:
+    tree = Path(str(LIVE))
+    commit = json.loads(FORK_IMPORTS.read_text())["commit"]
+    head = ["git", "-C", tree, "rev-parse", "HEAD"]
+    assert subprocess.run(head, capture_output=True, text=True).stdout.strip() == commit
+    assert main([str(tree), "--check"]) == 0
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    traced = subprocess.run(
+        [sys.executable, "-c", TRACE, *LOADED], env=env, capture_output=True, text=True, check=True
+    )
+    ignored = {"fla", *sys.stdlib_module_names}
+    executed = {name for name in json.loads(traced.stdout) if name.split(".")[0] not in ignored}
+    recorded = set(fork_imports())
+    assert recorded <= executed
+    # What only a `try` or an `if` imports may be executed as well, from the same distributions.
+    assert {name.split(".")[0] for name in executed} == {name.split(".")[0] for name in recorded}

@@ -1,0 +1,249 @@
+"""The three CPU paths of the operator against the float64 recurrence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.quasar_kernels.kernel_inputs import HOSTILE_KEYS, LIMIT, layer_like
+
+mount()
+
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
+from fla.ops.quasar import chunk_torch as chunk_torch_module  # noqa: E402
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch  # noqa: E402
+
+OPERATORS = [chunk_quasar, chunk_quasar_torch, fused_recurrent_quasar]
+operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda f: f.__name__)
+
+
+def assert_close(o, expected, limit):
+    assert torch.isfinite(o).all()
+    assert relative_rms(o, expected) <= limit
+    for part, wanted in zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True):
+        assert relative_rms(part, wanted) <= limit * 1.05
+    assert (o.double() - expected).abs().max() <= 0.1
+    if expected.any():
+        cosine = F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0)
+        assert cosine >= 0.999
+
+
+@operators
+@pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 512, 1000])
+def test_output_matches_float64(operator, T):
+    inputs = layer_like(T, B=2)
+    expected, state = quasar_recurrence(*inputs)
+    o, final = operator(*inputs, output_final_state=True)
+    assert_close(o, expected, LIMIT[torch.float32])
+    assert final.dtype == torch.float32
+    assert relative_rms(final, state) <= LIMIT[torch.float32]
+
+
+@pytest.mark.parametrize(("T", "H", "S"), [(4096, 8, 64), (65_536, 2, 16), (1_000_000, 1, 8)])
+def test_long_sequences_match_float64(T, H, S):
+    inputs = layer_like(T, H=H, S=S)
+    with torch.no_grad():
+        o, final = chunk_quasar(*inputs, output_final_state=True)
+        expected, state = quasar_chunked(*inputs, chunk=256)
+    assert_close(o, expected, LIMIT[torch.float32])
+    assert relative_rms(final, state) <= LIMIT[torch.float32]
+
+
+@operators
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_every_dtype(operator, dtype):
+    q, k, v, beta = layer_like(333, B=2, dtype=dtype)
+    o, final = operator(q, k, v, beta, output_final_state=True)
+    assert o.dtype == dtype
+    assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_close(o, quasar_recurrence(q, k, v, beta)[0], LIMIT[dtype])
+
+
+@operators
+@pytest.mark.parametrize("keys", HOSTILE_KEYS)
+def test_hostile_keys(operator, keys):
+    q, k, v, beta = layer_like(700)
+    k = HOSTILE_KEYS[keys](k)
+    o, _ = operator(q, k, v, beta)
+    expected, _ = quasar_recurrence(q, k, v, beta)
+    assert torch.isfinite(o).all()
+    assert relative_rms(o, expected) <= 1e-4
+
+
+@operators
+def test_the_future_does_not_reach_the_past(operator):
+    q, k, v, beta = layer_like(200)
+    before, _ = operator(q, k, v, beta)
+    cut = 77
+    for x in (q, k, v):
+        x[:, cut:] = torch.randn_like(x[:, cut:])
+    after, _ = operator(q, k, v, beta)
+    assert torch.equal(before[:, :cut], after[:, :cut])
+    assert not torch.equal(before[:, cut:], after[:, cut:])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 16, 48, 64, 1000])
+def test_the_chunk_size_changes_the_rounding_only(chunk_size):
+    inputs = layer_like(300)
+    o, _ = chunk_quasar_torch(*inputs, chunk_size=chunk_size)
+    assert_close(o, quasar_recurrence(*inputs)[0], LIMIT[torch.float32])
+
+
+@operators
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_packed_sequences_equal_separate_calls(operator, index):
+    lengths = [0, 1, 70, 0, 64, 200, 65, 0]
+    q, k, v, beta = layer_like(sum(lengths))
+    initial = torch.randn(len(lengths), 2, 16, 16)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=index)
+    o, final = operator(q, k, v, beta, initial, True, cu)
+    assert torch.equal(final[0], initial[0])
+    for n, (start, stop) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
+        part = (x[:, start:stop] for x in (q, k, v))
+        expected, state = quasar_recurrence(*part, beta, initial[n : n + 1])
+        assert relative_rms(o[:, start:stop], expected) <= LIMIT[torch.float32]
+        assert relative_rms(final[n : n + 1], state) <= LIMIT[torch.float32]
+
+
+@operators
+def test_two_halves_with_the_state_carried_equal_the_whole(operator):
+    q, k, v, beta = layer_like(401, B=2)
+    expected, end = quasar_recurrence(q, k, v, beta)
+    o1, state = operator(q[:, :177], k[:, :177], v[:, :177], beta, None, True)
+    o2, final = operator(q[:, 177:], k[:, 177:], v[:, 177:], beta, state, True)
+    assert_close(torch.cat([o1, o2], 1), expected, LIMIT[torch.float32])
+    assert relative_rms(final, end) <= LIMIT[torch.float32]
+
+
+@operators
+def test_no_tokens(operator):
+    q, k, v, beta = layer_like(0, B=2)
+    state = torch.randn(2, 2, 16, 16)
+    o, final = operator(q, k, v, beta, state, True)
+    assert o.shape == (2, 0, 2, 16)
+    assert torch.equal(final, state)
+
+
+@operators
+def test_strided_inputs(operator):
+    q, k, v, beta = layer_like(130, B=2)
+    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+    views = [x.unflatten(-1, (2, 16)) for x in wide.split(32, -1)]
+    assert not views[0].is_contiguous()
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    expected, _ = operator(q, k, v, beta)
+    assert torch.equal(operator(*views, beta)[0], expected)
+    assert torch.equal(operator(*transposed, beta)[0], expected)
+
+
+@operators
+def test_reruns_are_bitwise_equal_and_inputs_stay(operator):
+    inputs = (*layer_like(150), torch.randn(1, 2, 16, 16))
+    copies = [x.clone() for x in inputs]
+    first = operator(*inputs, True)
+    second = operator(*inputs, True)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(torch.equal(x, c) for x, c in zip(inputs, copies, strict=True))
+
+
+@operators
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_and_grad_mode_change_nothing(operator, grad):
+    inputs = layer_like(150)
+    with torch.no_grad():
+        expected, _ = operator(*inputs)
+    leaves = [x.requires_grad_(grad) for x in inputs]
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+        o, _ = operator(*leaves)
+    assert torch.equal(o, expected)
+    assert o.requires_grad is grad
+
+
+@operators
+def test_scale_and_l2norm(operator):
+    q, k, v, beta = layer_like(100, dtype=torch.float64)
+    o, _ = operator(q, k, v, beta, scale=0.25, use_qk_l2norm_in_kernel=True)
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    assert relative_rms(o, 0.25 * quasar_recurrence(q, k, v, beta)[0]) <= 1e-12
+
+
+@operators
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_match_float64(operator, packed, dtype):
+    q, k, v, beta = layer_like(150, dtype=dtype)
+    cu = torch.tensor([0, 50, 50, 150]) if packed else None
+    initial = torch.randn(3 if packed else 1, 2, 16, 16)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, beta, initial)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    do, dstate = torch.randn_like(q), torch.randn_like(initial)
+    torch.autograd.backward(operator(*leaves, True, cu), [do, dstate])
+    expected = quasar_recurrence(*wide, cu)
+    torch.autograd.backward(list(expected), [do.double(), dstate.double()])
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    for x, w in zip(leaves, wide, strict=True):
+        assert x.grad.dtype == x.dtype
+        assert relative_rms(x.grad, w.grad) <= limit
+
+
+@operators
+def test_gradients_of_single_results_and_inputs(operator):
+    q, k, v, beta = layer_like(40, dtype=torch.float64)
+    k.requires_grad_()
+    wide = k.detach().clone().requires_grad_()
+    _, final = operator(q, k, v, beta, output_final_state=True)
+    final.square().sum().backward()
+    quasar_recurrence(q, wide, v, beta)[1].square().sum().backward()
+    assert relative_rms(k.grad, wide.grad) <= 1e-12
+    k.grad = wide.grad = None
+    operator(q, k, v, beta)[0].square().sum().backward()
+    quasar_recurrence(q, wide, v, beta)[0].square().sum().backward()
+    assert relative_rms(k.grad, wide.grad) <= 1e-12
+
+
+@operators
+@pytest.mark.parametrize("keys", ["all zeros", "half zeros", "norm 1e-6", "norm 80"])
+def test_gradients_of_hostile_keys(operator, keys):
+    q, k, v, beta = layer_like(90)
+    leaves = [x.detach().requires_grad_() for x in (q, HOSTILE_KEYS[keys](k), v, beta)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    do = torch.randn_like(q)
+    operator(*leaves)[0].backward(do)
+    quasar_recurrence(*wide)[0].backward(do.double())
+    for x, w in zip(leaves, wide, strict=True):
+        assert torch.isfinite(x.grad).all()
+        assert relative_rms(x.grad, w.grad) <= 1e-4
+
+
+@operators
+def test_gradcheck(operator):
+    inputs = [x[..., :2].clone() if x.ndim == 4 else x for x in layer_like(5, dtype=torch.float64)]
+    state = torch.randn(1, 2, 2, 2)
+    leaves = [x.double().requires_grad_() for x in (*inputs, state)]
+    assert torch.autograd.gradcheck(lambda *x: operator(*x, True), leaves)
+
+
+def test_blocks_are_recomputed_to_the_same_gradients(monkeypatch):
+    inputs = layer_like(200, B=2)
+    results = []
+    for elements in (1 << 23, 2 * 2 * 16 * 64):  # all at once; 64 tokens a block
+        monkeypatch.setattr(chunk_torch_module, "BLOCK_ELEMENTS", elements)
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        o, final = chunk_quasar_torch(*leaves, output_final_state=True)
+        (o.sum() + final.square().sum()).backward()
+        results.append([o, final, *(x.grad for x in leaves)])
+    for whole, blocks in zip(*results, strict=True):
+        assert relative_rms(blocks, whole) <= 1e-6
+
+
+@operators
+def test_sequences_that_do_not_fit_are_refused(operator):
+    q, k, v, beta = layer_like(10, B=2)
+    with pytest.raises(ValueError, match="B must be 1"):
+        operator(q, k, v, beta, None, False, torch.tensor([0, 10]))
+    for bounds in ([0, 9], [1, 10], [0, 6, 3, 10]):
+        with pytest.raises(ValueError, match="from 0 to T = 10"):
+            operator(q[:1], k[:1], v[:1], beta, None, False, torch.tensor(bounds))

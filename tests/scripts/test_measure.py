@@ -1,0 +1,67 @@
+"""scripts/measure.sh: one command for all figures of a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import PROJECT
+
+STEPS = (
+    "benchmark_fork",
+    "benchmark_layer_training",
+    "benchmark_operator",
+    "profile_kernels",
+    "sanitize_kernels",
+)
+RECORD = """import pathlib, sys
+name = pathlib.Path(__file__).stem
+with open("steps", "a") as steps:
+    print(name, *sys.argv[1:], file=steps)
+sys.exit(name == {failing!r})
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Make a project whose measuring scripts only record how they were called."""
+    scripts = tmp_path / "project" / "scripts"
+    scripts.mkdir(parents=True)
+    shutil.copy(PROJECT / "scripts/measure.sh", scripts)
+    for step in STEPS:
+        assert (PROJECT / "scripts" / f"{step}.py").exists()
+        (scripts / f"{step}.py").write_text(RECORD.format(failing="benchmark_operator"))
+    return scripts.parent
+
+
+def measure(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(project / "scripts/measure.sh"), *arguments],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COMMIT": "abc"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Path) -> None:
+    fork = tmp_path / "fork"
+    (fork / "fla").mkdir(parents=True)
+    done = measure(project, str(fork), "data")
+    assert done.returncode == 1
+    called = [line.split() for line in (project / "steps").read_text().splitlines()]
+    assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
+    assert [x[1] for x in called if x[0] == "benchmark_operator"] == ["--out", "--training"]
+    assert called[0][1:5] == ["--fork", str(fork), "--out", "data"]
+    assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)
+    assert (project / "data").is_dir()
+
+
+def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project: Path, tmp_path: Path) -> None:
+    done = measure(project, str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+    assert "clone" in done.stderr
+    assert not (project / "steps").exists()

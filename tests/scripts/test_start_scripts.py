@@ -1,0 +1,293 @@
+"""The start scripts: real virtual environments, real pip, a project without dependencies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neurons.errors import EX_CONFIG
+from tests import PROJECT
+
+PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "quasar-miner"
+version = "0.1"
+dependencies = [DEPENDENCIES]
+optional-dependencies = { dev = [] }
+"""
+
+BACKEND = '''\
+"""A build backend that needs no package index; each build adds a line to builds.txt."""
+
+import pathlib, time, zipfile
+
+
+def build_editable(folder, settings=None, metadata=None):
+    with open("builds.txt", "a") as builds:
+        builds.write("build\\n")
+    while pathlib.Path("hang").exists():
+        time.sleep(0.05)
+    info = "quasar_miner-0.1.dist-info"
+    facts = "Metadata-Version: 2.1\\nName: quasar-miner\\nVersion: 0.1\\nProvides-Extra: dev\\n"
+    facts += "".join(f"Requires-Dist: {name}\\n" for name in [DEPENDENCIES])
+    with zipfile.ZipFile(f"{folder}/quasar_miner-0.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("quasar_miner.pth", str(pathlib.Path.cwd()))
+        wheel.writestr(f"{info}/METADATA", facts)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return "quasar_miner-0.1-py3-none-any.whl"
+'''
+
+MINER = """\
+import json, os, signal, sys, time
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(json.dumps([os.getpid(), os.getcwd(), sys.argv[1:], os.environ.get("PLANTED")]), flush=True)
+while "wait" in sys.argv:
+    time.sleep(0.05)
+"""
+
+
+class Checkout:
+    """A clone in a folder with a space, with a stand-in for the miner."""
+
+    def __init__(self, home: Path, dependencies: str = "") -> None:
+        self.root = home / "quasar miner"
+        self.tools = home / "tools"
+        for folder in ("scripts", "requirements", "neurons"):
+            (self.root / folder).mkdir(parents=True)
+        self.tools.mkdir()
+        for name in ("START_MINER.sh", "scripts/install.sh", "requirements/cpu.txt"):
+            shutil.copy(PROJECT / name, self.root / name)
+        for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
+            (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))
+        (self.root / "neurons/miner.py").write_text(MINER)
+        self.tool("nvidia-smi", "exit 9")
+        self.home = home
+
+    def tool(self, name: str, script: str) -> None:
+        """Put a command first on the PATH of this checkout's processes."""
+        path = self.tools / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the miner from another folder, in a process group of its own."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
+        env |= {"PATH": f"{self.tools}:{env['PATH']}", "PIP_NO_INDEX": "1"}
+        env |= {"PIP_CONFIG_FILE": os.devnull, "PYTHON": sys.executable} | environment
+        return subprocess.Popen(
+            [str(self.root / "START_MINER.sh"), *arguments],
+            cwd=self.home,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """Start, wait, and return exit status, standard output and standard error."""
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def builds(self) -> int:
+        """How many times the project was installed."""
+        path = self.root / "builds.txt"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def stamp(self) -> str:
+        """What the last installation recorded."""
+        return (self.root / ".venv/quasar-install").read_text()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout that was started once."""
+    made = Checkout(tmp_path_factory.mktemp("installed"))
+    status, _, err = made.run()
+    assert status == 0, err
+    return made
+
+
+@pytest.fixture
+def hanging(checkout: Checkout) -> Iterator[subprocess.Popen[str]]:
+    """A start whose installation hangs in the middle."""
+    (checkout.root / "hang").touch()
+    process = checkout.start()
+    deadline = time.monotonic() + 60
+    while not checkout.builds():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -> None:
+    before = installed.builds()
+    status, out, err = installed.run("--netuid", "24", "two words")
+    assert (status, err) == (0, "")
+    _, folder, arguments, _ = json.loads(out)
+    assert arguments == ["--netuid", "24", "two words"]
+    assert folder == str(installed.root)
+    assert installed.builds() == before
+
+
+def test_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
+    process = installed.start("wait")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())[0] == process.pid
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 7
+
+
+def test_dotenv_is_not_evaluated(installed: Checkout) -> None:
+    (installed.root / ".env").write_text("PLANTED=$(touch planted)\ntouch planted\n")
+    status, out, _ = installed.run()
+    assert status == 0
+    assert json.loads(out)[3] is None
+    assert not (installed.root / "planted").exists()
+
+
+def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Checkout) -> None:
+    subprocess.run(
+        [checkout.root / "scripts/install.sh", "dev"],
+        env=os.environ | {"PIP_NO_INDEX": "1", "PYTHON": sys.executable},
+        check=True,
+        capture_output=True,
+    )
+    assert "extras=dev\n" in checkout.stamp()
+    with (checkout.root / "pyproject.toml").open("a") as pyproject:
+        pyproject.write("# changed\n")
+    assert checkout.run()[0] == 0
+    assert checkout.builds() == 2
+    assert "extras=dev\n" in checkout.stamp()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_installation_is_made_anew(
+    checkout: Checkout, hanging: subprocess.Popen[str], sent: signal.Signals
+) -> None:
+    half_installed = checkout.root / ".venv/half-installed"
+    half_installed.touch()
+    os.killpg(hanging.pid, sent)
+    assert hanging.wait(timeout=30) != 0
+    (checkout.root / "hang").unlink()
+    status, out, err = checkout.run()
+    assert status == 0, err
+    assert json.loads(out)[1] == str(checkout.root)
+    assert not half_installed.exists()
+
+
+def test_starts_at_the_same_time_install_once(
+    checkout: Checkout, hanging: subprocess.Popen[str]
+) -> None:
+    second = checkout.start()
+    assert second.stderr is not None
+    assert "waiting" in second.stderr.readline()
+    (checkout.root / "hang").unlink()
+    for process in (hanging, second):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    assert checkout.builds() == 1
+
+
+def test_a_driver_that_is_missing_for_a_moment_keeps_the_cuda_build(checkout: Checkout) -> None:
+    checkout.tool("nvidia-smi", "echo GPU 0")
+    _, _, err = checkout.run()
+    assert "build=cuda\n" in checkout.stamp()
+    assert "no NVIDIA GPU" not in err
+    checkout.tool("nvidia-smi", "exit 9")
+    assert checkout.run()[0] == 0
+    assert checkout.builds() == 1
+
+
+def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> None:
+    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
+        checkout.tool(name, "exit 1")
+    status, _, err = checkout.run(PYTHON="")
+    assert status == EX_CONFIG
+    assert "Python 3.10 or newer was not found" in err
+    assert "apt install python3 python3-venv" in err
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> None:
+    lame = f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
+    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
+        checkout.tool(name, lame)
+    status, _, err = checkout.run(PYTHON="")
+    assert status == EX_CONFIG
+    assert f"apt install python3.{sys.version_info.minor}-venv" in err
+
+
+def test_a_full_disk_is_said_before_anything_is_made(checkout: Checkout) -> None:
+    checkout.tool("df", "echo 'Filesystem Blocks Used Free'; echo '/dev/x 9 9 2097152 1% /'")
+    status, _, err = checkout.run()
+    assert status == EX_CONFIG
+    assert "2 GB free" in err
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_a_virtual_environment_of_somebody_else_is_left_alone(checkout: Checkout) -> None:
+    kept = checkout.root / ".venv/mine.txt"
+    kept.parent.mkdir()
+    kept.touch()
+    status, _, err = checkout.run()
+    assert status == EX_CONFIG
+    assert "was not made by this script" in err
+    assert kept.exists()
+
+
+def test_an_unreachable_index_is_worth_another_try(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path, dependencies='"idna"')
+    offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    status, _, err = checkout.run(PIP_NO_INDEX="0", **offline)
+    assert status == 1
+    assert "index could not be reached" in err
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
+def test_pm2_does_not_restart_what_needs_a_person() -> None:
+    script = "console.log(JSON.stringify(require(process.argv[1]).apps))"
+    config = PROJECT / "scripts/ecosystem.config.js"
+    run = subprocess.run(
+        ["node", "-e", script, str(config)], capture_output=True, check=True, timeout=60
+    )
+    (app,) = json.loads(run.stdout)
+    assert app["stop_exit_codes"] == [EX_CONFIG]
+    assert os.access(app["script"], os.X_OK)
+    assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)
+
+
+@pytest.mark.parametrize("name", ["MINER", "SERVER", "VALIDATOR"])
+def test_each_start_script_execs_a_module_that_exists(name: str) -> None:
+    last = (PROJECT / f"START_{name}.sh").read_text().splitlines()[-1]
+    command, python, flag, module, arguments = last.split()
+    assert (command, python, flag, arguments) == ("exec", ".venv/bin/python", "-m", '"$@"')
+    path = PROJECT / module.replace(".", "/")
+    assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
