@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def _in_triton(monkeypatch):
-    monkeypatch.setenv("QUASAR_BACKEND", "triton")  # test_cuda_scan.py is about the other path
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")  # cuda/scan is about the other path
 
 
 @pytest.mark.parametrize("T", [1, 3, 63, 64, 65, 127, 512, 1000, 4096, 65_537, 1_000_000])

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_layer, relative_rms
-from tests.quasar_kernels.interpreted_kernels import poisoned  # noqa: F401
+from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 mount()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quasar_kernels.reference import quasar_chunked, relative_rms
-from tests.quasar_kernels import emulated_kernels
+from tests.quasar_kernels.cuda.scan import emulated_kernels
 from tests.quasar_kernels.kernel_inputs import layer_like
 
 pytestmark = [
