@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.report import Report, build_report, report_schema, write_report
+from harness.report import Measurement, Report, build_report, report_schema, write_report
 from harness.runner import MeasurementError, probe
+from harness.series import Policy, Series
 from harness.source import tree_commit
-from harness.stats import rejection, spread
-from harness.sweep import Sweep, sweep
-from harness.workload import LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
+from harness.stats import table
+from harness.workload import LENGTHS, WORKLOAD, lengths_for
 
 
 def _say(text: str) -> None:
@@ -63,50 +63,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _table(found: Sweep) -> str:
-    head = (
-        f"{'tokens':>9} {'slowest tokens/s':>17} {'spread':>7} {'MiB':>9} {'first call':>11}  note"
-    )
-    rows = [head]
-    for length in sorted(found.runs):
-        runs = found.runs[length]
-        speeds = [m.tokens_per_sec for m in runs]
-        notes = sorted({reason for m in runs if (reason := rejection(m))})
-        rows.append(
-            f"{length:>9} {min(speeds):>17,.0f} {spread(speeds):>7.1%} "
-            f"{max(m.vram_mb for m in runs):>9,.0f} "
-            f"{max(m.first_call_seconds for m in runs):>9.2f} s  " + ("; ".join(notes) or "checked")
-        )
-    rows += [f"{f.length:>9} {f.kind}: {f.reason}" for f in found.failures]
-    return "\n".join(rows)
+class _PrintedSeries(Series):
+    """Tells a person on stderr how it goes."""
+
+    def measured(self, measurement: Measurement) -> None:
+        runs, gate = self.of(measurement.length), measurement.gate
+        if gate is not None and len(runs) == 1:
+            text = f"green, {len(gate.checks)} checks in {gate.seconds:.1f} s"
+            _say(f"{measurement.length:>9} tokens: gate {text}")
+        speed = f"{measurement.tokens_per_sec:,.0f} tokens/s"
+        run = f"run {len(runs)} of {self.policy.runs}"
+        _say(f"{measurement.length:>9} tokens: {run}: {speed}")
+
+    def failed(self, length: int, error: MeasurementError) -> None:
+        if error.log_tail and error.kind != "gate":
+            _say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
+        _say(f"{length:>9} tokens: failed {error.kind}: {error.reason}")
 
 
-def _measure(arguments: argparse.Namespace) -> tuple[Report, Sweep]:
+def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
     environment = probe(device=arguments.device)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
     _say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
         _say("no GPU: short lengths only, and no figure for a GPU follows from them")
-    if arguments.lengths:
-        lengths = arguments.lengths
-    elif arguments.target:
-        lengths = lengths_for(arguments.target, device)
-    else:
-        lengths = LENGTHS if device == "cuda" else VALIDATOR_LENGTHS
-    found = sweep(
-        arguments.tree,
-        lengths,
+    policy = Policy(
         runs=arguments.runs,
-        device=device,
         gated=not arguments.ungated,
         cold_cache=arguments.cold_cache,
-        timeout=arguments.timeout,
-        progress=lambda event, length, text: _say(f"{length:>9} tokens: {event} {text}"),
+        left_out=frozenset({"timeout", "out_of_memory", "gate", "crash", "protocol"}),
+        too_long=frozenset({"out_of_memory"}),
     )
+    series = _PrintedSeries(arguments.tree, policy, device=device, timeout=arguments.timeout)
+    series.run(arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device))
     protocol = WORKLOAD.describe(device)
     commit = tree_commit(arguments.tree)
-    return build_report(protocol, commit, found.measurements, found.failures), found
+    return build_report(protocol, commit, series.measurements, series.failures), series
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.tree is None:
         parser.error("--tree is required: the root of a fork")
     try:
-        report, found = _measure(arguments)
+        report, series = _measure(arguments)
     except MeasurementError as error:
         _say(f"{error.kind}: {error.reason}")
         _say(error.log_tail)
@@ -127,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         digest = write_report(arguments.json, report)
         _say(f"report: {arguments.json} (sha256 {digest[:16]})")
-    sys.stdout.write(_table(found) + "\n")
+    sys.stdout.write(table(series.measurements, series.failures) + "\n")
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
-    return 1 if found.failures else 0
+    return 1 if series.failures else 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -56,6 +55,7 @@ class Measure(Protocol):
         gate: bool | GateResult,
         timeout: float,
         stop: threading.Event | None,
+        cold_cache: bool,
     ) -> Measurement:
         """Time one length in a fresh process."""
 
@@ -66,7 +66,7 @@ class MeasurementError(Exception):
     Attributes:
         reason: what happened, as a sentence.
         kind: `timeout`, `out_of_memory`, `gate`, `import` (this Python lacks a module that the tree
-            imports), `crash`, `protocol` or `stopped`.
+            imports), `crash`, `protocol`, `disturbed` or `stopped`.
         log_tail: the end of what the worker printed, for diagnosis.
         gate: the gate's result when that is the reason.
     """
@@ -114,16 +114,6 @@ def child_environment(
     return env
 
 
-@contextmanager
-def _folder(scratch: Path | None) -> Iterator[Path]:
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=scratch, prefix="worker-", ignore_cleanup_errors=True
-    ) as name:
-        yield Path(name)
-
-
 def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
     """Return the body of a worker's reply, or raise why there is none that can be trusted."""
     log = ended.log_tail
@@ -161,8 +151,7 @@ def _work(
     *,
     device: str,
     timeout: float,
-    scratch: Path | None,
-    stop: threading.Event | None,
+    stop: threading.Event | None = None,
     cold_cache: bool = False,
 ) -> dict[str, JsonValue]:
     nonce = secrets.token_hex(16)
@@ -171,7 +160,8 @@ def _work(
         fields = {**job, "device": device, "result_fd": result_fd, "nonce": nonce}
         return Job.model_validate({**fields, "parent": os.getpid()}).model_dump_json().encode()
 
-    with _folder(scratch) as folder:
+    with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         ended = run_supervised(
             [sys.executable, "-m", "harness.worker"],
             message=message,
@@ -199,7 +189,7 @@ def probe(*, device: str = "auto", timeout: float = 120.0) -> Environment:
     Raises:
         MeasurementError: torch cannot be imported, or the device asked for is not there.
     """
-    body = _work({"task": "probe"}, device=device, timeout=timeout, scratch=None, stop=None)
+    body = _work({"task": "probe"}, device=device, timeout=timeout)
     return Environment.model_validate(body)
 
 
@@ -213,7 +203,7 @@ def compile_kernels(capability: tuple[int, int], *, timeout: float = 120.0) -> B
         MeasurementError: the process came to no result.
     """
     job: dict[str, JsonValue] = {"task": "compile", "capability": list(capability)}
-    body = _work(job, device="cpu", timeout=timeout, scratch=None, stop=None, cold_cache=True)
+    body = _work(job, device="cpu", timeout=timeout, cold_cache=True)
     return Builds.model_validate(body)
 
 
@@ -227,7 +217,7 @@ def find_paths(*, device: str, timeout: float = 300.0) -> PathsTaken:
         MeasurementError: the process came to no result, or torch cannot use the device.
     """
     job: dict[str, JsonValue] = {"task": "paths"}
-    body = _work(job, device=device, timeout=timeout, scratch=None, stop=None, cold_cache=True)
+    body = _work(job, device=device, timeout=timeout, cold_cache=True)
     return PathsTaken.model_validate(body)
 
 
@@ -242,7 +232,7 @@ def check_import(tree: Path, *, timeout: float = 120.0) -> float:
     """
     tree = tree.resolve()
     job = _tree_job("import", tree, 1)
-    body = _work(job, device="cpu", timeout=timeout, scratch=None, stop=None)
+    body = _work(job, device="cpu", timeout=timeout)
     return float(str(body["import_seconds"]))
 
 
@@ -252,7 +242,6 @@ def check(
     *,
     device: str = "auto",
     timeout: float = WORKLOAD.timeout_seconds,
-    scratch: Path | None = None,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
 ) -> GateResult:
@@ -266,7 +255,6 @@ def check(
         _tree_job("gate", tree, length),
         device=device,
         timeout=timeout,
-        scratch=scratch,
         stop=stop,
         cold_cache=cold_cache,
     )
@@ -283,7 +271,6 @@ def measure(
     device: str = "auto",
     gate: bool | GateResult = True,
     timeout: float = WORKLOAD.timeout_seconds,
-    scratch: Path | None = None,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
     turn: Path | None = None,
@@ -299,7 +286,6 @@ def measure(
         gate: True checks the code first; a green result of `check` for the same code and a
             length at least this long is taken instead; False measures unchecked code.
         timeout: seconds for each process, everything included.
-        scratch: folder for temporary files; None takes the system's.
         stop: when set, the child is ended promptly.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
         turn: a file; calls at once that share it import side by side, and are timed one after
@@ -316,7 +302,6 @@ def measure(
             length,
             device=device,
             timeout=timeout,
-            scratch=scratch,
             stop=stop,
             cold_cache=cold_cache,
         )
@@ -324,9 +309,7 @@ def measure(
         _require_green(gate, str(job["source_digest"]), length)
     job["checked"] = gate is not False
     job["turn"] = None if turn is None else str(turn.resolve())
-    body = _work(
-        job, device=device, timeout=timeout, scratch=scratch, stop=stop, cold_cache=cold_cache
-    )
+    body = _work(job, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
     cache = "cold" if cold_cache else "shared"
     try:
         return Measurement.model_validate({**body, "gate": gate or None, "cache": cache})

@@ -1,11 +1,11 @@
-"""Small pure functions over repeated measurements: which runs count, and how far they spread."""
+"""Pure functions over repeated measurements: which runs count, how far they spread, a table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.report import Measurement
+from harness.report import Failure, Measurement
 
 OTHER_MEMORY_MB = 1024.0
 """Memory in use on the GPU before this process touched it; above, somebody else works there."""
@@ -55,3 +55,21 @@ def rejection(measurement: Measurement) -> str | None:
 def accepted(runs: Iterable[Measurement]) -> list[Measurement]:
     """Return the runs that count, in their order."""
     return [run for run in runs if rejection(run) is None]
+
+
+def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
+    """Return a line for each length: the slowest run, the spread, and why it may not count."""
+    rows = [
+        f"{'tokens':>9} {'slowest tokens/s':>17} {'spread':>7} {'MiB':>9} {'first call':>11}  note"
+    ]
+    for length in sorted({m.length for m in measurements}):
+        runs = [m for m in measurements if m.length == length]
+        speeds = [m.tokens_per_sec for m in runs]
+        notes = sorted({reason for m in runs if (reason := rejection(m))})
+        rows.append(
+            f"{length:>9} {min(speeds):>17,.0f} {spread(speeds):>7.1%} "
+            f"{max(m.vram_mb for m in runs):>9,.0f} "
+            f"{max(m.first_call_seconds for m in runs):>9.2f} s  " + ("; ".join(notes) or "checked")
+        )
+    rows += [f"{f.length:>9} {f.kind}: {f.reason}" for f in failures]
+    return "\n".join(rows)

@@ -12,16 +12,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+from harness.source import tree_commit
+from harness.stats import table
 from neurons import observe
 from neurons.command_line import doctor, kernel_checks
 from neurons.command_line.status import JOURNAL, read_status, summary
 from neurons.configuration.settings import Process, Settings, load_settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
-from neurons.errors import ConfigError
-from neurons.mining.cycle import State
+from neurons.errors import ConfigError, Retry
+from neurons.mining.cycle import State, backoff_seconds
 from neurons.mining.daemon import abandon, release
 from neurons.mining.journal import Journal
 from neurons.mining.publishing.fork import open_fork
+from neurons.mining.series import MinerSeries, describe_machine, lengths_to_measure, new_series
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock
 
@@ -100,9 +103,7 @@ def _tell(checks: Iterable[doctor.Check], as_json: bool, gap: str) -> int:
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Carry out `bench`: lay the overlay over the fork and measure it; nothing is submitted."""
-    from harness.__main__ import main as harness
-
+    """Carry out `bench`: measure the fork as the miner will; nothing is submitted."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
         if embedded:
@@ -110,15 +111,25 @@ def bench(given: argparse.Namespace) -> int:
         fork = open_fork(settings)
         fork.prepare()
         target = settings.target_sequence_length
-        report = settings.state_dir / "reports" / "bench.json"
-        return harness(
-            [
-                *("--tree", str(fork.worktree), "--device", settings.device),
-                *("--runs", str(settings.claim_runs), "--json", str(report)),
-                *("--timeout", str(int(settings.bench_timeout_seconds))),
-                *(() if target == "auto" else ("--target", str(target))),
-            ]
-        )
+        environment = describe_machine(settings.device)
+        lengths = lengths_to_measure(None if target == "auto" else target, environment.device)
+        commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
+        series = new_series(settings, fork.worktree, environment, "bench", commit, log)
+        _run(series, lengths)
+    say(table(series.measurements, series.failures))
+    say(f"report: {series.path}")
+    return int(bool(series.failures))
+
+
+def _run(series: MinerSeries, lengths: Iterable[int]) -> None:
+    """Measure, and go on after what the miner goes on after."""
+    while True:
+        try:
+            return series.run(lengths)
+        except Retry as fault:
+            series.crashes += 1
+            series.log.warning("trying again", reason=fault.reason)
+            time.sleep(backoff_seconds(series.crashes, jitter=1.0))
 
 
 def decide(given: argparse.Namespace) -> int:

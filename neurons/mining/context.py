@@ -122,11 +122,6 @@ class Context:
         """The pause between two looks at the server."""
         return 1.0 if self.client.on_loopback else 15.0
 
-    @property
-    def reports(self) -> Path:
-        """The folder of the measurement reports."""
-        return self.settings.state_dir / "reports"
-
     def lays_out(self, submission: Submission) -> bool:
         """Tell whether the checkout can be made to hold exactly what was published.
 

@@ -6,8 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.report import GateResult, Measurement
+from harness.report import Measurement
 from harness.runner import Measure, MeasurementError, measure
+from harness.series import Policy, Series
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.errors import Retry
 from neurons.observe import get_logger
@@ -17,10 +18,26 @@ from neurons.validation.sandbox import BadFork, clone, sandbox
 from neurons.validation.verdict import Verdict, is_claim, judge, reject
 from quasar_kernels.contract import check_tree
 
-PASSING = ("crash", "out_of_memory")
-"""Failures of a worker that may be this machine's fault: tried a second time."""
+POLICY = Policy(longest_first=True, repeated=frozenset({"crash", "out_of_memory"}))
+"""One run a length behind one gate; what may be this machine's fault is tried a second time."""
 
 log = get_logger("validator")
+
+
+@dataclass
+class _ValidatorSeries(Series):
+    submission: int = 0
+
+    def measured(self, measurement: Measurement) -> None:
+        log.info(
+            "measured",
+            submission=self.submission,
+            length=measurement.length,
+            tokens_per_sec=round(measurement.tokens_per_sec, 1),
+        )
+
+    def repeating(self, length: int, error: MeasurementError) -> None:
+        log.warning("measuring once more", length=length, reason=error.reason)
 
 
 @dataclass(frozen=True)
@@ -79,44 +96,22 @@ class Evaluator:
             return self._time(tree, submission)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
-        """Time every length, the longest first: its gate stands for the shorter ones."""
         target = submission.target_sequence_length
-        gate: GateResult | bool = True
-        speeds: dict[int, float] = {}
+        series = _ValidatorSeries(
+            *(tree, POLICY, self.device, self.timeout, self.stop, self.measure),
+            submission=submission.id,
+        )
         try:
-            for length in sorted({*VALIDATOR_LENGTHS, target}, reverse=True):
-                measurement = self._measure(tree, length, gate)
-                speeds[length] = measurement.tokens_per_sec
-                gate = measurement.gate or True
-                log.info(
-                    "measured",
-                    submission=submission.id,
-                    length=length,
-                    tokens_per_sec=round(measurement.tokens_per_sec, 1),
-                )
-            verdict = judge(submission.tokens_per_sec, speeds[target])
+            series.run({*VALIDATOR_LENGTHS, target})
+            speed = series.of(target)[0].tokens_per_sec
+            verdict = judge(submission.tokens_per_sec, speed)
             if not verdict.passed:  # interference can only slow a run down: the better one counts
-                again = self._measure(tree, target, gate).tokens_per_sec
-                verdict = judge(submission.tokens_per_sec, max(again, speeds[target]))
+                again = series.sample(target).tokens_per_sec
+                verdict = judge(submission.tokens_per_sec, max(again, speed))
             return verdict
         except MeasurementError as error:
             self._check_stop()
             return reject(f"No measurement ({error.kind}): {error.told()[0]}")
-
-    def _measure(self, tree: Path, length: int, gate: GateResult | bool) -> Measurement:
-        try:
-            return self._measure_once(tree, length, gate)
-        except MeasurementError as error:
-            self._check_stop()
-            if error.kind not in PASSING:
-                raise
-            log.warning("measuring once more", length=length, reason=error.reason)
-        return self._measure_once(tree, length, gate)
-
-    def _measure_once(self, tree: Path, length: int, gate: GateResult | bool) -> Measurement:
-        return self.measure(
-            tree, length, device=self.device, gate=gate, timeout=self.timeout, stop=self.stop
-        )
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

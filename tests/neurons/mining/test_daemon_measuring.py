@@ -56,6 +56,19 @@ def test_out_of_memory_leaves_the_shorter_lengths(tmp_path: Path, url: str) -> N
     assert set(done.benchmarks or {}) == {"512", "1024"}
 
 
+def test_a_length_that_fails_at_its_second_run_is_not_claimed(tmp_path: Path, url: str) -> None:
+    class Second(StandInBench):
+        def __call__(self, tree: Path, length: int, **names: Any) -> Any:
+            if (length, self.calls[-1:]) == (2048, [2048]):
+                raise MeasurementError("no memory", "out_of_memory")
+            return super().__call__(tree, length, **names)
+
+    flags = {"target_sequence_length": "auto", "claim_runs": 2}
+    done = run_cycle(make_context(tmp_path / "state", url, measure=Second(), flags=flags))
+    assert (done.state, done.target_sequence_length) == (State.VALIDATED, 1024)
+    assert set(done.benchmarks or {}) == {"512", "1024"}
+
+
 def test_a_target_out_of_memory_is_never_claimed(
     tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:

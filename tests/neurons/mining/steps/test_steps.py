@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from harness.report import Measurement, Snapshot, Telemetry
 from harness.runner import MeasurementError
+from harness.series import Policy
 from neurons.identity import verify
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
 from neurons.mining.signing import signed_claim
-from neurons.mining.steps import measure
 from neurons.mining.steps.follow import judge
 from neurons.protocol import Performer, RevealRequest, Weight
 from tests.neurons.live_api import ALICE
@@ -84,7 +84,7 @@ def test_disturbed_samples_are_dropped_cooled_and_taken_again(tmp_path: Path, ur
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert bench.calls == [512, 512, 512, 1024, 2048]
-    assert context.waiter.seconds.count(measure.COOLING_SECONDS) == 2  # type: ignore[union-attr]
+    assert context.waiter.seconds.count(Policy().cooling_seconds) == 2  # type: ignore[union-attr]
     assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
 
 
@@ -139,7 +139,7 @@ def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.M
     context = make_context(tmp_path / "state", url)
     for _ in range(4):
         done = run_cycle(context)
-    kept = {path.name for path in context.reports.glob("*.json")}
+    kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
     assert len(kept) == 2
     assert Path(str(done.report)).name in kept
 
