@@ -23,10 +23,10 @@ types: install ## strict type check
 	.venv/bin/mypy
 
 kernels: install ## compile every kernel for every supported GPU, and compare what each needs
-	.venv/bin/python scripts/compile_kernels.py --check
+	.venv/bin/python -m benchmarks.resources.compile --check
 
 resources: install ## write the table of registers, spills and shared memory anew
-	.venv/bin/python scripts/compile_kernels.py --write
+	.venv/bin/python -m benchmarks.resources.compile --write
 
 bench: ## measure the overlay on this machine
 	./START_MINER.sh bench

@@ -1,7 +1,7 @@
 """What is behind a failure to compile or load CUDA code, told from its text, with the remedy.
 
 It knows the words of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
-of this project use it: the doctor, and scripts/compile_kernels.py. The overlay is published alone
+of this project use it: the doctor, and benchmarks.resources.compile. The overlay is published alone
 and cannot import it, so nvrtc.py there keeps a line for each of the few failures that it can meet.
 """
 

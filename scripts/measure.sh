@@ -18,19 +18,19 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 status=0
 step() {
-  local since=$SECONDS script=$1
+  local since=$SECONDS name=$1
   shift
-  printf '== %s\n' "$script"
-  python3 "scripts/$script.py" "$@" --commit "$commit" || status=1
+  printf '== %s\n' "$name"
+  python3 -m "benchmarks.$name" "$@" --commit "$commit" || status=1
   printf '   %d s\n' $((SECONDS - since))
 }
 
 # the layer first: what a machine has time for is what counts most
-step benchmark_fork --fork "$fork" --out "$out"
-step benchmark_layer_training --fork "$fork" --out "$out/layer-training.json"
-step benchmark_operator --out "$out/operator.json"
-step benchmark_operator --training --out "$out/operator_training.json"
-step profile_kernels --out "$out/profile.json"
-step sanitize_kernels --out "$out/sanitizer.json"
-echo 'Now: python scripts/report_benchmarks.py && python scripts/report_operator.py'
+step layer.speed --fork "$fork" --out "$out"
+step layer.training --fork "$fork" --out "$out/layer-training.json"
+step operator.inference --out "$out/operator.json"
+step operator.training --out "$out/operator_training.json"
+step nsight.profile --out "$out/profile.json"
+step sanitizer.watch --out "$out/sanitizer.json"
+echo 'Now: python -m benchmarks.report'
 exit "$status"

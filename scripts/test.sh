@@ -33,7 +33,7 @@ stage lint ruff check .
 stage types mypy
 stage imports lint-imports
 stage secrets scan_secrets
-stage kernels python scripts/compile_kernels.py --check
+stage kernels python -m benchmarks.resources.compile --check
 printf '== tests\n'
 python -m pytest "$@" || status=$?
 exit "$status"

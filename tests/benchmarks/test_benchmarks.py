@@ -8,12 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmark_fork import PEER, TREES, make_tree
-from measuring.layer_limits import OPS_SPEED, SPEED
-from report_benchmarks import FIRST_CALL, IN_README, MEMORY, REPORTS, plot
-from report_benchmarks import SPEED as SPEEDS
-from report_benchmarks import TREES as LABELS
 
+from benchmarks.layer.limits import OPS_SPEED, SPEED
+from benchmarks.layer.page import FIRST_CALL, IN_README, MEMORY, plot
+from benchmarks.layer.page import SPEED as SPEEDS
+from benchmarks.layer.page import TREES as LABELS
+from benchmarks.layer.trees import PEER, TREES, make_tree
+from benchmarks.results import DATA
 from harness.report import Report, load_report
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY
@@ -22,11 +23,11 @@ from tests import PROJECT
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
-    return {name: load_report(REPORTS / f"{name}.json") for name in TREES}
+    return {name: load_report(DATA / f"{name}.json") for name in TREES}
 
 
 def test_the_documents_say_what_the_reports_say() -> None:
-    command = [sys.executable, "scripts/report_benchmarks.py", "--check"]
+    command = [sys.executable, "-m", "benchmarks.report", "--check"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from measuring.layer_limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
-from measuring.layer_results import Accuracy, Launch, Profile
-from measuring.layer_sections import profile_table
-from measuring.layer_steps import OTHER, STEPS, find_steps, short_name
-from measuring.results import load
-from profile_layer import launches_of
-from report_benchmarks import PROFILES, REPORTS
 
+from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
+from benchmarks.layer.page import PROFILES
+from benchmarks.layer.profile import launches_of
+from benchmarks.layer.results import Accuracy, Launch, Profile
+from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
+from benchmarks.layer.tables import profile_table
+from benchmarks.results import DATA, load
 from harness.report import Measurement, Report, load_report
 
 SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
@@ -19,22 +19,22 @@ CUBLAS = "nvjet_sm90_tst_256x128_64x4"
 
 @pytest.fixture(scope="module", params=PROFILES)
 def profile(request: pytest.FixtureRequest) -> Profile:
-    return load(Profile, REPORTS / f"{request.param}.json")
+    return load(Profile, DATA / f"{request.param}.json")
 
 
 @pytest.fixture(scope="module")
 def accuracy() -> Accuracy:
-    return load(Accuracy, REPORTS / "layer-accuracy.json")
+    return load(Accuracy, DATA / "layer-accuracy.json")
 
 
 @pytest.fixture(scope="module")
 def layer() -> Report:
-    return load_report(REPORTS / "overlay.json")
+    return load_report(DATA / "overlay.json")
 
 
 @pytest.fixture(scope="module")
 def ops() -> Report:
-    return load_report(REPORTS / "overlay-ops.json")
+    return load_report(DATA / "overlay-ops.json")
 
 
 def altered(report: Report, length: int, **figures: float) -> Report:

@@ -6,8 +6,10 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from benchmark_layer_training import IMPLEMENTATIONS
-from measuring.layer_training import (
+
+from benchmarks.layer.page import TRAINING, training_section
+from benchmarks.layer.training import IMPLEMENTATIONS
+from benchmarks.layer.training_results import (
     GRAPHS,
     SHAPES,
     Cost,
@@ -17,9 +19,7 @@ from measuring.layer_training import (
     training_criteria,
     training_tables,
 )
-from measuring.results import load, write
-from report_benchmarks import TRAINING, training_section
-
+from benchmarks.results import load, write
 from harness.report import Environment
 
 SHORT, LONG = SHAPES[:2]

@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 from xml.etree import ElementTree
 
 import pytest
-from measuring.line_plot import Line, line_plot
-from measuring.operator_results import (
+
+from benchmarks.limits import Criterion, missed
+from benchmarks.line_plot import Line, line_plot
+from benchmarks.nsight.results import bytes_ms, floor_ms
+from benchmarks.operator.page import DOCUMENT, Runs, document, load_runs, plot
+from benchmarks.operator.results import (
     ERRORS,
     FORWARD_MS,
     OperatorResults,
-    misses,
+    operator_criteria,
 )
-from measuring.operator_training import TRAINING_MS, TrainingResults, training_misses
-from measuring.profile_results import bytes_ms, floor_ms
-from measuring.results import Run
-from measuring.sanitizer_results import misses as sanitizer_misses
-from report_operator import DOCUMENT, Runs, document, load_runs, plot
-from sanitized_calls import CASES
-
+from benchmarks.operator.training_results import TRAINING_MS, TrainingResults, training_criteria
+from benchmarks.results import Run
+from benchmarks.sanitizer.calls import CASES
+from benchmarks.sanitizer.results import misses as sanitizer_misses
 from tests import PROJECT
 
 Kind = TypeVar("Kind", bound=Run)
@@ -54,8 +56,15 @@ def changed(results: Kind, path: str, value: object) -> Kind:
     return type(results).model_validate(body)
 
 
+def new(
+    limits: Callable[[Kind], Iterable[Criterion]], results: Kind, path: str, value: object
+) -> set[str]:
+    """Return what is missed only once the figure is replaced."""
+    return set(missed(limits(changed(results, path, value)))) - set(missed(limits(results)))
+
+
 def test_the_document_says_what_the_run_says_and_every_figure_is_within_its_limit() -> None:
-    command = [sys.executable, "scripts/report_operator.py", "--check"]
+    command = [sys.executable, "-m", "benchmarks.report", "--check"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -98,7 +107,7 @@ def test_the_run_covers_every_limit(results: OperatorResults) -> None:
 def test_a_figure_outside_of_its_limit_is_named(
     results: OperatorResults, path: str, value: float, said: str
 ) -> None:
-    (found,) = set(misses(changed(results, path, value))) - set(misses(results))
+    (found,) = new(operator_criteria, results, path, value)
     assert said in found
 
 
@@ -126,7 +135,7 @@ def test_training_covers_every_limit(trained: TrainingResults) -> None:
 def test_a_figure_of_training_outside_of_its_limit_is_named(
     trained: TrainingResults, path: str, value: float, said: str
 ) -> None:
-    (found,) = set(training_misses(changed(trained, path, value))) - set(training_misses(trained))
+    (found,) = new(training_criteria, trained, path, value)
     assert said in found
 
 

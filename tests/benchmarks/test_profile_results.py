@@ -7,8 +7,8 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from measuring.operator_results import OperatorResults
-from measuring.profile_results import (
+
+from benchmarks.nsight.results import (
     METRICS,
     CallProfile,
     KernelProfile,
@@ -18,9 +18,9 @@ from measuring.profile_results import (
     parse,
     products_ms,
 )
-from measuring.profile_sections import call_profile, ceilings
-from measuring.results import load
-
+from benchmarks.nsight.tables import call_profile, ceilings
+from benchmarks.operator.results import OperatorResults
+from benchmarks.results import load
 from tests import PROJECT
 
 RAW = (Path(__file__).parent / "ncu_raw.csv").read_text()

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from compile_kernels import find_nvcc
 
+from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
 from quasar_kernels.compile_failures import Explanation, explain
 from quasar_kernels.mount import mount

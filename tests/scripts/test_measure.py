@@ -12,14 +12,15 @@ import pytest
 from tests import PROJECT
 
 STEPS = (
-    "benchmark_fork",
-    "benchmark_layer_training",
-    "benchmark_operator",
-    "profile_kernels",
-    "sanitize_kernels",
+    "layer.speed",
+    "layer.training",
+    "operator.inference",
+    "operator.training",
+    "nsight.profile",
+    "sanitizer.watch",
 )
 RECORD = """import pathlib, sys
-name = pathlib.Path(__file__).stem
+name = __spec__.name.removeprefix("benchmarks.")
 with open("steps", "a") as steps:
     print(name, *sys.argv[1:], file=steps)
 sys.exit(name == {failing!r})
@@ -28,13 +29,16 @@ sys.exit(name == {failing!r})
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Make a project whose measuring scripts only record how they were called."""
+    """Make a project whose measuring commands only record how they were called."""
     scripts = tmp_path / "project" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy(PROJECT / "scripts/measure.sh", scripts)
     for step in STEPS:
-        assert (PROJECT / "scripts" / f"{step}.py").exists()
-        (scripts / f"{step}.py").write_text(RECORD.format(failing="benchmark_operator"))
+        path = Path("benchmarks", *step.split(".")).with_suffix(".py")
+        assert (PROJECT / path).exists()
+        stand_in = scripts.parent / path
+        stand_in.parent.mkdir(parents=True, exist_ok=True)
+        stand_in.write_text(RECORD.format(failing="operator.inference"))
     return scripts.parent
 
 
@@ -53,7 +57,6 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
     assert done.returncode == 1
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
     assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
-    assert [x[1] for x in called if x[0] == "benchmark_operator"] == ["--out", "--training"]
     assert called[0][1:5] == ["--fork", str(fork), "--out", "data"]
     assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)
     assert (project / "data").is_dir()

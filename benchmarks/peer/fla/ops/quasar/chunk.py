@@ -1,7 +1,7 @@
 """The day-one peer: QuasarAttention's operator out of flash-linear-attention's delta rule.
 
 Laid over the public fork, it gives the layer that is there without writing a kernel: the step size
-by torch, then `chunk_delta_rule`, which computes the same recurrence. benchmark_fork.py times it.
+by torch, then `chunk_delta_rule`, which computes the same recurrence. benchmarks/layer times it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What is measured, and how: a folder a subject, its commands, data models and page."""

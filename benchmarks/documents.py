@@ -1,0 +1,48 @@
+"""Documents of which parts are made from data: what stands between marks, and whether it is true.
+
+A part begins with `<!-- figures: NAME -->` and ends with `<!-- /figures -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.results import ROOT
+
+MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
+
+
+def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
+    """Return the text of the document `path` with every part between its marks made anew.
+
+    Raises:
+        SystemExit: the document lacks a section's marks, or has some that nothing fills.
+    """
+    found = MARKS.findall(text)
+    if sorted(found) != sorted(sections):
+        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {found}")
+    return MARKS.sub(
+        lambda part: f"<!-- figures: {part[1]} -->\n{sections[part[1]]}\n<!-- /figures -->", text
+    )
+
+
+def stale(wanted: Mapping[Path, str]) -> list[Path]:
+    """Return those files that do not hold the text that is wanted."""
+    return [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+
+
+def update(wanted: Mapping[Path, str], *, check: bool, command: str) -> None:
+    """Write what is stale, or only name it.
+
+    Raises:
+        SystemExit: with `check`, some are stale; `command` is what writes them.
+    """
+    found = stale(wanted)
+    if check and found:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
+        sys.exit(f"stale: {names}; run {command}")
+    for path in found:
+        path.write_text(wanted[path])

@@ -1,0 +1,269 @@
+"""The layer's documents: docs/benchmarks.md, its plots and README.md's table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.documents import filled
+from benchmarks.layer.limits import criteria
+from benchmarks.layer.results import Accuracy, Profile
+from benchmarks.layer.tables import accuracy_tables, profile_table
+from benchmarks.layer.training_results import Training, training_criteria, training_tables
+from benchmarks.limits import limits_table
+from benchmarks.line_plot import Line, line_plot
+from benchmarks.markdown import facts, table
+from benchmarks.results import DATA, ROOT, load
+from harness.report import Measurement, Report, load_report
+
+PROFILES = ("layer-profile", "layer-profile-ops")
+TRAINING = DATA / "layer-training.json"
+IN_README = (512, 2048, 16384, 100_000, 1_000_000)
+
+TREES = {
+    "public-fork": ("public fork", "#777777"),
+    "peer": ("peer", "#b5432a"),
+    "overlay-ops": ("ours, ops", "#2a5ca8"),
+    "overlay": ("ours, layer", "#0b6e4f"),
+}
+"""Label and colour of each report."""
+
+Value = Callable[[Sequence[Measurement]], float | None]
+Reports = Mapping[str, Report]
+
+
+class Quantity(NamedTuple):
+    """What is compared: the plot's file, its title, and the figure of one length's processes."""
+
+    plot: str
+    title: str
+    axis: str
+    of: Value
+    digits: str
+
+
+SPEED = Quantity(
+    "layer-speed.svg",
+    "Tokens a second in the validator's loop",
+    "M tokens/s",
+    lambda runs: median(m.tokens_per_sec for m in runs) / 1e6,
+    ".3g",
+)
+MEMORY = Quantity(
+    "layer-memory.svg",
+    "Peak memory in that loop",
+    "GiB",
+    lambda runs: max(m.vram_mb for m in runs) / 1024,
+    ".2f",
+)
+FIRST_CALL = Quantity(
+    "layer-first-call.svg",
+    "First call of a fresh process with empty kernel caches",
+    "seconds",
+    lambda runs: max((m.first_call_seconds for m in runs if m.cache == "cold"), default=None),
+    ".1f",
+)
+
+
+def by_length(report: Report) -> dict[int, list[Measurement]]:
+    """Group a report's measurements by sequence length."""
+    groups: dict[int, list[Measurement]] = {}
+    for measurement in report.measurements:
+        groups.setdefault(measurement.length, []).append(measurement)
+    return groups
+
+
+def figures(reports: Reports, quantity: Quantity) -> dict[str, dict[int, float]]:
+    """Return a quantity by tree and length; a tree may lack lengths."""
+    found: dict[str, dict[int, float]] = {name: {} for name in reports}
+    for name, report in reports.items():
+        for length, runs in sorted(by_length(report).items()):
+            value = quantity.of(runs)
+            if value is not None:
+                found[name][length] = value
+    return found
+
+
+def plot(reports: Reports, quantity: Quantity) -> str:
+    """Return the SVG of a quantity against the length."""
+    found = figures(reports, quantity)
+    lines = [
+        Line(label, colour, list(found[name].items()))
+        for name, (label, colour) in TREES.items()
+        if found[name]  # a tree whose gate was red has no figures
+    ]
+    machine = reports["overlay"].environment
+    title = f"{quantity.title}, {machine.gpu if machine else 'unknown GPU'}"
+    return line_plot(title, "tokens", quantity.axis, lines)
+
+
+def comparison(reports: Reports, quantity: Quantity) -> str:
+    """Return the table of a quantity by length and tree."""
+    found = figures(reports, quantity)
+    header = ["tokens", *(f"{label}, {quantity.axis}" for label, _ in TREES.values())]
+    rows = [
+        [
+            f"{n:,}",
+            *(f"{found[t][n]:{quantity.digits}}" if n in found[t] else "-" for t in TREES),
+        ]
+        for n in found["overlay"]
+    ]
+    return table(header, rows)
+
+
+def speeds(reports: Reports, lengths: Sequence[int] | None = None) -> str:
+    """Return the table of speeds, with how often ours is faster, and how far runs lie apart."""
+    found, ours = figures(reports, SPEED), by_length(reports["overlay"])
+    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
+    header += ["layer / fork", "layer / peer", "spread"]
+    rows = []
+    for n in lengths or found["overlay"]:
+        fastest = found["overlay"][n]
+        row = [f"{n:,}", *(f"{found[t][n]:.3g}" if n in found[t] else "-" for t in TREES)]
+        for other in ("public-fork", "peer"):
+            row.append(f"{fastest / found[other][n]:.0f}" if n in found[other] else "-")
+        runs = [m.tokens_per_sec for m in ours[n]]
+        rows.append([*row, f"{(max(runs) - min(runs)) / median(runs):.1%}"])
+    return table(header, rows)
+
+
+def short_table(reports: Reports) -> str:
+    """Return README.md's table: the speeds, and what ours costs."""
+    speed, memory, first = (figures(reports, q) for q in (SPEED, MEMORY, FIRST_CALL))
+    pair = ("public-fork", "overlay")
+    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
+    header += ["layer / fork", "memory, fork / layer, GiB", "first call, fork / layer, s"]
+    rows = []
+    for n in IN_README:
+        row = [f"{n:,}", *(f"{speed[t][n]:.3g}" if n in speed[t] else "-" for t in TREES)]
+        row.append(f"{speed['overlay'][n] / speed['public-fork'][n]:.0f}")
+        for found, digits in ((memory, ".2f"), (first, ".1f")):
+            cells = (f"{found[t][n]:{digits}}" if n in found[t] else "-" for t in pair)
+            row.append(" / ".join(cells))
+        rows.append(row)
+    return table(header, rows)
+
+
+def losses(report: Report) -> list[str]:
+    """Say once for each reason which lengths gave nothing."""
+    lengths: dict[str, list[str]] = {}
+    for failure in report.failures:
+        lengths.setdefault(f"{failure.kind}: {failure.reason}", []).append(f"{failure.length:,}")
+    return [f"{', '.join(n)} tokens gave nothing ({why})" for why, n in lengths.items()]
+
+
+def gates(reports: Reports) -> str:
+    """Say of each tree where it passed the gate, when it was measured, and what gave nothing."""
+    lines = []
+    for name, (label, _) in TREES.items():
+        report = reports[name]
+        processes = max((len(runs) for runs in by_length(report).values()), default=0)
+        passed = sorted({m.gate.longest for m in report.measurements if m.gate is not None})
+        checked = "not checked"
+        if passed:
+            checked = f"passed the correctness gate at {', '.join(f'{n:,}' for n in passed)} tokens"
+        text = f"{processes} process{'es' * (processes > 1)} a length, {checked}"
+        if not processes:
+            text = "no figures"
+        lost = losses(report)
+        when = f"{report.created_at:%Y-%m-%d %H:%M} UTC, commit {(report.commit or 'unknown')[:12]}"
+        lines.append(f"- {label}: {'; '.join([text, *lost, when])}.")
+    return "\n".join(lines)
+
+
+def training_section(training: Training | None) -> str:
+    """Return the section on training steps, empty where they are not measured."""
+    return "" if training is None else f"## Training\n\n{training_tables(training)}\n\n"
+
+
+def document(
+    reports: Reports,
+    profiles: Sequence[Profile],
+    accuracy: Accuracy,
+    training: Training | None = None,
+) -> str:
+    """Return the text of docs/benchmarks.md."""
+    ours = reports["overlay"]
+    machine = ours.environment
+    if machine is None:
+        raise SystemExit("the overlay's report names no machine: measure again")
+    kernels = "\n\n".join(map(profile_table, profiles))
+    where = {
+        "GPU": f"{machine.gpu}, driver {machine.driver}",
+        "torch, Triton": f"{machine.torch}, {machine.triton}",
+        "CUDA, Python": f"{machine.cuda}, {machine.python}",
+        "date": f"{ours.created_at:%Y-%m-%d}",
+        "commit": f"{ours.commit}",
+        "protocol": ours.protocol,
+    }
+    trained = [] if training is None else list(training_criteria(training))
+    limits = limits_table([*criteria(ours, reports["overlay-ops"], accuracy), *trained])
+    return f"""# Benchmarks
+
+Generated by `python -m benchmarks.report` from the files in `benchmarks/h200/`, which
+`speed`, `profile` and `accuracy` of `benchmarks.layer` wrote on the
+machine below; each tree's line says when, and of which commit.
+
+{facts(where)}
+
+Four trees are compared. The *public fork* is timed as it is and not checked, since it computes
+something else than the recurrence. The *peer* is what the first day gives: the fork's layer over
+flash-linear-attention's `chunk_delta_rule` with the step size by torch
+([benchmarks/peer](../benchmarks/peer/fla/ops/quasar/chunk.py)). It is timed unchecked too, since
+with correlated keys it misses the gate by little (1.7e-2 in an eighth of the output, limit 1.5e-2).
+*Ours, ops* is the fork's layer, unchanged, over this project's operator (`FORK_SCOPE=ops`); *ours,
+layer* brings its layer too (`FORK_SCOPE=layer`, the default).
+
+{gates(reports)}
+
+Speeds are medians over the processes, memory and first calls the largest. Processes import side by
+side and are timed one after another. The first process of a length starts with empty kernel caches,
+but for the peer, which tunes for half a minute at any length and does so at the shortest alone.
+Spread is largest less smallest over median.
+
+## Tokens a second
+
+![M tokens/s against tokens]({SPEED.plot})
+
+{speeds(reports)}
+
+## Memory
+
+![peak GiB against tokens]({MEMORY.plot})
+
+{comparison(reports, MEMORY)}
+
+## First call
+
+![seconds of the first call against tokens]({FIRST_CALL.plot})
+
+{comparison(reports, FIRST_CALL)}
+
+{training_section(training)}## Where the time goes
+
+{kernels}
+
+## What it computes
+
+{accuracy_tables(accuracy)}
+
+## Limits
+
+{limits}
+"""
+
+
+def documents() -> dict[Path, str]:
+    """Return the documents that the data makes, as they must be."""
+    reports = {name: load_report(DATA / f"{name}.json") for name in TREES}
+    profiles = [load(Profile, DATA / f"{name}.json") for name in PROFILES]
+    accuracy = load(Accuracy, DATA / "layer-accuracy.json")
+    training = load(Training, TRAINING) if TRAINING.exists() else None
+    readme, docs = ROOT / "README.md", ROOT / "docs"
+    return {
+        docs / "benchmarks.md": document(reports, profiles, accuracy, training),
+        readme: filled(readme, readme.read_text(), {"speed": short_table(reports)}),
+        **{docs / q.plot: plot(reports, q) for q in (SPEED, MEMORY, FIRST_CALL)},
+    }

@@ -1,0 +1,180 @@
+"""Time training steps of the layer on this GPU, ours and the peer's in one run.
+
+    python -m benchmarks.layer.training --fork PATH --out benchmarks/h200/layer-training.json
+
+PATH is a checkout of the public fork. Ours is the overlay, the peer the fork's layer over
+flash-linear-attention's delta rule; each runs in a process of its own, one after the other. Ours is
+checked first: gradients against float64, and two steps bit for bit. Most of the time goes into the
+peer's many variants, which are compiled side by side beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import clocks, commands
+from benchmarks.commands import say
+from benchmarks.layer.calls import DEVICE, gradient_errors, output, step
+from benchmarks.layer.training_results import (
+    SHAPES,
+    Cost,
+    Shape,
+    Training,
+    TrainingRow,
+    WorstGradient,
+)
+from benchmarks.layer.trees import TREES, make_tree
+from benchmarks.results import origin, write
+from harness.worker import load_tree
+
+MODULE = "benchmarks.layer.training"
+IMPLEMENTATIONS = {"ours": "overlay", "peer": "peer"}
+"""The tree of each implementation."""
+CHECKED_TOKENS = 2500
+"""Tokens of each of two sequences whose gradients are compared with float64."""
+
+PROTOCOL = """\
+A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
+which is fp32, and of all parameters; gradients are set to None before it. Times are medians of 11 \
+runs of steps in a row, by the host's clock between synchronizes, after the same for 0.2 s. Memory \
+is the peak of what is allocated during a step, parameters and input included. The peer is the \
+public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on one machine, one \
+after the other."""
+
+
+def new(layer_class: type, shape: Shape) -> Any:
+    """Return a layer of this shape with default weights."""
+    torch.manual_seed(0)
+    D, H, S = shape[:3]
+    return layer_class(hidden_size=D, num_heads=H, head_dim=S).to(DEVICE)
+
+
+def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return an input and a gradient of the output, as autocast gives it."""
+    size = (shape.batch, shape.tokens, shape.hidden_size)
+    x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
+    return x.requires_grad_(), dy.bfloat16()
+
+
+def cost(layer: Any, shape: Shape) -> tuple[Cost, bool]:
+    """Return what a step of this shape costs, and whether two give the same bits."""
+    x, dy = inputs(shape)
+    first, second = (step(layer, x, dy) for _ in range(2))
+    equal = all(torch.equal(first[name], second[name]) for name in first)
+    del first, second
+    step_ms = clocks.eager_ms(partial(step, layer, x, dy))
+    torch.cuda.reset_peak_memory_stats()
+    step(layer, x, dy)
+    peak = torch.cuda.max_memory_allocated()
+    forward_ms = clocks.eager_ms(partial(output, layer, x))
+    return Cost(forward_ms=forward_ms, step_ms=step_ms, peak_bytes=peak), equal
+
+
+def worst_gradient(layer: Any, shape: Shape) -> WorstGradient:
+    """Compare all gradients of a few tokens with float64 autograd."""
+    few = shape._replace(batch=2, tokens=CHECKED_TOKENS)
+    x, dy = inputs(few)
+    clocks.poison()
+    errors = gradient_errors(layer, x, dy, few.num_heads, few.head_dim)
+    name = max(errors, key=lambda name: errors[name])
+    return WorstGradient(shape=few, name=name, error=errors[name])
+
+
+def measure(name: str, tree: Path) -> dict[str, list[Any]]:
+    """Measure one implementation, in this process."""
+    layer_class = load_tree(tree).layer_class
+    gradients: dict[int, WorstGradient] = {}
+    rows: list[Any] = []
+    clocks.soak(1)
+    for shape in SHAPES:
+        layer = new(layer_class, shape)
+        if name == "ours" and shape.hidden_size not in gradients:
+            gradients[shape.hidden_size] = worst_gradient(layer, shape)
+            say(gradients[shape.hidden_size])
+        found, equal = cost(layer, shape)
+        say(f"{name}: {shape.label()}: {found}")
+        rows.append((found.model_dump(), equal))
+        del layer
+        clocks.free()
+    return {"rows": rows, "gradients": [g.model_dump() for g in gradients.values()]}
+
+
+def compile_side_by_side(tree: Path) -> None:
+    """Run a step of each shape, each in a process of its own, so that all kernels are compiled.
+
+    flash-linear-attention would also keep what it found the fastest variants, which is of no use
+    while others are at work: FLA_CACHE_RESULTS=0 keeps it from that.
+    """
+    environ = os.environ | {"FLA_CACHE_RESULTS": "0"}
+    started = [
+        subprocess.Popen(commands.python(MODULE, "--compile", tree, i), env=environ)
+        for i in range(len(SHAPES))
+    ]
+    for process in started:
+        process.wait()
+
+
+def compile_shape(tree: Path, shape: Shape) -> None:
+    """Run one step of this shape."""
+    layer = new(load_tree(tree).layer_class, shape)
+    step(layer, *inputs(shape))
+    torch.cuda.synchronize()
+    say(f"compiled: {shape.label()}")
+
+
+def in_own_process(name: str, fork: Path, folder: Path) -> Mapping[str, Any]:
+    """Measure one implementation in a process of its own."""
+    tree = make_tree(fork, folder / name, TREES[IMPLEMENTATIONS[name]])
+    if name == "peer":
+        compile_side_by_side(tree)
+    out = folder / f"{name}.json"
+    subprocess.run(commands.python(MODULE, "--child", name, tree, out), check=True)
+    return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def benchmark(fork: Path, commit: str | None) -> Training:
+    """Measure both implementations."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        found = {name: in_own_process(name, fork, folder) for name in IMPLEMENTATIONS}
+    rows = [
+        TrainingRow(
+            shape=shape,
+            costs={name: Cost(**results["rows"][i][0]) for name, results in found.items()},
+            reruns_equal=found["ours"]["rows"][i][1],
+        )
+        for i, shape in enumerate(SHAPES)
+    ]
+    return Training(
+        **origin(commit),
+        protocol=PROTOCOL,
+        rows=tuple(rows),
+        gradients=tuple(WorstGradient(**g) for g in found["ours"]["gradients"]),
+    )
+
+
+def main() -> None:
+    """Benchmark both and write the file."""
+    match sys.argv[1:]:
+        case ["--child", name, tree, out]:  # what in_own_process starts
+            Path(out).write_text(json.dumps(measure(name, Path(tree))))
+        case ["--compile", tree, number]:  # what compile_side_by_side starts
+            compile_shape(Path(tree), SHAPES[int(number)])
+        case _:
+            args = commands.options(__doc__, fork=True).parse_args()
+            write(args.out, benchmark(args.fork, args.commit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What training.py found, as models, and the tables made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import Field
+
+from benchmarks.layer.limits import GRADIENT_ERROR
+from benchmarks.limits import Criterion
+from benchmarks.markdown import table
+from benchmarks.results import Frozen, NotNegative, Positive, Run
+
+
+class Shape(NamedTuple):
+    """A layer and its input `[batch, tokens, hidden_size]`."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    batch: int
+    tokens: int
+
+    def label(self) -> str:
+        """Return the shape as the tables write it."""
+        return (
+            f"{self.hidden_size:,} wide, {self.num_heads} x {self.head_dim}, "
+            f"{self.batch} x {self.tokens:,}"
+        )
+
+
+SHAPES = (
+    Shape(512, 8, 64, 4, 2048),
+    Shape(512, 8, 64, 1, 65_536),
+    Shape(512, 8, 64, 16, 4096),
+    Shape(1024, 16, 64, 1, 131_072),
+    Shape(2048, 16, 128, 1, 16_384),
+    Shape(2048, 16, 128, 4, 4096),
+)
+
+
+class Cost(Frozen):
+    """What training steps cost with one implementation."""
+
+    forward_ms: Positive = Field(description="the forward pass alone, recorded")
+    step_ms: Positive = Field(description="forward and backward pass")
+    peak_bytes: int = Field(description="max_memory_allocated of a step, input included")
+
+
+class TrainingRow(Frozen):
+    """One shape."""
+
+    shape: Shape
+    costs: dict[str, Cost] = Field(description="by implementation: ours, peer")
+    reruns_equal: bool = Field(description="two steps of ours gave the same gradients bit for bit")
+
+
+class WorstGradient(Frozen):
+    """The gradient of ours that is farthest from float64, of x's and all parameters'."""
+
+    shape: Shape
+    name: str
+    error: NotNegative = Field(description="relative RMS")
+
+
+class Training(Run):
+    """Training steps of the layer, on one GPU."""
+
+    protocol: str
+    rows: tuple[TrainingRow, ...]
+    gradients: tuple[WorstGradient, ...]
+
+
+def training_tables(training: Training) -> str:
+    """Return the tables of costs and of errors, with how they were found."""
+    machine = training.environment
+    return "\n\n".join(
+        [
+            f"{training.protocol} ({machine.gpu}, torch {machine.torch}, Triton {machine.triton}; "
+            f"`benchmarks.layer.training`, {training.created}, "
+            f"commit {training.commit}.)",
+            _costs(training),
+            "The gradient of ours that is farthest from float64 autograd, relative RMS:",
+            _errors(training),
+        ]
+    )
+
+
+def _costs(training: Training) -> str:
+    header = (
+        "layer, input", "ours: forward, ms", "ours: step, ms", "peer: forward, ms",
+        "peer: step, ms", "peer / ours", "memory, ours / peer, GiB", "reruns",
+    )  # fmt: skip
+    rows = []
+    for row in training.rows:
+        ours, peer = row.costs["ours"], row.costs["peer"]
+        rows.append(
+            (
+                row.shape.label(),
+                f"{ours.forward_ms:.2f}",
+                f"{ours.step_ms:.2f}",
+                f"{peer.forward_ms:.2f}",
+                f"{peer.step_ms:.2f}",
+                f"{peer.step_ms / ours.step_ms:.2f}",
+                f"{ours.peak_bytes / 2**30:.2f} / {peer.peak_bytes / 2**30:.2f}",
+                "bitwise equal" if row.reruns_equal else "differ",
+            )
+        )
+    return table(header, rows)
+
+
+def _errors(training: Training) -> str:
+    rows = [(g.shape.label(), f"`{g.name}`", f"{g.error:.1e}") for g in training.gradients]
+    return table(("layer, input", "gradient of", "error"), rows)
+
+
+GRAPHS = 1 << 23
+"""Elements of an input up to which calls are replayed as CUDA graphs, which hold their memory."""
+
+
+def training_criteria(training: Training) -> Iterator[Criterion]:
+    """Return every limit of training steps with its figure."""
+    for row in training.rows:
+        if row.shape.batch * row.shape.tokens * row.shape.hidden_size <= GRAPHS:
+            continue
+        ours, peer = (row.costs[name].peak_bytes for name in ("ours", "peer"))
+        what = f"training step, {row.shape.label()}, memory, GB"
+        yield Criterion(what, ours, peer, scale=1e-9, digits=".2f")
+    for found in training.gradients:
+        what = f"training step, {found.shape.label()}, worst gradient (`{found.name}`)"
+        yield Criterion(f"{what}, relative RMS", found.error, GRADIENT_ERROR, digits=".1e")
+    unequal = sum(not row.reruns_equal for row in training.rows)
+    yield Criterion("training steps whose rerun differs in a bit", unequal, 0)

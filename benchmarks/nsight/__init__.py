@@ -1,0 +1,1 @@
+"""What bounds the kernels, by Nsight Compute."""

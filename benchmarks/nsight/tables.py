@@ -1,0 +1,76 @@
+"""The tables of docs/kernels.md that Nsight Compute's run makes."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks.markdown import facts, table
+from benchmarks.nsight.results import CallProfile, Profile, bytes_ms, floor_ms, products_ms
+
+PLACES = {
+    "dram": "DRAM",
+    "tensor": "tensor cores",
+    "shared": "shared memory",
+    "issue": "issue slots",
+}
+"""Utilisations that a kernel may meet its limit in, and their columns."""
+
+
+def profile_tables(run: Profile) -> str:
+    """Return the tables of a profile: how it was made, and each call's kernels."""
+    return "\n\n".join([ceilings(run), *(call_profile(run, name) for name in run.calls)])
+
+
+def ceilings(profile: Profile) -> str:
+    """Return the table of where, when and how the kernels were profiled."""
+    e, rates = profile.environment, profile.product_tflops
+    return facts(
+        {
+            "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}; Nsight Compute {profile.ncu}",
+            "ceilings": f"copies {profile.copy_gb_per_s / 1000:.2f} TB/s; products "
+            + ", ".join(f"{kind} {rate:.0f}" for kind, rate in rates.items())
+            + " TFLOP/s",
+            "date, commit": f"{profile.created}, {profile.commit}",
+            "protocol": profile.protocol,
+        }
+    )
+
+
+def call_profile(profile: Profile, name: str) -> str:
+    """Return the table of a call's kernels, and of the call as a whole."""
+    call = profile.calls[name]
+    header = (
+        f"{name}, {call.tokens:,} tokens", "ms", *(f"{x}, %" for x in PLACES.values()), "warps, %",
+        "registers", "GB moved", "floor, ms", "times the floor",
+    )  # fmt: skip
+    rows = []
+    for kernel in call.kernels:
+        floor = floor_ms(profile, kernel)
+        rows.append(
+            [
+                kernel.name,
+                f"{kernel.ms:.3f}",
+                *(f"{kernel.percent[place]:.0f}" for place in (*PLACES, "warps")),
+                str(kernel.registers),
+                f"{kernel.dram_bytes / 1e9:.2f}",
+                f"{floor:.3f}",
+                f"{kernel.ms / floor:.1f}" if floor else "-",
+            ]
+        )
+    return table(header, [*rows, _together(profile, call)])
+
+
+def _together(profile: Profile, call: CallProfile) -> list[str]:
+    ms = math.fsum(kernel.ms for kernel in call.kernels)
+    products = math.fsum(products_ms(profile, kernel) for kernel in call.kernels)
+    floor = max(bytes_ms(profile, call.least_bytes), products)
+    moved = math.fsum(kernel.dram_bytes for kernel in call.kernels)
+    blank = [""] * (len(PLACES) + 2)
+    return [
+        "all of it",
+        f"{ms:.3f}",
+        *blank,
+        f"{moved / 1e9:.2f}",
+        f"{floor:.3f}",
+        f"{ms / floor:.1f}",
+    ]

@@ -1,0 +1,1 @@
+"""The operator alone, beside flash-linear-attention's delta rule."""

@@ -1,0 +1,45 @@
+"""Inputs of the operator: like a layer's, with keys that share a direction, and that forget."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HEADS, WIDTH = 8, 64
+NOISE = {"correlated 10%": 0.1, "correlated 1%": 0.01}
+"""Kinds of keys that share one direction: the noise on the common key, by name."""
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def layer_like(tokens: int, batch: int = 1, heads: int = HEADS, width: int = WIDTH) -> Inputs:
+    """q, k, v [B, T, H, S] bf16 as a layer with default weights makes them, and beta [H] fp32."""
+    channels = heads * width
+
+    def projected() -> Tensor:
+        x = torch.randn(batch, tokens, channels, device="cuda") / 3**0.5
+        taps = (torch.rand(channels, 1, 4, device="cuda") - 0.5) / 2**0.5
+        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=channels).mT
+        return F.silu(y).bfloat16().contiguous().view(batch, tokens, heads, width)
+
+    q, k, v = projected(), projected(), projected()
+    return q, k, v, F.softplus(torch.empty(heads, device="cuda").uniform_(1, 16).log())
+
+
+def correlated(inputs: Inputs, noise: float) -> Inputs:
+    """Replace the keys by one common vector a head, `noise` times as much noise added."""
+    q, k, v, beta = inputs
+    common = torch.randn(1, 1, HEADS, WIDTH, device="cuda")
+    return q, (common + noise * torch.randn(k.shape, device="cuda")).bfloat16(), v, beta
+
+
+def forgetting(tokens: int, slow_heads: int = 0) -> Inputs:
+    """Like `layer_like`, but all heads forget within a thousand tokens, save the first ones.
+
+    Keys are noise in all directions, and the step size of `slow_heads` heads is next to nothing.
+    """
+    q, k, v, beta = layer_like(tokens)
+    beta = torch.ones_like(beta)
+    beta[:slow_heads] = 1e-3
+    return q, (0.15 * torch.randn_like(k)), v, beta

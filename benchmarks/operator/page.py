@@ -1,0 +1,267 @@
+"""The operator's documents: the figures of docs/kernels.md, and its plot.
+
+Nsight Compute's and compute-sanitizer's sections stand in docs/kernels.md as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.documents import filled
+from benchmarks.limits import missed
+from benchmarks.line_plot import Line, line_plot
+from benchmarks.markdown import facts, table
+from benchmarks.nsight.results import Profile
+from benchmarks.nsight.tables import profile_tables
+from benchmarks.operator.results import (
+    COPY_SHARE,
+    ERRORS,
+    FIRST_CALL_SECONDS,
+    FORWARD_MS,
+    MEMORY_TIMES_OUTPUT,
+    OperatorResults,
+    Speed,
+    operator_criteria,
+)
+from benchmarks.operator.training_results import (
+    GRADIENT_ERROR,
+    TRAINING_LEAD,
+    TRAINING_MS,
+    TrainingResults,
+    training_criteria,
+)
+from benchmarks.results import DATA, ROOT, load
+from benchmarks.sanitizer.results import SanitizerResults
+from benchmarks.sanitizer.results import misses as sanitizer_misses
+from benchmarks.sanitizer.tables import sanitizer_table
+
+DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
+LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}
+COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def machine(results: OperatorResults) -> str:
+    """Return the table of where and when."""
+    e = results.environment
+    gpu = f"{e.gpu}, driver {e.driver}; copies {results.copy_gb_per_s / 1000:.2f} TB/s"
+    rows = {
+        "GPU": gpu,
+        "torch, Triton, CUDA, Python": f"{e.torch}, {e.triton}, {e.cuda}, {e.python}",
+        "peer": results.peer or "not measured",
+        "date, commit": f"{results.created}, {results.commit}",
+        "protocol": results.protocol,
+    }
+    return facts(rows)
+
+
+def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
+    names = list(rows[0].times)
+    ours = [name for name in names if name != "peer"]
+    leads = ours if "peer" in names else []
+    rested = [name for name in names if rows[0].times[name].rested_ms is not None]
+    header = ["tokens", *(f"{LABELS[n]}, ms" for n in names)]
+    header += [f"peer / {LABELS[n]}" for n in leads]
+    header += [f"{LABELS[n]} from rest, ms" for n in rested]
+    header += [*(f"{LABELS[n]} eager, ms" for n in names), "limit"]
+    lines = []
+    for row in rows:
+        line = [f"{row.tokens:,}", *(_ms(row.times[n].graph_ms) for n in names)]
+        line += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
+        line += [_ms(row.times[n].rested_ms) for n in rested]
+        line += [_ms(row.times[n].eager_ms) for n in names]
+        lines.append([*line, limits.get(row.tokens, "")])
+    return table(header, lines)
+
+
+def forward(results: OperatorResults) -> str:
+    """Return the table of the forward pass."""
+    limits: dict[int, str] = {}
+    for name, by_length in FORWARD_MS.items():
+        for tokens, ms in by_length.items():
+            before = f"{limits[tokens]}, " if tokens in limits else ""
+            limits[tokens] = f"{before}{LABELS[name]} {ms:g}"
+    return _speeds(results.forward, limits)
+
+
+def forgetting(results: OperatorResults) -> str:
+    """Return the table of what stopping early gains."""
+    header = (
+        "tokens", "slow heads", "from rest, ms", "in full", "without a pause, ms", "in full",
+        "error",
+    )  # fmt: skip
+    rows = []
+    for row in results.forgetting:
+        times = (row.rested_ms, row.full_rested_ms, row.graph_ms, row.full_graph_ms)
+        cells = [*map(_ms, times), f"{row.error:.1e}"]
+        rows.append((f"{row.tokens:,}", f"{row.slow_heads} of 8", *cells))
+    return table(header, rows)
+
+
+def training(results: TrainingResults) -> str:
+    """Return the table of forward and backward, and where it was measured."""
+    names = list(results.training[0].times)
+    leads = [name for name in names if name != "peer" and "peer" in names]
+    header = ["sequences x tokens x heads x width", *(f"{LABELS[n]}, ms" for n in names)]
+    header += [f"peer / {LABELS[n]}" for n in leads]
+    header += [*(f"{LABELS[n]} eager, ms" for n in names), "CUDA's limit"]
+    rows = []
+    for row in results.training:
+        cells = [_ms(row.times[n].graph_ms) for n in names]
+        cells += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
+        cells += [_ms(row.times[n].eager_ms) for n in names]
+        limit = f"{TRAINING_MS[row.shape]:g} ms, " if row.shape in TRAINING_MS else ""
+        limit += f"{TRAINING_LEAD['cuda']:g} times the peer"
+        rows.append([" x ".join(f"{n:,}" for n in row.shape), *cells, limit])
+    e = results.environment
+    where = {
+        "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}",
+        "peer": results.peer or "not measured",
+        "date, commit": f"{results.created}, {results.commit}",
+        "protocol": results.protocol,
+    }
+    return f"{facts(where)}\n\n{table(header, rows)}"
+
+
+def accuracy(results: OperatorResults) -> str:
+    """Return the table of the output's errors."""
+    names = list(results.accuracy[0].errors)
+    ours = [name for name in names if name != "peer"]
+    header = ["tokens, keys", *(f"{LABELS[n]}" for n in names)]
+    header += [*(f"{LABELS[n]}, worst eighth" for n in ours), "limit"]
+    rows = []
+    for row in results.accuracy:
+        cells = [f"{row.errors[n].overall:.1e}" if n in row.errors else "" for n in names]
+        cells += [f"{row.errors[n].worst_eighth:.1e}" for n in ours]
+        rows.append([f"{row.tokens:,}, {row.keys}", *cells, f"{ERRORS[row.keys]:g}"])
+    return table(header, rows)
+
+
+def gradients(results: TrainingResults) -> str:
+    """Return the table of the gradients' errors."""
+    found = results.gradients
+    tensors = list(found.errors["triton"])
+    header = [f"{found.tokens:,} tokens", *(f"d{tensor}" for tensor in tensors), "limit"]
+    rows = []
+    for name, errors in found.errors.items():
+        limit = "" if name == "peer" else f"{GRADIENT_ERROR:g}"
+        rows.append([LABELS[name], *(f"{errors[tensor]:.1e}" for tensor in tensors), limit])
+    return table(header, rows)
+
+
+def costs(results: OperatorResults) -> str:
+    """Return the table of memory and the first call."""
+    memory = results.memory
+    limits = (f"{MEMORY_TIMES_OUTPUT:g}", f"{FIRST_CALL_SECONDS:g}")
+    header = (
+        "", f"peak bytes at {memory.tokens:,} tokens", "times the output", "limit",
+        "first call, s", "limit", "import before it, s",
+    )  # fmt: skip
+    rows = []
+    for who, peak in memory.peak_bytes.items():
+        first, (most, longest) = results.first_call[who], ("", "") if who == "peer" else limits
+        times = f"{peak / memory.output_bytes:.3f}"
+        seconds = (f"{first.call_seconds:.1f}", longest, f"{first.import_seconds:.1f}")
+        rows.append((LABELS[who], f"{peak:,}", times, most, *seconds))
+    return table(header, rows)
+
+
+def decoding(results: OperatorResults) -> str:
+    """Return the table of one token's times."""
+    header = (
+        "sequences", "state, MB", "Triton, us", "copy, us", "share of the copy", "TB/s",
+        "peer, us", "Triton eager, us", "peer eager, us",
+    )  # fmt: skip
+    rows = []
+    for row in results.decoding:
+        ours, theirs = row.times["triton"], row.times.get("peer")
+        moved = 2 * row.state_bytes / ours.graph_ms / 1e9
+        us = [f"{ms * 1e3:.2f}" for ms in (ours.graph_ms, row.copy_ms)]
+        other = (
+            [f"{ms * 1e3:.1f}" for ms in (theirs.graph_ms, ours.eager_ms, theirs.eager_ms)]
+            if theirs
+            else ["-", f"{ours.eager_ms * 1e3:.1f}", "-"]
+        )
+        share = f"{row.copy_ms / ours.graph_ms:.0%}"
+        size = f"{row.state_bytes / 1e6:.2f}"
+        rows.append((str(row.batch), size, *us, share, f"{moved:.2f}", *other))
+    text = f"The share at the largest batch must be {COPY_SHARE:.0%} or more."
+    return f"{table(header, rows)}\n\n{text}"
+
+
+class Runs(NamedTuple):
+    """What the document is made of."""
+
+    operator: OperatorResults
+    training: TrainingResults
+    profile: Profile
+    sanitizer: SanitizerResults
+
+
+def load_runs() -> Runs:
+    """Read the runs.
+
+    Raises:
+        OSError, pydantic.ValidationError: a file is missing, or is no run of its kind.
+    """
+    return Runs(
+        load(OperatorResults, DATA / "operator.json"),
+        load(TrainingResults, DATA / "operator_training.json"),
+        load(Profile, DATA / "profile.json"),
+        load(SanitizerResults, DATA / "sanitizer.json"),
+    )
+
+
+SECTIONS: Mapping[str, Callable[[Runs], str]] = {
+    "machine": lambda runs: machine(runs.operator),
+    "forward": lambda runs: forward(runs.operator),
+    "forgetting": lambda runs: forgetting(runs.operator),
+    "training": lambda runs: training(runs.training),
+    "decoding": lambda runs: decoding(runs.operator),
+    "costs": lambda runs: costs(runs.operator),
+    "profile": lambda runs: profile_tables(runs.profile),
+    "accuracy": lambda runs: accuracy(runs.operator),
+    "gradients": lambda runs: gradients(runs.training),
+    "sanitizer": lambda runs: sanitizer_table(runs.sanitizer),
+}
+"""What makes each section's figures, in the document's order."""
+
+
+def document(text: str, runs: Runs) -> str:
+    """Return docs/kernels.md with every figure between its marks made anew.
+
+    Raises:
+        SystemExit: the document lacks a section's marks.
+    """
+    return filled(DOCUMENT, text, {name: made(runs) for name, made in SECTIONS.items()})
+
+
+def plot(results: OperatorResults) -> str:
+    """Return the SVG of the forward pass's times against T."""
+    lines = []
+    for name, colour in COLOURS.items():
+        rows = [row for row in results.forward if name in row.times]
+        for kind, dashed in (("graph", False), ("eager", True)):
+            points = [(row.tokens, getattr(row.times[name], f"{kind}_ms")) for row in rows]
+            if points:
+                lines.append(Line(f"{LABELS[name]}, {kind}", colour, points, dashed))
+    title = f"Forward pass, B=1, H=8, S=64, bf16, {results.environment.gpu}"
+    return line_plot(title, "tokens", "milliseconds", lines)
+
+
+def documents(runs: Runs) -> dict[Path, str]:
+    """Return the documents that the runs make, as they must be."""
+    return {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
+
+
+def outside(runs: Runs) -> list[str]:
+    """Name every figure outside of its limit, and what the sanitizer found."""
+    figures = [*operator_criteria(runs.operator), *training_criteria(runs.training)]
+    return [*missed(figures), *sanitizer_misses(runs.sanitizer)]

@@ -1,0 +1,247 @@
+"""Compile every kernel of the overlay for every supported GPU, on a machine that has none.
+
+    python -m benchmarks.resources.compile [--arch 90 ...] [--match TEXT] [--check | --write]
+
+Triton kernels are compiled as quasar_kernels/compile_specs.py describes them, each .cu file by nvcc
+(the wheels of the `dev` extra, else the one on PATH), for the target that NVRTC is given at run
+time. A .cu file may hold kernels for some GPUs only. Registers, stack, spills and shared memory
+are compared with the committed table by --check; --write writes the table and its page in docs.
+Exit status 1 when something does not compile, asks for more shared memory than a GPU has (Triton's
+kernels: than the smallest GPU has), or differs from the table. TRITON_CACHE_DIR keeps what Triton
+compiled between runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from benchmarks.resources import table as kernel_resources
+from benchmarks.resources.cubin import resource_usage
+from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table
+from quasar_kernels.compile_failures import explain
+from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
+from quasar_kernels.contract import OVERLAY
+from quasar_kernels.mount import mount
+
+SHARED_LIMIT = 99 * 1024
+"""Shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
+
+No Triton kernel asks for more on any GPU, so that the same tiles run on all of them.
+"""
+
+SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""The same for the others, which .cu files may use: what they ask for may depend on the GPU."""
+
+RESERVED = 1024
+"""Bytes of each block from Hopper on that the system keeps; cuobjdump counts them."""
+
+NVCC_OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "--cubin")
+
+
+def find_nvcc() -> Path | None:
+    """Return the nvcc of the installed wheels, else the one on PATH, else None."""
+    wheels = find_spec("nvidia")
+    for folder in (wheels.submodule_search_locations or ()) if wheels else ():
+        found = sorted(Path(folder).glob("cu*/bin/nvcc"))
+        if found:
+            return found[-1]
+    on_path = shutil.which("nvcc")
+    return Path(on_path) if on_path else None
+
+
+def spilled_bytes(log: str) -> dict[str, int]:
+    """Return the bytes of spill stores and loads of each function, from what `ptxas -v` says."""
+    rows = re.findall(
+        r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads",
+        log,
+    )
+    return {name: int(stores) + int(loads) for name, stores, loads in rows}
+
+
+def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
+    """Compile one spec for one architecture."""
+    binary, log = _compile_logged(spec, arch)
+    name = binary.metadata.name
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(binary.asm["cubin"])
+        registers, stack, *_ = resource_usage(cubin)[name]
+    spills = spilled_bytes(log)
+    if stack and name not in spills:  # it came from the cache; without a stack nothing is spilled
+        spills = spilled_bytes(_compile_logged(spec, arch, anew=True)[1])
+    needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
+    return [_fitted(spec.name, arch, needs, SHARED_LIMIT)]
+
+
+def _compile_logged(spec: CompileSpec, arch: int, *, anew: bool = False) -> tuple[Any, str]:
+    knobs, log = triton.knobs, io.StringIO()
+    with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        if anew:
+            knobs.compilation.always_compile = True
+        binary = compile_spec(spec, arch)
+    return binary, log.getvalue()
+
+
+def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
+    """Compile one .cu file for one architecture: a result a kernel, or one that says none."""
+    if f"sm_{arch}" not in _known_to(nvcc):
+        reason = f"not compiled: nvcc does not know sm_{arch}"
+        return [Compiled(source.name, arch, skipped=reason)]
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        target = "sm_90a" if arch == 90 else f"sm_{arch}"  # as at run time: wgmma is in 90a alone
+        log = _output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
+        usage, spills = resource_usage(cubin), spilled_bytes(log)
+    rows = []
+    limit = SHARED_LIMITS.get(arch, SHARED_LIMIT) + (RESERVED if arch >= 90 else 0)
+    for name, of in sorted(usage.items()):
+        needs = Resources(of.registers, of.stack, spills[name], of.static + of.dynamic)
+        rows.append(_fitted(f"{source.name}: {name}", arch, needs, limit))
+    return rows or [Compiled(source.name, arch, skipped=NO_KERNEL)]
+
+
+@functools.cache
+def _known_to(nvcc: Path) -> list[str]:
+    return _output([str(nvcc), "--list-gpu-code"]).split()
+
+
+def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
+    """Compile every kernel whose name, or file name, contains `match`, over all cores."""
+    mount()
+    jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
+    for arch in archs:
+        jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in compile_specs(arch)]
+    nvcc = find_nvcc()
+    for source in sorted(OVERLAY.rglob("*.cu")):
+        if nvcc is None:
+            raise SystemExit(f"{source.name}: nvcc was not found; install the project's dev extra")
+        jobs += [(source.name, arch, partial(compile_cuda, source, nvcc, arch)) for arch in archs]
+    _jobs[:] = [job for job in jobs if match in job[0]]
+    # forked workers inherit torch, Triton and the jobs; jitted functions cannot be pickled
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        rows = [row for found in pool.map(_run, range(len(_jobs))) for row in found]
+    return [*rows, *_empty(rows)] if set(archs) == set(ARCHITECTURES) else rows
+
+
+def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
+    """Yield an error for each file that holds a kernel for no architecture at all."""
+    somewhere = {row.kernel.partition(":")[0] for row in rows if row.skipped != NO_KERNEL}
+    for name in sorted({row.kernel for row in rows} - somewhere):
+        if ":" not in name:
+            yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
+
+
+_jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
+
+
+def _run(index: int) -> list[Compiled]:
+    name, arch, job = _jobs[index]
+    try:
+        return job()
+    except Exception as error:
+        # compilers raise what they like; one bad kernel must not hide the others
+        return [Compiled(name, arch, error=f"{type(error).__name__}: {error}")]
+
+
+def _fitted(kernel: str, arch: int, needs: Resources, limit: int) -> Compiled:
+    error = f"{needs.shared} bytes of shared memory; a block may have {limit}"
+    return Compiled(kernel, arch, needs, error if needs.shared > limit else "")
+
+
+def _output(command: list[str]) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{run.stderr or run.stdout}")
+    return run.stdout + run.stderr
+
+
+def _lines(rows: Sequence[Compiled]) -> str:
+    width = max(len(row.kernel) for row in rows)
+    lines = [f"{'kernel':{width}}  sm_  registers  stack B  spills B  shared B"]
+    for r in rows:
+        n = r.needs
+        lines.append(
+            f"{r.kernel:{width}}  {r.arch:3}  {n.registers:9}  {n.stack:7}  {n.spills:8}  "
+            f"{n.shared:8}  {r.error or r.skipped}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def check(found: Table, archs: Sequence[int], match: str) -> bool:
+    """Compare with the committed table and page; say what differs and what to do."""
+    if not kernel_resources.TABLE.is_file():
+        print(f"{kernel_resources.TABLE} is missing. Write it: {kernel_resources.WRITE}")
+        return False
+    kept = kernel_resources.load(kernel_resources.TABLE.read_text())
+    wrong, notes = kernel_resources.compare(kernel_resources.restrict(kept, archs, match), found)
+    page = kernel_resources.PAGE
+    if not page.is_file() or page.read_text() != kernel_resources.page(kept):
+        wrong.append(f"{page.name} is not what the table says")
+    for line in notes:
+        print(f"note: {line}")
+    if not wrong:
+        return True
+    print(f"{kernel_resources.TABLE.name} is not what the kernels need:")
+    print("\n".join(f"  {line}" for line in wrong))
+    print(f"When that is meant, write and commit it anew: {kernel_resources.WRITE}")
+    return False
+
+
+def main() -> int:
+    """Compile, print the table, check or write it, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
+    parser.add_argument("--match", default="", help="only kernels whose name contains this text")
+    parser.add_argument("--json", type=Path, help="write the results there as JSON")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--check", action="store_true", help="compare with the committed table")
+    either.add_argument("--write", action="store_true", help="write the table and its page")
+    args = parser.parse_args()
+    if args.write and (args.arch or args.match):
+        parser.error("--write needs every kernel on every architecture")
+    archs = args.arch or ARCHITECTURES
+    rows = compile_all(archs, args.match)
+    if not rows:
+        parser.error(f"no kernel's name contains {args.match!r}")
+    print(_lines(rows))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    failed = sum(bool(row.error) for row in rows)
+    for row in rows:
+        known = explain(row.error)
+        if known is not None:
+            print(f"{row.kernel}, sm_{row.arch}: {known.cause}. {known.remedy}")
+    print(f"{len(rows)} compilations, {failed} failed")
+    if failed:
+        return 1
+    found = kernel_resources.make_table(rows, kernel_resources.compiler_versions(find_nvcc()))
+    if args.write:
+        kernel_resources.TABLE.write_text(kernel_resources.dump(found))
+        kernel_resources.PAGE.write_text(kernel_resources.page(found))
+    return 0 if not args.check or check(found, archs, args.match) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

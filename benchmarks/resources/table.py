@@ -1,0 +1,231 @@
+"""The table of what each kernel needs: its file, its page in docs, and its comparison.
+
+benchmarks/kernel_resources.json is what compile.py found with the compilers named in it.
+The same compilers give the same figures, so they are compared exactly; with others only the list
+of kernels is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from benchmarks.results import ROOT
+
+TABLE = ROOT / "benchmarks" / "kernel_resources.json"
+PAGE = ROOT / "docs" / "kernel-resources.md"
+WRITE = "python -m benchmarks.resources.compile --write"
+
+NO_KERNEL = "no kernel"
+"""What is said of a .cu file where it holds no kernel for an architecture: others serve there."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel needs on one architecture.
+
+    Attributes:
+        registers: of a thread; 255 is the most there is.
+        stack: bytes a thread: not 0 where registers are spilled or an array is indexed at run time.
+        spills: bytes a thread that spill instructions move, stores and loads together.
+        shared: bytes a block; for a .cu file with what a launch asks for, and on Hopper and later
+            with the 1,024 that the system keeps.
+    """
+
+    registers: int = 0
+    stack: int = 0
+    spills: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel on one architecture; `error` is empty when it compiled and fits.
+
+    `skipped` says why there is nothing: NO_KERNEL, or an nvcc that does not know the architecture.
+    """
+
+    kernel: str
+    arch: int
+    needs: Resources = Resources()
+    error: str = ""
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Resources by kernel and architecture, and the versions of the compilers by name."""
+
+    compilers: Mapping[str, str]
+    needs: Mapping[tuple[str, int], Resources]
+    skipped: Mapping[tuple[str, int], str]
+
+
+def make_table(rows: Sequence[Compiled], compilers: Mapping[str, str]) -> Table:
+    """Make the table of what compiled; rows with errors are left out."""
+    return Table(
+        compilers,
+        {(r.kernel, r.arch): r.needs for r in rows if not r.error and not r.skipped},
+        {(r.kernel, r.arch): r.skipped for r in rows if r.skipped},
+    )
+
+
+def compiler_versions(nvcc: Path | None) -> dict[str, str]:
+    """Return the versions of triton, of the two ptxas that it calls, and of nvcc."""
+    knobs = triton.knobs.nvidia
+    tools = {
+        "ptxas": knobs.ptxas.path,
+        "ptxas from sm_100": getattr(knobs, "ptxas_blackwell", knobs.ptxas).path,
+        "nvcc": nvcc,
+    }
+    found = {"triton": str(triton.__version__)}
+    for name, path in tools.items():
+        if path is not None:
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+            (found[name],) = re.findall(r"V(\d+\.\d+\.\d+)", run.stdout)
+    return found
+
+
+def dump(table: Table) -> str:
+    """Return the table as JSON, a line a kernel, so that a diff shows what changed."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for (name, arch), needs in table.needs.items():
+        kernels.setdefault(name, {})[str(arch)] = astuple(needs)
+    for (name, arch), reason in table.skipped.items():
+        kernels.setdefault(name, {})[str(arch)] = reason
+    lines = [f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels)]
+    columns = [field.name for field in fields(Resources)]
+    return (
+        f'{{\n "compilers": {json.dumps(dict(table.compilers))},\n'
+        f' "columns": {json.dumps(columns)},\n "kernels": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    )
+
+
+def load(text: str) -> Table:
+    """Read what `dump` wrote."""
+    content = json.loads(text)
+    needs, skipped = {}, {}
+    for name, archs in content["kernels"].items():
+        for arch, row in archs.items():
+            if isinstance(row, str):
+                skipped[name, int(arch)] = row
+            else:
+                needs[name, int(arch)] = Resources(
+                    **dict(zip(content["columns"], row, strict=True))
+                )
+    return Table(content["compilers"], needs, skipped)
+
+
+def compare(kept: Table, found: Table) -> tuple[list[str], list[str]]:
+    """Compare a committed table with what was compiled now.
+
+    Returns:
+        Differences, each a sentence; and notes on what could not be compared.
+    """
+    names = {name for table in (kept, found) for name in table.compilers}
+    other = sorted(n for n in names if kept.compilers.get(n) != found.compilers.get(n))
+    notes = [
+        f"{name} is {found.compilers.get(name, 'missing')} here and "
+        f"{kept.compilers.get(name, 'missing')} in the table: its figures are not compared, only "
+        "that everything is listed, compiles and fits"
+        for name in other
+    ]
+    wrong = []
+    for key in sorted({*kept.needs, *found.needs}):
+        old, new = kept.needs.get(key), found.needs.get(key)
+        if old == new or _is_skipped(key, kept) or _is_skipped(key, found):
+            continue
+        where = f"{key[0]}, sm_{key[1]}"
+        if old is None or new is None:
+            wrong.append(f"{where}: " + ("not in the table" if old is None else "no longer there"))
+        elif not set(_made_by(*key)) & set(other):
+            wrong.append(f"{where}: " + _changes(old, new))
+    return wrong, notes
+
+
+def restrict(table: Table, archs: Sequence[int], match: str) -> Table:
+    """Return the part of the table that a run for these architectures and names can speak of."""
+
+    def part(rows: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
+        return {key: row for key, row in rows.items() if key[1] in archs and match in key[0]}
+
+    return Table(table.compilers, part(table.needs), part(table.skipped))
+
+
+def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
+    if ".cu" in kernel:
+        return ("nvcc",)
+    return ("triton", "ptxas from sm_100" if arch >= 100 else "ptxas")
+
+
+def _is_skipped(key: tuple[str, int], table: Table) -> bool:
+    # a file that could not be compiled stands for all kernels in it; one without kernels does not
+    return _reason(key, table) not in ("", NO_KERNEL)
+
+
+def _reason(key: tuple[str, int], table: Table) -> str:
+    return table.skipped.get((key[0].partition(":")[0], key[1]), "")
+
+
+def _changes(old: Resources, new: Resources) -> str:
+    pairs = [
+        (field.name, getattr(old, field.name), getattr(new, field.name)) for field in fields(old)
+    ]
+    return ", ".join(f"{name} {a} -> {b}" for name, a, b in pairs if a != b)
+
+
+_INTRODUCTION = f"""\
+Generated by `{WRITE}`, which compiles every kernel for GPUs that need not be there; \
+`scripts/test.sh` does so again and fails when a figure differs. A cell is registers a thread / \
+bytes of spill stores and loads a thread / shared memory a block in KiB (from Hopper on, a .cu \
+file's includes the one that the system keeps). bf16 and fp32 are the operands', S is the width of \
+a head. On a Hopper GPU Triton and NVRTC compile for sm_90a, and so does this: wgmma is in no \
+other target. A .cu file that is written for some GPUs alone has {NO_KERNEL} for the rest, where \
+another path serves."""
+
+
+def page(table: Table) -> str:
+    """Return the page of docs: kernels down, architectures across."""
+    archs = sorted({arch for _, arch in (*table.needs, *table.skipped)})
+    listed = {name for name, _ in table.needs}
+    files = {name.partition(":")[0] for name in listed}
+    listed |= {name for name, _ in table.skipped if name not in files}
+    versions = ", ".join(f"{name} {version}" for name, version in table.compilers.items())
+    spilling = sum(needs.spills > 0 for needs in table.needs.values())
+    most = max((of.shared for (name, _), of in table.needs.items() if ".cu" not in name), default=0)
+    lines = [
+        "# What each kernel needs",
+        "",
+        *textwrap.wrap(_INTRODUCTION, 100),
+        "",
+        f"Compilers: {versions}.",
+        "",
+        *textwrap.wrap(
+            f"{len(table.needs)} compilations, {spilling} of them spill. A block of Triton's takes "
+            f"up to {most / 1024:.3g} KiB of shared memory, and none may take more than the 99 KiB "
+            "that sm_86, 89 and 120 give; those of .cu files may take what their GPU gives.",
+            100,
+        ),
+        "",
+        "| kernel | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
+        "|---" * (len(archs) + 1) + "|",
+    ]
+    for name in sorted(listed):
+        cells = [_cell(table, (name, arch)) for arch in archs]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(table: Table, key: tuple[str, int]) -> str:
+    if key not in table.needs:
+        return _reason(key, table) or "-"
+    needs = table.needs[key]
+    return f"{needs.registers} / {needs.spills} / {needs.shared / 1024:.3g}"

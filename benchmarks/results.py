@@ -1,0 +1,75 @@
+"""What all files of measurements have in common: models, and how they are read and written."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.report import Environment
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "h200"
+"""The data that the documents show."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """A model that neither changes nor takes what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Run(Frozen):
+    """One run of a measuring command on one machine: a file."""
+
+    schema_version: Literal[1] = 1
+    created: date
+    commit: str | None
+    environment: Environment
+
+
+Kind = TypeVar("Kind", bound=Run)
+
+
+def load(kind: type[Kind], path: Path) -> Kind:
+    """Read a run's file.
+
+    Raises:
+        OSError, pydantic.ValidationError: it is missing, or is no run of this kind.
+    """
+    return kind.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def write(path: Path, run: Run) -> None:
+    """Write a file that `load` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def origin(commit: str | None) -> dict[str, Any]:
+    """Return a run's own fields: today, `commit` or the checkout's, and this machine with its GPU.
+
+    It imports torch, which tells of the GPU.
+    """
+    import torch
+
+    from harness.environment import describe
+
+    return {
+        "created": datetime.now(timezone.utc).date(),
+        "commit": commit or project_commit(),
+        "environment": describe(torch.device("cuda")),
+    }
+
+
+def project_commit() -> str | None:
+    """Return the commit of this project's checkout, or None outside of one."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

@@ -1,0 +1,1 @@
+"""The CUDA kernels below NVIDIA's compute-sanitizer."""

@@ -1,1 +1,0 @@
-"""What the measuring commands share: models of their data, limits, and the documents' tables."""

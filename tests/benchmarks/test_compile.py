@@ -1,0 +1,249 @@
+"""compile_kernels: what it reads from machine code, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+
+from benchmarks.resources import compile as compile_kernels
+from benchmarks.resources import table as kernel_resources
+from benchmarks.resources.compile import compile_all, compile_cuda, compile_triton, find_nvcc
+from benchmarks.resources.table import NO_KERNEL, Compiled, Resources
+from quasar_kernels.compile_failures import TOOLKIT_OLD
+from quasar_kernels.compile_specs import CompileSpec, compile_specs
+from quasar_kernels.contract import OVERLAY
+from quasar_kernels.mount import mount
+
+mount()
+
+CUDA = """\
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+extern "C" __global__ void tile_product(const __nv_bfloat16* x, float* y) {
+  __shared__ float tile[1024];
+  unsigned a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {4, threadIdx.x};
+  float c[4] = {};
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  tile[threadIdx.x] = c[0] + __bfloat162float(x[threadIdx.x]);
+  __syncthreads();
+  y[threadIdx.x] = tile[(threadIdx.x * 7) % 1024] + c[1] + c[2] + c[3];
+}
+"""
+
+needs_nvcc = pytest.mark.skipif(
+    find_nvcc() is None or shutil.which("g++") is None, reason="needs nvcc and g++"
+)
+
+
+@triton.jit
+def tile_product_kernel(x, y, N, BM: tl.constexpr, BK: tl.constexpr):
+    rows = tl.arange(0, BM)
+    cols = tl.arange(0, BK)
+    out = tl.zeros([BM, BM], tl.float32)
+    for i in range(N):
+        a = tl.load(x + i * BM * BK + rows[:, None] * BK + cols[None, :])
+        b = tl.load(y + i * BM * BK + cols[:, None] * BM + rows[None, :])
+        out += tl.dot(a, b)
+    tl.store(y + rows[:, None] * BM + rows[None, :], out.to(tl.bfloat16))
+
+
+@triton.jit
+def broken_kernel(x, BM: tl.constexpr):
+    tl.store(x + tl.arange(0, BM), undefined_name)  # noqa: F821
+
+
+def tile_product(stages: int) -> CompileSpec:
+    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
+    return CompileSpec(
+        "tile product", tile_product_kernel, types, {"BM": 128, "BK": 128}, 8, stages
+    )
+
+
+@pytest.fixture
+def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
+    monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
+    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: [])
+    return tmp_path
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", [80, 90])
+def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> None:
+    source = tmp_path / "tile.cu"
+    source.write_text(CUDA)
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    (row,) = compile_cuda(source, nvcc, arch)
+    assert (row.kernel, row.arch, row.error) == ("tile.cu: tile_product", arch, "")
+    reserved = 1024 if arch >= 90 else 0  # the system keeps 1 KiB a block from Hopper on
+    assert row.needs.shared == 4096 + reserved
+    assert 8 <= row.needs.registers <= 255
+    assert row.needs.spills == 0
+
+
+LAUNCH = 'extern "C" __constant__ int tile_product_launch[2] = {64, BYTES};\n'
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("arch", "fits"), [(86, False), (90, True)])
+def test_shared_memory_that_a_launch_asks_for_counts(tmp_path: Path, arch: int, fits: bool) -> None:
+    source = tmp_path / "tile.cu"
+    source.write_text(CUDA + LAUNCH.replace("BYTES", "120000"))
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    (row,) = compile_cuda(source, nvcc, arch)
+    assert row.needs.shared == 4096 + 120_000 + (1024 if arch >= 90 else 0)
+    assert (row.error == "") == fits
+    assert fits or "a block may have 101376" in row.error
+
+
+@needs_nvcc
+def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
+    (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')
+    (overlay / "good.cu").write_text(CUDA)
+    errors = {row.kernel: row.error for row in compile_all([86])}
+    assert "no_such_call" in errors.pop("bad.cu")
+    assert errors == {"good.cu: tile_product": ""}
+
+
+HOPPER = """\
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+extern "C" __global__ void after_products() { asm volatile("wgmma.fence.sync.aligned;"); }
+#endif
+"""
+
+
+@needs_nvcc
+def test_a_file_for_one_architecture_has_no_kernel_on_others(
+    overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_kernels, "ARCHITECTURES", (80, 90))
+    (overlay / "hopper.cu").write_text(HOPPER)
+    (overlay / "empty.cu").write_text("// nothing\n")
+    rows = {(row.kernel, row.arch): row for row in compile_all([90, 80])}
+    assert rows["hopper.cu", 80].skipped == NO_KERNEL
+    hopper = rows["hopper.cu: after_products", 90]  # with wgmma, which sm_90 would refuse
+    assert (hopper.error, hopper.skipped) == ("", "")
+    failed = {row.kernel for row in rows.values() if row.error}
+    assert failed == {"empty.cu"}
+    # a part of the architectures cannot tell that it is empty everywhere
+    assert not any(row.error for row in compile_all([80]))
+
+
+@needs_nvcc
+def test_a_gpu_that_nvcc_does_not_know_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    monkeypatch.setattr(compile_kernels, "_known_to", lambda nvcc: ["sm_80", "sm_90"])
+    (row,) = compile_cuda(tmp_path / "new.cu", nvcc, 100)
+    assert (row.kernel, row.error) == ("new.cu", "")
+    assert "sm_100" in row.skipped
+
+
+def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
+    overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [tile_product(3), CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64})]
+    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: specs)
+    rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
+    for arch in (86, 90):
+        tile = rows["tile product", arch]
+        # two tiles of 128 x 128 bf16 are 64 KiB a stage
+        assert tile.needs.shared > 99 * 1024
+        assert "a block may have 101376" in tile.error
+        assert "undefined_name" in rows["broken", arch].error
+
+
+def test_spills_are_found_also_behind_a_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
+    spec = CompileSpec("narrow", tile_product_kernel, types, {"BM": 128, "BK": 16}, 2, 1)
+    (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
+    # 128 x 128 fp32 sums are 256 registers in each thread of two warps; 255 is the most
+    assert cold.needs.spills >= 8  # one register, stored and loaded
+    assert cold.needs.stack >= 4
+    assert warm == cold
+
+
+def test_every_kernel_of_the_overlay_is_described() -> None:
+    described = {id(spec.kernel) for spec in compile_specs()}
+    missing, found = [], 0
+    for path in sorted((OVERLAY / "fla/ops/quasar").glob("*.py")):
+        module = importlib.import_module(f"fla.ops.quasar.{path.stem}")
+        for name, value in vars(module).items():
+            if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
+                found += 1
+                missing += [] if id(value) in described else [f"{path.name}: {name}"]
+    assert found
+    assert not missing
+
+
+def run(monkeypatch: pytest.MonkeyPatch, rows: list[Compiled], *arguments: str) -> int:
+    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match: rows)
+    monkeypatch.setattr("sys.argv", ["compile", *arguments])
+    return compile_kernels.main()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block may have 101376")]
+)
+def test_the_exit_status_tells(
+    status: int,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    rows = [Compiled("kernel", 86, Resources(64, 0, 0, 200_000), error)]
+    assert run(monkeypatch, rows, "--json", str(tmp_path / "rows.json")) == status
+    assert error in capsys.readouterr().out
+    assert '"shared": 200000' in (tmp_path / "rows.json").read_text()
+
+
+def test_the_table_is_written_and_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernel_resources, "TABLE", tmp_path / "table.json")
+    monkeypatch.setattr(kernel_resources, "PAGE", tmp_path / "page.md")
+    rows = [Compiled("scan", 86, Resources(64, 0, 0, 8192)), Compiled("scan", 90, Resources(72))]
+    assert run(monkeypatch, rows, "--check") == 1
+    assert kernel_resources.WRITE in capsys.readouterr().out
+    assert run(monkeypatch, rows, "--write") == 0
+    assert run(monkeypatch, rows, "--check") == 0
+    assert run(monkeypatch, rows[1:], "--check", "--arch", "90") == 0
+    capsys.readouterr()
+
+    changed = [rows[0], Compiled("scan", 90, Resources(80, 16, 32))]
+    assert run(monkeypatch, changed, "--check") == 1
+    out = capsys.readouterr().out
+    assert "scan, sm_90: registers 72 -> 80, stack 0 -> 16, spills 0 -> 32" in out
+    assert kernel_resources.WRITE in out
+    assert run(monkeypatch, changed) == 0  # compared only where that is asked for
+
+    (tmp_path / "page.md").write_text("edited by hand")
+    assert run(monkeypatch, rows, "--check") == 1
+    with pytest.raises(SystemExit):
+        run(monkeypatch, rows, "--write", "--match", "scan")
+
+
+def test_a_known_failure_comes_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "RuntimeError: nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_120'"
+    assert run(monkeypatch, [Compiled("scan.cu", 120, error=text)]) == 1
+    assert f"scan.cu, sm_120: {TOOLKIT_OLD.cause}. {TOOLKIT_OLD.remedy}" in capsys.readouterr().out

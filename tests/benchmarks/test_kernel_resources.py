@@ -1,0 +1,121 @@
+"""kernel_resources: the committed table, its page, and what a comparison finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.resources import table as kernel_resources
+from benchmarks.resources.table import (
+    NO_KERNEL,
+    Compiled,
+    Resources,
+    Table,
+    compare,
+    dump,
+    load,
+    make_table,
+    page,
+)
+from quasar_kernels.compile_specs import ARCHITECTURES, compile_specs
+from quasar_kernels.contract import OVERLAY
+from quasar_kernels.mount import mount
+
+COMPILERS = {"triton": "3.7.1", "ptxas": "12.8.93", "ptxas from sm_100": "13.1.80", "nvcc": "13.0"}
+ROWS = [
+    Compiled("scan", 86, Resources(64, 0, 0, 8192)),
+    Compiled("scan", 100, Resources(60, 8, 12, 8200)),
+    Compiled("a.cu: walk", 86, Resources(255, 0, 0, 0)),
+    Compiled("a.cu", 100, skipped="not compiled: nvcc does not know sm_100"),
+    Compiled("b.cu", 86, skipped=NO_KERNEL),
+    Compiled("b.cu: product", 100, Resources(168, 0, 0, 1024)),
+]
+TABLE = make_table(ROWS, COMPILERS)
+
+
+def with_needs(kernel: str, arch: int, needs: Resources | None) -> Table:
+    rows = {key: row for key, row in TABLE.needs.items() if key != (kernel, arch)}
+    return replace(TABLE, needs=rows if needs is None else rows | {(kernel, arch): needs})
+
+
+def test_the_committed_table_lists_every_kernel_for_every_gpu() -> None:
+    table = load(kernel_resources.TABLE.read_text())
+    mount()
+    for arch in ARCHITECTURES:
+        without = {key for key, reason in table.skipped.items() if reason == NO_KERNEL}
+        listed = {name for name, of in {*table.needs, *without} if of == arch}
+        assert {spec.name for spec in compile_specs(arch)} == {n for n in listed if ".cu" not in n}
+        sources = {path.name for path in OVERLAY.rglob("*.cu")}
+        assert sources == {name.partition(":")[0] for name in listed if ".cu" in name}
+    # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out
+    on_hopper = {name.partition(":")[0] for name, arch in table.needs if arch == 90}
+    assert {name for name, _ in table.skipped} <= on_hopper
+    triton = [needs.shared for (name, _), needs in table.needs.items() if ".cu" not in name]
+    assert max(triton) <= 99 * 1024
+    assert set(table.compilers) == set(COMPILERS)
+
+
+def test_the_page_says_what_the_table_says() -> None:
+    table = load(kernel_resources.TABLE.read_text())
+    assert kernel_resources.PAGE.read_text() == page(table)
+
+
+def test_a_table_survives_its_file() -> None:
+    assert load(dump(TABLE)) == TABLE
+    # a line a kernel, and the brackets around them
+    assert len(dump(TABLE).splitlines()) == len({row.kernel for row in ROWS}) + 6
+
+
+def test_the_page_shows_registers_spills_and_shared_memory() -> None:
+    text = page(TABLE)
+    assert "| kernel | sm_86 | sm_100 |" in text
+    assert "| scan | 64 / 0 / 8 | 60 / 12 / 8.01 |" in text
+    assert "| a.cu: walk | 255 / 0 / 0 | not compiled: nvcc does not know sm_100 |" in text
+    assert "| b.cu: product | no kernel | 168 / 0 / 1 |" in text
+    assert "| b.cu |" not in text
+    assert "1 of them spill" in text
+
+
+def test_a_kernel_that_an_architecture_lost_or_got_is_named() -> None:
+    moved = with_needs("b.cu: product", 86, Resources(90))
+    moved = replace(moved, skipped={("a.cu", 100): TABLE.skipped["a.cu", 100]})
+    assert compare(TABLE, moved) == (["b.cu: product, sm_86: not in the table"], [])
+    assert compare(moved, TABLE) == (["b.cu: product, sm_86: no longer there"], [])
+
+
+def test_equal_tables_differ_in_nothing() -> None:
+    assert compare(TABLE, load(dump(TABLE))) == ([], [])
+
+
+def test_changed_new_and_lost_kernels_are_named() -> None:
+    found = with_needs("scan", 86, Resources(64, 0, 24, 8192))
+    assert compare(TABLE, found) == (["scan, sm_86: spills 0 -> 24"], [])
+    lost = with_needs("scan", 86, None)
+    assert compare(TABLE, lost)[0] == ["scan, sm_86: no longer there"]
+    assert compare(lost, TABLE)[0] == ["scan, sm_86: not in the table"]
+
+
+def test_other_compilers_are_said_and_their_figures_left_alone() -> None:
+    found = with_needs("scan", 86, Resources(90, 8, 16, 9000))
+    other = replace(found, compilers=COMPILERS | {"ptxas": "13.2.0"})
+    wrong, (note,) = compare(TABLE, other)
+    assert wrong == []
+    assert "ptxas is 13.2.0 here and 12.8.93 in the table" in note
+    # the other ptxas did not make this one
+    assert compare(TABLE, replace(found, compilers=COMPILERS | {"nvcc": "13.1"}))[0]
+    blackwell = with_needs("scan", 100, Resources(61, 8, 12, 8200))
+    assert compare(TABLE, replace(blackwell, compilers=other.compilers))[0]
+    # a kernel that is missing is missing under any compiler
+    assert compare(TABLE, replace(with_needs("scan", 86, None), compilers=other.compilers))[0]
+
+
+def test_a_skipped_file_stands_for_its_kernels() -> None:
+    everywhere = with_needs("a.cu: walk", 100, Resources(200, 0, 0, 0))
+    full = replace(everywhere, skipped={})
+    assert compare(full, TABLE) == ([], [])
+    assert compare(TABLE, full) == ([], [])
+
+
+def test_a_part_is_compared_with_a_part() -> None:
+    part = kernel_resources.restrict(TABLE, [86], "scan")
+    assert set(part.needs) == {("scan", 86)}
+    assert not part.skipped

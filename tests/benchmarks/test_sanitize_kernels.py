@@ -1,0 +1,253 @@
+"""sanitize_kernels: what it makes of compute-sanitizer's words, with a stand-in for the tool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.operator.results import OperatorResults
+from benchmarks.results import load
+from benchmarks.sanitizer import calls, watch
+from benchmarks.sanitizer.calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
+from benchmarks.sanitizer.results import TOOLS, SanitizerResults, Watched, misses
+from benchmarks.sanitizer.tables import sanitizer_table
+from benchmarks.sanitizer.watch import findings_in
+from tests import PROJECT
+
+RESULTS = PROJECT / "benchmarks" / "h200" / "operator.json"
+
+STAND_IN = """\
+#!/bin/sh
+[ "$PYTORCH_NO_CUDA_MEMORY_CACHING" = 1 ] || case "$*" in *--version*) ;; *) exit 3 ;; esac
+for what in "$@"; do :; done
+case "$what" in
+  --version) echo "NVIDIA (R) Compute Sanitizer"; echo "Version 2025.3.1.0 (build 1)"; exit ;;
+  *check) found=$PLANTED ;;
+  handshake) found=$HANDSHAKE ;;
+  layer) found=$LAYER ;;
+  operator) found=$FOUND; status=$STATUS ;;
+  *) exit 4 ;;
+esac
+case "$*" in *--clear*) echo "========= outputs cleared" ;; esac
+echo "========= COMPUTE-SANITIZER watches the $what"
+[ "$found" = stuck ] && exec sleep 20
+[ "$found" = none ] || echo "========= ERROR SUMMARY: $found errors"
+[ "$found" = 0 ] || exit 9
+exit "${status:-0}"
+"""
+
+
+def surroundings(folder: Path, **says: str) -> dict[str, str]:
+    tool = folder / "compute-sanitizer"
+    tool.write_text(STAND_IN)
+    tool.chmod(0o755)
+    said = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"} | says
+    return said | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
+
+
+def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.sanitizer.watch", *options],
+        cwd=PROJECT,
+        env=os.environ | surroundings(folder, **says),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
+    done = sanitize(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{t}: 0 findings (0 s)" for t in sorted(TOOLS)]
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings (0 s)"),
+        ({"PLANTED": "0"}, "memcheck: a planted fault was not found"),
+        ({"PLANTED": "none"}, "memcheck: a planted fault was not found"),
+        ({"STATUS": "1"}, "memcheck: operator ended with status 1"),
+        ({"LAYER": "none"}, "memcheck: layer gave no summary"),
+        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 1 s"),
+    ],
+)
+def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
+    tmp_path: Path, says: dict[str, str], said: str
+) -> None:
+    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", "1", **says)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "memcheck: 0 findings" not in done.stdout
+    assert "watches the layer" in done.stdout
+
+
+def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
+    blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
+    assert (blind.returncode, blind.stdout) == (0, "racecheck: 0 findings (0 s)\n")
+    seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
+    assert seeing.returncode == 1
+    assert "racecheck: 4 findings" in seeing.stdout
+    assert "watches the layer" in seeing.stdout
+    unknown = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="none")
+    assert unknown.returncode == 1
+    assert "handshake gave no summary" in unknown.stdout
+    for tool in ("memcheck", "initcheck"):
+        assert sanitize(tmp_path, "--tool", tool, LAYER="4").returncode == 1
+
+
+def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(tmp_path: Path) -> None:
+    # a finding, so that what the tool says is shown
+    assert "outputs cleared" in sanitize(tmp_path, "--tool", "initcheck", FOUND="1").stdout
+    assert "outputs cleared" not in sanitize(tmp_path, "--tool", "memcheck", FOUND="1").stdout
+    for version, options in {"2025.3.1.0": ("--clear",), "2025.4.0": (), "2026.1": ()}.items():
+        assert watch.call_options("initcheck", version) == options
+
+
+def test_clearing_is_for_the_operators_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", empty_like)  # restored afterwards
+    calls.clear_outputs()
+    dirty = torch.full((4, 2), 7.0, dtype=torch.bfloat16).mT
+    for form in (torch.contiguous_format, torch.preserve_format):
+        cleared = torch.empty_like(dirty, memory_format=form)
+        assert (cleared.dtype, cleared.shape) == (dirty.dtype, dirty.shape)
+        assert not cleared.any()
+    assert torch.empty_like is not empty_like
+
+
+def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    write = watch.results.write
+
+    def record(path: Path, run: SanitizerResults) -> None:
+        write(path, run)
+        files.append(load(SanitizerResults, path))
+
+    def tools_of_operator(used: str, commit: str | None) -> SanitizerResults:
+        return results(sanitizer=used, commit=commit, tools={})
+
+    for name, value in surroundings(tmp_path, LAYER="stuck").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(watch, "describe_run", tools_of_operator)
+    monkeypatch.setattr(watch.results, "write", record)
+    out = tmp_path / "sanitizer.json"
+    arguments = ["--out", str(out), "--commit", "abc", "--limit", "2"]
+    monkeypatch.setattr(sys, "argv", ["watch", *arguments])
+    assert watch.main() == 1
+    assert [len(run.tools) for run in files] == [1, 2, 3]
+    assert list(files[0].tools) == ["racecheck"], "it does not run the layer, which is stuck"
+    assert (files[-1].sanitizer, files[-1].commit) == ("2025.3.1.0", "abc")
+    assert list(files[-1].tools) == list(TOOLS)
+    assert misses(files[-1]) == [
+        f"{tool}: layer was cut off after 2 s" for tool in ("memcheck", "initcheck")
+    ]
+    assert files[-1].tools["memcheck"].seconds >= 2
+
+
+def test_summaries_of_every_tool_are_read() -> None:
+    summary = "========= ERROR SUMMARY: "
+    many = f"{summary}64 errors\n{summary}44 errors were not printed. Use --print-limit\n"
+    assert findings_in(many) == 64
+    race = "x\n========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
+    assert findings_in(race) == 3
+    assert findings_in("========= ERROR SUMMARY: 0 errors\n") == 0
+    assert findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n") is None
+
+
+def test_wrong_results_are_named_nan_too() -> None:
+    cases = (OperatorCase((1,)), OperatorCase((2,)), OperatorCase((3,)))
+    errors = dict(zip(cases, (LIMIT, float("nan"), 2 * LIMIT), strict=True))
+    wrong = wrong_cases(errors.__getitem__, cases)
+    assert [line.partition(",)")[0] for line in wrong] == [
+        "OperatorCase(lengths=(2",
+        "OperatorCase(lengths=(3",
+    ]
+
+
+def test_the_calls_cover_ragged_packed_and_every_dtype() -> None:
+    both = {torch.bfloat16, torch.float16}
+    assert {case.dtype for case in OPERATOR} == both
+    assert any(length % 64 for case in OPERATOR for length in case.lengths)
+    assert any(len(case.lengths) > 1 and 0 in case.lengths for case in OPERATOR)
+    assert any(case.options == calls.PORTABLE for case in OPERATOR)
+    assert any(case.segments for case in OPERATOR)
+    assert {case.gradients for case in LAYER} == {True, False}
+    assert {case.dtype for case in LAYER if case.multiprocessors} == both
+
+
+def test_a_layer_that_goes_another_way_is_an_error() -> None:
+    attend = calls.always(lambda x: x if x.numel() else None)
+    assert attend(torch.ones(1)) == torch.ones(1)
+    with pytest.raises(RuntimeError, match="own kernels did not take"):
+        attend(torch.empty(0))
+
+
+def test_calls_end_at_their_limit_whatever_they_do(tmp_path: Path) -> None:
+    stuck = (
+        "import time; from benchmarks.sanitizer import calls; calls.mount = lambda: time.sleep(20)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{stuck}\ncalls.main()", "--limit", "1", "operator"],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGALRM
+
+
+CLEAN = Watched(calls=("operator", "layer"), seconds=3, findings=0, faulty=1)
+
+
+def results(**changed: object) -> SanitizerResults:
+    run = SanitizerResults(
+        created=date(2026, 1, 1),
+        commit=None,
+        environment=load(OperatorResults, RESULTS).environment,
+        sanitizer="2025.3",
+        seconds=61.7,
+        calls={"operator": len(OPERATOR), "layer": len(LAYER)},
+        tools=dict.fromkeys(TOOLS, CLEAN),
+    )
+    return run.model_copy(update=changed)
+
+
+def with_tool(tool: str, **changed: object) -> SanitizerResults:
+    return results(tools=results().tools | {tool: CLEAN.model_copy(update=changed)})
+
+
+def test_a_finding_a_failure_and_a_tool_that_was_not_run_are_named() -> None:
+    assert misses(results()) == []
+    assert misses(with_tool("racecheck", findings=2)) == ["racecheck: 2 findings"]
+    assert misses(with_tool("memcheck", failure="layer was cut off after 9 s")) == [
+        "memcheck: layer was cut off after 9 s"
+    ]
+    assert misses(with_tool("initcheck", findings=1, failure="layer ended with status 1")) == [
+        "initcheck: 1 findings; layer ended with status 1"
+    ]
+    assert misses(results(tools={})) == [f"{tool} was not run" for tool in TOOLS]
+
+
+def test_the_page_says_what_was_covered_how_long_it_took_and_what_was_left_out() -> None:
+    both = f"{len(OPERATOR)} of the operator and {len(LAYER)} of the layer"
+    page = sanitizer_table(results())
+    assert "| wall time | 62 s, all tools side by side |" in page
+    assert [line for line in page.splitlines() if "findings" in line] == [
+        f"| {tool} | {both} | 0 findings | 1 | 3 |" for tool in TOOLS
+    ]
+    assert "did not watch" not in page
+    page = sanitizer_table(with_tool("racecheck", calls=("operator",), handshake=8))
+    assert f"| racecheck | {len(OPERATOR)} of the operator | 0 findings" in page
+    assert "racecheck did not watch the layer's kernels: it reports 8 hazards" in page
+    assert "| was cut off" in sanitizer_table(with_tool("memcheck", failure="was cut off"))
