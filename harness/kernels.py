@@ -84,10 +84,10 @@ def compile_for(capability: tuple[int, int]) -> Builds:
     from quasar_kernels.mount import mount
 
     mount()
-    from fla.ops.quasar.cuda_scan import compile_program
-    from fla.ops.quasar.cuda_scan_bwd import compile_program as compile_gradients
-    from fla.ops.quasar.hopper_products import compile_program as compile_products
-    from fla.ops.quasar.nvrtc import HOPPER
+    from fla.ops.quasar.cuda.nvrtc import HOPPER
+    from fla.ops.quasar.cuda.scan.backward import compile_program as compile_gradients
+    from fla.ops.quasar.cuda.scan.forward import compile_program
+    from fla.ops.quasar.layer.hopper.program import compile_program as compile_products
 
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(compile_program, capability, options=()),
@@ -102,7 +102,7 @@ def compile_for(capability: tuple[int, int]) -> Builds:
 
 
 def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
-    from fla.ops.quasar.nvrtc import CudaUnavailableError
+    from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
     started = time.monotonic()
     try:
@@ -132,7 +132,7 @@ def find_paths(device: str) -> PathsTaken:
         # unlike is_available() it says what is wrong
         torch.cuda.init()  # type: ignore[no-untyped-call]
     mount()
-    from fla.ops.quasar.nvrtc import CudaUnavailableError, load_library
+    from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError, load_library
 
     nvrtc = error = ""
     try:
@@ -148,7 +148,7 @@ def find_paths(device: str) -> PathsTaken:
 
 def _paths(device: str) -> Iterator[PathTaken]:
     import torch
-    from fla.ops.quasar.nvrtc import HOPPER
+    from fla.ops.quasar.cuda.nvrtc import HOPPER
 
     for dtype in _DTYPES:
         if device != "cuda":
@@ -199,7 +199,8 @@ def _path(
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
     import torch
     from fla.layers.quasar import QuasarAttention
-    from fla.ops.quasar import fused_layer, hopper_products
+    from fla.ops.quasar.layer.hopper import attend as fused_layer
+    from fla.ops.quasar.layer.hopper import program as hopper_products
 
     from quasar_kernels.reference import quasar_layer, relative_rms
 

@@ -85,7 +85,7 @@ NO_PYTHON_H = Explanation(
 )
 NO_SOURCE = Explanation(
     "a source file of the kernels is missing",
-    "Restore the csrc folder: git checkout -- quasar_kernels/overlay",
+    "Restore the csrc folders: git checkout -- quasar_kernels/overlay",
 )
 NO_HEADER = Explanation(
     "a header is missing",

@@ -83,7 +83,7 @@ def _types(kind: str, names: str) -> dict[str, str]:
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
     """Operand type, head width, name's end and tiles of everything that is shipped."""
     import torch
-    from fla.ops.quasar import tuning
+    from fla.ops.quasar.triton_kernels import tuning
 
     capability = f"{architecture // 10}.{architecture % 10}"
     for kind, dtype, S in (
@@ -99,7 +99,7 @@ def _chunk_specs(architecture: int) -> list[CompileSpec]:
     """The segmented scan's kernels at every choice of tiles."""
     import torch
     from fla.ops.quasar import chunk_intra_token_parallel as intra
-    from fla.ops.quasar import segmented_scan, segmented_scan_bwd
+    from fla.ops.quasar.triton_kernels import segmented_scan, segmented_scan_bwd
 
     specs = []
     for kind, S, label, tiles in _shapes(architecture):
@@ -221,7 +221,9 @@ def _operator_specs() -> list[CompileSpec]:
 
 
 def _layer_specs() -> list[CompileSpec]:
-    from fla.ops.quasar import gate_and_norm, layer_grads, layer_kernels
+    from fla.ops.quasar.layer import gate_and_norm
+    from fla.ops.quasar.layer import gradients as layer_grads
+    from fla.ops.quasar.layer import kernels as layer_kernels
 
     specs = [
         CompileSpec(

@@ -105,9 +105,9 @@ def check_tree(root: Path) -> list[Violation]:
     if not any(_outside_git(path, root) for path in root.rglob("*.cu")):
         found.append(
             Violation(
-                QUASAR_DIR / "csrc",
+                QUASAR_DIR,
                 "The tree holds no CUDA source.",
-                "Add at least one .cu file; the overlay's csrc folder has one.",
+                "Add at least one .cu file; the overlay has some.",
             )
         )
     return found

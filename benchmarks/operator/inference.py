@@ -117,7 +117,7 @@ def measure_forward(names: Sequence[str]) -> tuple[list[Accuracy], list[Speed], 
 
 def measure_forgetting() -> list[Forgetting]:
     """Check and time the CUDA forward pass where heads forget, and without making use of it."""
-    from fla.ops.quasar import cuda_scan
+    from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
     rows = []
     for tokens in FORGETTING_LENGTHS:

@@ -66,7 +66,8 @@ def main() -> None:
     segments = [None, *(int(n) for n in args.segments.split(",") if n)]
 
     mount()
-    from fla.ops.quasar import chunk, tuning
+    from fla.ops.quasar import chunk
+    from fla.ops.quasar.triton_kernels import tuning
 
     torch.manual_seed(0)
     layer = layer_like(CHECK_TOKENS)

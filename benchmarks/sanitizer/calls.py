@@ -95,8 +95,8 @@ PLANTED, HANDSHAKE = "quasar_planted", "quasar_handshake"
 
 def run_control(kernel: str, fault: int) -> None:
     """Run a kernel of CONTROLS, and compare what the one without faults computes."""
-    from fla.ops.quasar.cuda_driver import load_kernels
-    from fla.ops.quasar.nvrtc import compile_cached
+    from fla.ops.quasar.cuda.driver import load_kernels
+    from fla.ops.quasar.cuda.nvrtc import compile_cached
 
     capability = torch.cuda.get_device_capability()
     code = compile_cached("sanitizer_controls", CONTROLS.read_text(), {}, capability)
@@ -114,7 +114,7 @@ def run_control(kernel: str, fault: int) -> None:
 
 def operator_error(case: OperatorCase) -> float:
     """Run a case of the operator and return the largest relative error of what it computes."""
-    from fla.ops.quasar import cuda_scan
+    from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
     cuda_scan.LONG = 1024  # so that segments this short may stop, too
     T, N = sum(case.lengths), len(case.lengths)
@@ -150,7 +150,7 @@ def gradient_error(
     case: OperatorCase, given: Sequence[Any], wanted: Sequence[torch.Tensor | None]
 ) -> float:
     """Run the backward pass on `given` and return its gradients' largest relative error."""
-    from fla.ops.quasar import cuda_scan_bwd
+    from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 
     found = cuda_scan_bwd.backward(*given, options=case.options)
     pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
@@ -166,7 +166,9 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: its own kernels did not take it.
     """
     from fla.layers import quasar
-    from fla.ops.quasar import fused_layer, hopper_products, layer_forward
+    from fla.ops.quasar.layer import forward as layer_forward
+    from fla.ops.quasar.layer.hopper import attend as fused_layer
+    from fla.ops.quasar.layer.hopper import program as hopper_products
 
     program = hopper_products.load_program(torch.cuda.current_device(), case.dtype)
     if case.multiprocessors:

@@ -183,8 +183,8 @@ def test_spills_are_found_also_behind_a_cache(
 def test_every_kernel_of_the_overlay_is_described() -> None:
     described = {id(spec.kernel) for spec in compile_specs()}
     missing, found = [], 0
-    for path in sorted((OVERLAY / "fla/ops/quasar").glob("*.py")):
-        module = importlib.import_module(f"fla.ops.quasar.{path.stem}")
+    for path in sorted((OVERLAY / "fla/ops/quasar").rglob("*.py")):
+        module = importlib.import_module(".".join(path.relative_to(OVERLAY).with_suffix("").parts))
         for name, value in vars(module).items():
             if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
                 found += 1

@@ -17,8 +17,10 @@ from tests.gpu.gpu_inputs import ON_CUDA_KERNELS, fresh, layer_like  # noqa: F40
 
 mount()
 
-from fla.ops.quasar import chunk_quasar, cuda_scan, nvrtc  # noqa: E402
+from fla.ops.quasar import chunk_quasar  # noqa: E402
 from fla.ops.quasar.backend import choose_backend  # noqa: E402
+from fla.ops.quasar.cuda import nvrtc  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -83,7 +85,7 @@ import shutil, torch
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 mount()
-from fla.ops.quasar import cuda_scan
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.backend import choose_backend
 assert not any(map(shutil.which, ("nvcc", "g++", "gcc", "cc", "ninja")))
 torch.manual_seed(0)

@@ -16,8 +16,9 @@ from tests.gpu.gpu_inputs import ON_CUDA_KERNELS, H, S, fresh, layer_like  # noq
 
 mount()
 
-from fla.ops.quasar import chunk_quasar, cuda_scan  # noqa: E402
+from fla.ops.quasar import chunk_quasar  # noqa: E402
 from fla.ops.quasar.backend import choose_backend  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
 
 pytestmark = ON_CUDA_KERNELS
 

@@ -23,7 +23,7 @@ from tests import PROJECT
 
 mount()
 
-from fla.ops.quasar import nvrtc  # noqa: E402
+from fla.ops.quasar.cuda import nvrtc  # noqa: E402
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -194,7 +194,7 @@ SHORT_OF_MEMORY = f"""
 import resource
 from quasar_kernels.mount import mount
 mount()
-from fla.ops.quasar import nvrtc
+from fla.ops.quasar.cuda import nvrtc
 def build(source):
     return nvrtc._compile(nvrtc.load_library(), "k", source, {{}}, ("--gpu-architecture=sm_90",))
 build({KERNEL % ""!r})
@@ -218,7 +218,7 @@ def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
     library = tmp_path / "libnvrtc.so.13"
     library.symlink_to(nvrtc.load_library()._name)
     code = (
-        "from quasar_kernels.mount import mount; mount(); from fla.ops.quasar import nvrtc; "
+        "from quasar_kernels.mount import mount; mount(); from fla.ops.quasar.cuda import nvrtc; "
         f"nvrtc.compile_cached('k', {KERNEL % ''!r}, {{}}, (9, 0))"
     )
     place = {nvrtc.LIBRARY: str(library), nvrtc.CACHE: str(tmp_path / "cache")}

@@ -88,7 +88,7 @@ def test_a_tree_without_cuda_source_or_layer(tree):
     (tree / ".git" / "kernel.cu").write_text("git's own files do not count")
     assert [str(v.path) for v in check_tree(tree)] == [
         "fla/layers/quasar.py",
-        "fla/ops/quasar/csrc",
+        "fla/ops/quasar",
     ]
 
 

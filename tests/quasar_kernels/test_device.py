@@ -12,12 +12,13 @@ from quasar_kernels.mount import mount
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, replay  # noqa: E402
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
 from fla.ops.quasar.device import on_its_device  # noqa: E402
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
 from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
-from fla.ops.quasar.gate_and_norm import gate_and_norm  # noqa: E402
-from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
+from fla.ops.quasar.layer import replay  # noqa: E402
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm  # noqa: E402
+from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
 
 
 class OnGpu(torch.Tensor):

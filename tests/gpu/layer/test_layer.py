@@ -14,7 +14,7 @@ from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar.fused_layer import MANY_TOKENS  # noqa: E402
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from quasar_kernels.reference import quasar_layer, relative_rms
 mount()
 
 from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
-from fla.ops.quasar import replay  # noqa: E402
+from fla.ops.quasar.layer import replay  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from tests.gpu.gpu_inputs import fresh  # noqa: F401
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import layer_node  # noqa: E402
+from fla.ops.quasar.layer import node as layer_node  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ from quasar_kernels.reference import quasar_chunked, relative_rms
 
 mount()
 
-from fla.ops.quasar import autotune, tuning  # noqa: E402
-from fla.ops.quasar.autotune import Gpu  # noqa: E402
 from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments  # noqa: E402
+from fla.ops.quasar.triton_kernels import autotune, tuning  # noqa: E402
+from fla.ops.quasar.triton_kernels.autotune import Gpu  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

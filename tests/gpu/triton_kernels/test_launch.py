@@ -9,8 +9,8 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import layer_kernels  # noqa: E402
-from fla.ops.quasar.launch import Launcher  # noqa: E402
+from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
+from fla.ops.quasar.triton_kernels.launch import Launcher  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -21,15 +21,13 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import (  # noqa: E402
-    backend,
-    cuda_scan,
-    cuda_scan_bwd,
-    hopper_products,
-    nvrtc,
-)
+from fla.ops.quasar import backend  # noqa: E402
+from fla.ops.quasar.cuda import nvrtc  # noqa: E402
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
+from fla.ops.quasar.layer.hopper import program as hopper_products  # noqa: E402
 
-FOLDER = OVERLAY / "fla/ops/quasar"
+CSRC = OVERLAY / "fla/ops/quasar/cuda/scan/csrc"
 HOPPER = (9, 0)
 
 
@@ -341,11 +339,11 @@ def test_an_unknown_backend_is_refused_by_name(gpu_call, monkeypatch):
     ("file", "name", "packed"),
     [
         ("segments.cuh", "Arguments", cuda_scan.ARGUMENTS),
-        ("gradients.cuh", "GradientArguments", cuda_scan_bwd.ARGUMENTS),
+        ("backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.ARGUMENTS),
     ],
 )
 def test_python_packs_the_arguments_as_cuda_declares_them(file, name, packed):
-    text = (FOLDER / "csrc" / file).read_text()
+    text = (CSRC / file).read_text()
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.S).group(1)
     body = re.sub(r"//.*", "", body)
     declared = ""
@@ -361,8 +359,8 @@ def test_python_packs_the_arguments_as_cuda_declares_them(file, name, packed):
 def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda():
     code = (
         "from quasar_kernels.mount import mount; mount(); import fla.layers.quasar; "
-        "from fla.ops.quasar import cuda_driver, nvrtc; "
-        "loaders = cuda_driver._driver, nvrtc.load_library; "
+        "from fla.ops.quasar.cuda import driver, nvrtc; "
+        "loaders = driver._driver, nvrtc.load_library; "
         "print([f.cache_info().currsize for f in loaders])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,8 +11,8 @@ from quasar_kernels.reference import relative_rms
 
 mount()
 
-from fla.ops.quasar import layer_kernels  # noqa: E402
-from fla.ops.quasar.layer_kernels import causal_conv_silu, gated_rmsnorm, recomputed  # noqa: E402
+from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
+from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm, recomputed  # noqa: E402
 
 
 def conv_by_sequences(x, weight, bias, lengths):

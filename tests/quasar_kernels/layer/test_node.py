@@ -9,8 +9,8 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import layer_node  # noqa: E402
-from fla.ops.quasar.layer_forward import Call  # noqa: E402
+from fla.ops.quasar.layer import node as layer_node  # noqa: E402
+from fla.ops.quasar.layer.forward import Call  # noqa: E402
 
 CALL = Call(heads=8, head_dim=64, eps=1e-5, dtype=torch.bfloat16, cu_seqlens=None)
 WIDE = CALL._replace(heads=16)

@@ -12,7 +12,7 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import replay  # noqa: E402
+from fla.ops.quasar.layer import replay  # noqa: E402
 
 
 class Owner:

@@ -23,11 +23,13 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 mount()
 
 from fla.ops.quasar import chunk as chunk_module  # noqa: E402
-from fla.ops.quasar import gate, gate_and_norm, layer_kernels  # noqa: E402
+from fla.ops.quasar import gate  # noqa: E402
 from fla.ops.quasar.chunk import ChunkQuasarFunction  # noqa: E402
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed  # noqa: E402
 from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
 from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
+from fla.ops.quasar.layer import gate_and_norm  # noqa: E402
+from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
 
 NAN = float("nan")
 

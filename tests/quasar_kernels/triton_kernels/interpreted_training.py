@@ -22,8 +22,10 @@ from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # 
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import layer_grads, layer_kernels, layer_node  # noqa: E402
-from fla.ops.quasar.layer_forward import Call  # noqa: E402
+from fla.ops.quasar.layer import gradients as layer_grads  # noqa: E402
+from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
+from fla.ops.quasar.layer import node as layer_node  # noqa: E402
+from fla.ops.quasar.layer.forward import Call  # noqa: E402
 
 D, H, S = 48, 3, 16
 

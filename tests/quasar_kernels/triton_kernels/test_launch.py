@@ -11,7 +11,7 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar.launch import Launcher  # noqa: E402
+from fla.ops.quasar.triton_kernels.launch import Launcher  # noqa: E402
 
 
 class Compiled:

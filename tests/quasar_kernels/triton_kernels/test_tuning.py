@@ -19,9 +19,9 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import autotune, tuning  # noqa: E402
-from fla.ops.quasar.autotune import Gpu, parse_tiles, search  # noqa: E402
-from fla.ops.quasar.tiles import Tiles  # noqa: E402
+from fla.ops.quasar.triton_kernels import autotune, tuning  # noqa: E402
+from fla.ops.quasar.triton_kernels.autotune import Gpu, parse_tiles, search  # noqa: E402
+from fla.ops.quasar.triton_kernels.tiles import Tiles  # noqa: E402
 
 BLOCKS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -68,8 +68,8 @@ def choose(block=64, dtype=torch.bfloat16):
 
 def test_the_data_is_complete_and_is_published():
     data = json.loads(tuning.DATA.read_text())
-    assert QUASAR_DIR / "tuned.json" in overlay_files()
-    assert tuning.DATA == OVERLAY / QUASAR_DIR / "tuned.json"
+    assert QUASAR_DIR / "triton_kernels/tuned.json" in overlay_files()
+    assert tuning.DATA == OVERLAY / QUASAR_DIR / "triton_kernels/tuned.json"
     assert all(entry["measured"] for entry in [*data["gpus"].values(), *data["safe"]])
     for block in BLOCKS:
         for dtype in DTYPES:

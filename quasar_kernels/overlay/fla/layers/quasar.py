@@ -4,7 +4,7 @@
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
 The layer records one node for autograd. What that keeps for the backward pass is told by the
-shapes (layer_node.py): a million tokens leave nothing but their output behind.
+shapes (layer/node.py): a million tokens leave nothing but their output behind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer_forward import Call, attend, gated, joined, positions, project
-from fla.ops.quasar.layer_kernels import causal_conv_silu, recomputed
-from fla.ops.quasar.layer_node import apply_layer
-from fla.ops.quasar.products import packed
-from fla.ops.quasar.replay import replayed
+from fla.ops.quasar.layer.forward import Call, attend, gated, joined, positions, project
+from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
+from fla.ops.quasar.layer.node import apply_layer
+from fla.ops.quasar.layer.products import packed
+from fla.ops.quasar.layer.replay import replayed
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""

@@ -19,7 +19,9 @@ from tests.gpu.gpu_inputs import (  # noqa: F401
 
 mount()
 
-from fla.ops.quasar import chunk_quasar, cuda_scan, cuda_scan_bwd  # noqa: E402
+from fla.ops.quasar import chunk_quasar  # noqa: E402
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
 
 pytestmark = [
     *ON_CUDA_KERNELS,

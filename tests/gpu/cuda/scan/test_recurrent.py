@@ -14,7 +14,7 @@ from quasar_kernels.reference import quasar_recurrence, relative_rms
 
 pytestmark = pytest.mark.gpu
 
-SOURCE = OVERLAY / "fla/ops/quasar/csrc/recurrent.cu"
+SOURCE = OVERLAY / "fla/ops/quasar/cuda/scan/csrc/recurrent.cu"
 LAUNCHER = """
 #include "{source}"
 #include <cstdint>

@@ -12,13 +12,13 @@ from tests.gpu.gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 
 mount()
 
-from fla.ops.quasar.gated_output import (  # noqa: E402
+from fla.ops.quasar.layer.hopper.gated_output import (  # noqa: E402
     Packing,
     gated_output,
     output_packings,
     pack_weights,
 )
-from fla.ops.quasar.hopper_products import load_program  # noqa: E402
+from fla.ops.quasar.layer.hopper.program import load_program  # noqa: E402
 
 pytestmark = ON_HOPPER
 

@@ -15,11 +15,11 @@ from tests.gpu.gpu_inputs import ON_HOPPER, fresh  # noqa: F401
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import hopper_products  # noqa: E402
-from fla.ops.quasar.fused_layer import MANY_TOKENS  # noqa: E402
-from fla.ops.quasar.gated_output import pack_weights  # noqa: E402
-from fla.ops.quasar.nvrtc import CudaUnavailableError  # noqa: E402
-from fla.ops.quasar.projection import (  # noqa: E402
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError  # noqa: E402
+from fla.ops.quasar.layer.hopper import program as hopper_products  # noqa: E402
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS  # noqa: E402
+from fla.ops.quasar.layer.hopper.gated_output import pack_weights  # noqa: E402
+from fla.ops.quasar.layer.hopper.projection import (  # noqa: E402
     halved_taps,
     project,
     projection_packings,
@@ -125,7 +125,7 @@ def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer,
         taken.append(x.shape[0])
         return project(program, x, *rest)
 
-    monkeypatch.setattr("fla.ops.quasar.fused_layer.project", recorded)
+    monkeypatch.setattr("fla.ops.quasar.layer.hopper.attend.project", recorded)
     x = torch.randn(1, MANY_TOKENS + 77, 512, device="cuda")
     fused = forward(layer, x)
     forward(layer, x[:, : MANY_TOKENS - 1])

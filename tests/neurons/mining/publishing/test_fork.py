@@ -13,7 +13,7 @@ from neurons.configuration.settings import load_settings
 from neurons.errors import Held
 from neurons.mining.context import overlay_digest
 from neurons.mining.publishing.fork import Fork, open_fork
-from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 from tests.neurons.githost import run_git
 from tests.neurons.mining.publishing.forks import (
     UPSTREAM_FILES,
@@ -131,6 +131,30 @@ def test_a_new_overlay_is_a_new_commit_on_top(
     assert changes == ["A", "fla/ops/quasar/new.py", "D", "fla/ops/quasar/old.py"]
     assert not (fork.worktree / "fla/ops/quasar/old.py").exists()
     assert (fork.worktree / "fla/ops/quasar/theirs.py").exists()
+
+
+def test_an_overlay_in_folders_leaves_nothing_of_a_flat_one(
+    make_fork: MakeFork, overlay: Path, remote: Path
+) -> None:
+    top = overlay / QUASAR_DIR
+    folders = [path for path in top.iterdir() if path.is_dir()]
+    for folder in folders:
+        shutil.move(folder, overlay.parent)
+        for file in filter(Path.is_file, (overlay.parent / folder.name).rglob("*")):
+            shutil.copy(file, top / "-".join(file.relative_to(overlay.parent).parts))
+    publish(make_fork())
+    for file in (path for path in top.iterdir() if "-" in path.name):
+        file.unlink()
+    for folder in folders:
+        shutil.move(overlay.parent / folder.name, top)
+    fork = make_fork()
+    commit = publish(fork)
+    held = run_git(remote, "ls-tree", "-r", "--name-only", commit).splitlines()
+    assert sorted(held) == sorted({*UPSTREAM_FILES, *map(str, overlay_files())})
+    assert {path.name for path in (fork.worktree / QUASAR_DIR).iterdir()} == {
+        *(path.name for path in top.iterdir()),
+        "theirs.py",
+    }
 
 
 def test_a_commit_of_the_earlier_overlay_still_verifies(make_fork: MakeFork, overlay: Path) -> None:

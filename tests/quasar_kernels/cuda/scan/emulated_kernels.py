@@ -17,16 +17,16 @@ from torch import Tensor
 
 from quasar_kernels.contract import OVERLAY
 
-_CSRC = OVERLAY / "fla/ops/quasar/csrc"
+_CUDA = OVERLAY / "fla/ops/quasar/cuda"
 _HERE = Path(__file__).with_name("emulated")
 _SOURCES = (
-    "fragments.cuh",
-    "chunk.cuh",
-    "map_chunk.cuh",
-    "segments.cuh",
-    "copies.cuh",
-    "segment_map.cu",
-    "segment_scan.cu",
+    "csrc/fragments.cuh",
+    "scan/csrc/chunk.cuh",
+    "scan/csrc/map_chunk.cuh",
+    "scan/csrc/segments.cuh",
+    "scan/csrc/copies.cuh",
+    "scan/csrc/segment_map.cu",
+    "scan/csrc/segment_scan.cu",
 )
 
 _BF16 = "T == Scalar::bf16"
@@ -72,7 +72,7 @@ class Maps(NamedTuple):
 
 def build(folder: Path, width: int) -> Path:
     """Compile the program for heads of `width` channels into `folder`; some seconds."""
-    parts = [_on_cpu((_CSRC / name).read_text()) for name in _SOURCES]
+    parts = [_on_cpu((_CUDA / name).read_text()) for name in _SOURCES]
     program = folder / f"emulated-{width}"
     source = program.with_suffix(".cpp")
     lines = [f'#include "{_HERE}/warp.h"', *parts, f'#include "{_HERE}/main.h"']

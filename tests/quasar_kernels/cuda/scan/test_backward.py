@@ -13,7 +13,8 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import cuda_scan, cuda_scan_bwd  # noqa: E402
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
 from fla.ops.quasar.segments import Segments, packed_table  # noqa: E402
 
 NAMES = [

@@ -12,7 +12,7 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.ops.quasar import cuda_scan  # noqa: E402
+from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
 
 LONG = cuda_scan.LONG
 TOKENS, LENGTH, REPEAT = 13, 14, 29  # places in the arguments

@@ -10,9 +10,9 @@ from quasar_kernels.mount import mount
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import projection  # noqa: E402
-from fla.ops.quasar.fused_layer import attend_fused  # noqa: E402
-from fla.ops.quasar.hopper_products import hopper_program  # noqa: E402
+from fla.ops.quasar.layer.hopper import projection  # noqa: E402
+from fla.ops.quasar.layer.hopper.attend import attend_fused  # noqa: E402
+from fla.ops.quasar.layer.hopper.program import hopper_program  # noqa: E402
 
 
 @pytest.mark.parametrize("runs", [4, 264])

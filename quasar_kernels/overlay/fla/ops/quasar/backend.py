@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from fla.ops.quasar import cuda_scan, cuda_scan_bwd
-from fla.ops.quasar.nvrtc import CudaUnavailableError
-from fla.ops.quasar.programs import Programs
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.cuda.programs import Programs
 from fla.ops.quasar.segments import Segments
 
 SWITCH = "QUASAR_BACKEND"

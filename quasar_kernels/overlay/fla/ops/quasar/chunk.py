@@ -29,16 +29,17 @@ from fla.ops.quasar.backend import cuda_backward, cuda_forward, requested_backen
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.segmented_scan import (
+from fla.ops.quasar.segments import Segments
+from fla.ops.quasar.triton_kernels.plan import Plan, plan_of, plan_segments
+from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_map_kernel,
     segment_output_kernel,
     segment_scan_kernel,
 )
-from fla.ops.quasar.segmented_scan_bwd import (
+from fla.ops.quasar.triton_kernels.segmented_scan_bwd import (
     segment_input_grad_kernel,
     segment_state_grad_kernel,
 )
-from fla.ops.quasar.segments import Plan, Segments, plan_of, plan_segments
 
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; wider heads take the torch path."""

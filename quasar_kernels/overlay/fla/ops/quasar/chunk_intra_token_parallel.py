@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla.ops.quasar.device_functions import (
+from fla.ops.quasar.triton_kernels.device_functions import (
     inverse_pointers,
     load_segment,
     row_pointers,
@@ -19,7 +19,7 @@ from fla.ops.quasar.device_functions import (
     unit_lower_inverse,
 )
 from fla.ops.quasar.gate import quasar_step_size
-from fla.ops.quasar.segments import Plan
+from fla.ops.quasar.triton_kernels.plan import Plan
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.device_functions import unit_lower_inverse
+from fla.ops.quasar.triton_kernels.device_functions import unit_lower_inverse
 
 
 @triton.jit

@@ -1,42 +1,11 @@
-"""How a launch is cut up into segments of each sequence."""
+"""How the sequences of a call are cut into segments, whichever kernels walk them."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import triton
-
-from fla.ops.quasar.tiles import Tiles
-from fla.ops.quasar.tuning import tiles_for
-
-
-@functools.cache
-def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers a thread fill a multiprocessor
-    if device.type != "cuda":
-        return 16  # under the interpreter: enough for several segments
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
-    """Return how many segments each sequence gets and their length, a multiple of `chunk`.
-
-    Args:
-        tokens: tokens of the (longest) sequence.
-        chains: sequences times heads, each a sequential walk of its own.
-        wave: programs that the device runs at once.
-        chunk: tokens of a chunk.
-    """
-    # a walk costs about tokens / n, the scan over the maps about 8 tokens' walk a segment
-    best = math.isqrt(max(tokens, 1) // 8)
-    n = max(1, min(best, wave // chains))
-    length = chunk * triton.cdiv(triton.cdiv(max(tokens, 1), n), chunk)
-    return triton.cdiv(max(tokens, 1), length), length
 
 
 class PackedTable(NamedTuple):
@@ -72,63 +41,3 @@ class Segments(NamedTuple):
     table: torch.Tensor | None  # packed: [total, 4] int64, of a `PackedTable`
     first: torch.Tensor | None  # packed: [sequences + 1] int64
     longest: int  # tokens of the longest segment
-
-
-class Plan(NamedTuple):
-    """The segments of one call, and the arguments that its kernels share."""
-
-    tiles: Tiles
-    total: int  # segments of all sequences
-    sequences: int
-    per_sequence: int  # segments of each sequence; 0 when packed
-    length: int  # tokens of a segment; 0 when packed
-    table: torch.Tensor | None  # packed: [total, 4], of a `PackedTable`
-    first: torch.Tensor | None  # packed: [sequences + 1]
-    longest: int  # tokens of the longest segment
-    wave: int  # programs that the device runs at once
-    block: int  # S padded to a power of two
-    precision: str  # of the products
-
-
-def _precision(dtype: torch.dtype) -> str:
-    # of products of fp32 operands, which 16-bit inputs do not have
-    return "tf32x3" if dtype == torch.float32 else "tf32"
-
-
-def plan_segments(
-    q: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    tiles: Tiles | None = None,
-    segments: int | None = None,
-    launch: Callable[..., torch.Tensor] | None = None,
-) -> Plan:
-    """Cut the sequences of `q` [B, T, H, S] into segments.
-
-    Args:
-        tiles: block sizes instead of `tiles_for`'s choice.
-        segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
-        launch: what `tuning.tiles_for` tunes an unknown GPU with.
-    """
-    B, T, H, S = q.shape
-    block = max(16, triton.next_power_of_2(S))
-    tiles = tiles or tiles_for(block, q.dtype, q.device, launch)
-    wave = _programs_per_wave(q.device)
-    precision = _precision(q.dtype)
-    if cu_seqlens is not None:
-        bounds = cu_seqlens.tolist()
-        _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
-        packed = packed_table(bounds, length, q.device)
-        total = packed.table.shape[0]
-        return Plan(tiles, total, len(bounds) - 1, 0, 0, *packed, wave, block, precision)
-    count, length = segments_for(T, B * H, wave, tiles.chunk)
-    if segments is not None:
-        length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
-        count = triton.cdiv(T, length)
-    return Plan(tiles, B * count, B, count, length, None, None, length, wave, block, precision)
-
-
-def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
-    """Make the plan of a cut that another implementation chose; q as for `plan_segments`."""
-    block = max(16, triton.next_power_of_2(q.shape[-1]))
-    tiles = tiles_for(block, q.dtype, q.device)
-    return Plan(tiles, *cut, _programs_per_wave(q.device), block, _precision(q.dtype))

@@ -20,6 +20,7 @@ void write_file(const std::string& path, const std::vector<float>& x) {
 // folder, dtype, tokens, heads, segments, tokens of a segment
 int main(int, char** words) {
   using namespace quasar;
+  using namespace quasar::scan;
   const std::string folder = std::string(words[1]) + "/";
   const bool bf16 = std::string(words[2]) == "bf16";
   const i64 T = atol(words[3]);

@@ -1,0 +1,163 @@
+"""Load compiled kernels and launch them through the CUDA driver, by ctypes.
+
+A launch costs a few microseconds of host time: the arguments are one structure, and the array that
+points to it is built with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_UINT16 = 1  # CU_TENSOR_MAP_DATA_TYPE_UINT16
+_PERMUTED_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaUnavailableError(
+            "the CUDA driver (libcuda.so.1) cannot be loaded", "install the GPU's driver"
+        ) from error
+    pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
+    library.cuLaunchKernel.argtypes = [
+        pointer, *[unsigned] * 7, pointer, pointer, pointer,
+    ]  # fmt: skip
+    return library
+
+
+def _checked(status: int, what: str) -> None:
+    if status:
+        name = ctypes.c_char_p()
+        _driver().cuGetErrorName(status, ctypes.byref(name))
+        raise CudaUnavailableError(f"{what}: {(name.value or b'unknown error').decode()}")
+
+
+def _enter_context(device: int) -> None:
+    # a thread that never used the runtime has no context; torch works in the primary one
+    driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    _checked(driver.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+    _checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "primary context")
+    _checked(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+class Kernel(NamedTuple):
+    """A loaded kernel and how a block of it is launched."""
+
+    function: int
+    threads: int
+    shared: int  # bytes of dynamic shared memory
+    blocks: int  # that one multiprocessor runs at once
+    device: int
+
+    def launch(self, grid: tuple[int, int], parameters: ctypes.Array, stream: int) -> None:
+        """Start `grid` blocks on a stream (its handle) of the kernel's device, which is current.
+
+        Raises:
+            CudaUnavailableError: the driver refused the launch.
+        """
+        status = _driver().cuLaunchKernel(
+            self.function, *grid, 1, self.threads, 1, 1, self.shared, stream, parameters, None
+        )
+        if status == _NO_CONTEXT:
+            _enter_context(self.device)
+            status = _driver().cuLaunchKernel(
+                self.function, *grid, 1, self.threads, 1, 1, self.shared, stream, parameters, None
+            )
+        if status:
+            _checked(status, "cuLaunchKernel")
+
+
+def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:
+    """Load compiled code on a device for the life of the process, and return its kernels by name.
+
+    Beside each kernel the code holds an array of two ints, threads and bytes of dynamic shared
+    memory, named as the kernel without the dtype and with `_launch`.
+
+    Raises:
+        CudaUnavailableError: the driver does not take the code.
+    """
+    driver, module = _driver(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # the runtime makes its context current
+        _enter_context(device)
+        _checked(driver.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
+        return {name: _kernel(driver, module, name, device) for name in names}
+
+
+def _kernel(driver, module, name: str, device: int) -> Kernel:
+    function, address, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+    _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    table = name.removesuffix("_bf16").removesuffix("_fp16") + "_launch"
+    found = driver.cuModuleGetGlobal_v2(
+        ctypes.byref(address), ctypes.byref(size), module, table.encode()
+    )
+    _checked(found, table)
+    launch = (ctypes.c_int * 2)()
+    _checked(driver.cuMemcpyDtoH_v2(launch, address, ctypes.c_size_t(8)), table)
+    threads, shared = launch
+    _checked(
+        driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), f"{name}, {shared} B"
+    )
+    blocks = ctypes.c_int()
+    occupancy = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(blocks), function, threads, ctypes.c_size_t(shared)
+    )
+    _checked(occupancy, name)
+    if not function.value or blocks.value < 1:
+        raise CudaUnavailableError(f"{name} does not fit this GPU", "set QUASAR_BACKEND=triton")
+    return Kernel(function.value, threads, shared, blocks.value, device)
+
+
+TENSOR_MAP = 128
+"""Bytes of a tensor map, CUtensorMap."""
+
+
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """Return the description of a tensor of 16-bit elements that Hopper's bulk copies take.
+
+    Tiles land in shared memory as rows of 128 bytes whose 16-byte pieces are permuted by the row's
+    number; what lies outside of the tensor reads as zero and is not written.
+
+    Args:
+        address: of its first element, a multiple of 16.
+        sizes, strides: in elements, the innermost first; the innermost stride, 1, is left out, and
+            the others are multiples of 8.
+        box: the sizes of a tile; the innermost is 64.
+
+    Raises:
+        CudaUnavailableError: the driver does not take it.
+    """
+    encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
+    if encode is None:
+        raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
+    pointer = ctypes.c_void_p
+    encode.argtypes = [
+        pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4,
+    ]  # fmt: skip
+    rank = len(sizes)
+    storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
+    place = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
+    # a stride that nothing steps by may be anything
+    outer = zip(sizes[1:], strides, strict=True)
+    steps = [2 * stride if size > 1 else 16 for size, stride in outer]
+    status = encode(
+        place, _UINT16, rank, address, (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*steps), (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank), 0, _PERMUTED_128, _PROMOTED, 0,
+    )  # fmt: skip
+    _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
+    return ctypes.string_at(place, TENSOR_MAP)

@@ -1,0 +1,270 @@
+"""Compile the CUDA kernels at first use with NVRTC, and keep the machine code on disk.
+
+The machine needs torch's CUDA wheels and a driver, nothing else: NVRTC comes with the wheels, and
+the sources include no header of the toolkit. Nothing here runs before the first call on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import glob
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+LIBRARY = "QUASAR_NVRTC"
+"""Environment variable: the path of the NVRTC library to use instead of searching for one."""
+CACHE = "QUASAR_CACHE_DIR"
+"""Environment variable: the folder of compiled kernels instead of ~/.cache/quasar."""
+
+HOPPER = (9, 0)
+"""The capability with `wgmma`, which is compiled for as sm_90a: no other one runs that code."""
+
+_DIGEST = hashlib.sha256().digest_size
+_INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+
+_REMEDIES = (
+    ("out of memory", "free memory on the machine, then start again"),
+    ("unsupported_ptx_version", "update the GPU's driver: it is older than torch's CUDA"),
+    ("no_binary_for_gpu", "install a torch build whose CUDA supports this GPU"),
+    ("--gpu-architecture", "install a torch build whose CUDA supports this GPU"),
+    ("could not open source file", "restore the csrc folders"),
+    ("builtins", "reinstall torch's nvidia-cuda-nvrtc wheel: a part of it is missing"),
+)
+
+
+class CudaUnavailableError(RuntimeError):
+    """The CUDA kernels cannot be built or run; str() is one line with the cause and the remedy."""
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        cause = " ".join(cause.split())
+        super().__init__(f"{cause}; to mend it, {remedy or remedy_for(cause)}")
+
+
+def remedy_for(text: str) -> str:
+    """Return what to do about a failure of NVRTC or the driver, by what it said."""
+    low = text.lower()
+    known = (remedy for sign, remedy in _REMEDIES if sign in low)
+    return next(known, "set QUASAR_BACKEND=triton to stop trying, or report the text before this")
+
+
+def _library_paths() -> Iterator[str]:
+    # best first: torch's own major version, from the wheels, then torch's folder, then the system
+    if LIBRARY in os.environ:
+        yield os.environ[LIBRARY]
+        return
+    own = (torch.version.cuda or "").partition(".")[0]
+    majors = [own, *(m for m in ("13", "12") if m != own)] if own else ["13", "12"]
+    folders = [str(Path(torch.__file__).parent / "lib")]
+    wheels = importlib.util.find_spec("nvidia")
+    for root in (wheels.submodule_search_locations or ()) if wheels else ():
+        folders += sorted(glob.glob(f"{root}/*/lib"))
+    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    folders += [f"{root}/lib64" for root in toolkits if root]
+    for major in majors:
+        for folder in folders:
+            yield from sorted(glob.glob(f"{glob.escape(folder)}/libnvrtc*.so.{major}*"))
+        yield f"libnvrtc.so.{major}"  # wherever the loader looks
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """Return NVRTC, version 12 or newer.
+
+    Raises:
+        CudaUnavailableError: none was found.
+    """
+    for path in _library_paths():
+        if "builtins" in path or ".alt." in path:
+            continue
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(path)
+            # the compiler opens its built-in functions by name, where the loader may not look
+            for part in glob.glob(f"{glob.escape(os.path.dirname(path))}/libnvrtc-builtins.so*"):
+                ctypes.CDLL(part)
+            library.nvrtcGetErrorString.restype = ctypes.c_char_p
+            return library
+    raise CudaUnavailableError(
+        "NVRTC, CUDA's run-time compiler, was not found",
+        f"install nvidia-cuda-nvrtc for CUDA {torch.version.cuda or 'of your torch'}, or name the "
+        f"library in {LIBRARY}",
+    )
+
+
+def _checked(library: ctypes.CDLL, status: int, what: str) -> None:
+    if status:
+        raise CudaUnavailableError(f"{what}: {library.nvrtcGetErrorString(status).decode()}")
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _checked(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC")
+    return major.value, minor.value
+
+
+def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
+    """Return NVRTC's name of what to compile for a GPU.
+
+    Machine code where the toolkit knows the GPU; else PTX for the newest it knows, which the driver
+    translates. `capability` is (major, minor), `supported` holds numbers such as 90.
+    """
+    wanted = 10 * capability[0] + capability[1]
+    if wanted in supported:
+        return "sm_90a" if capability == HOPPER else f"sm_{wanted}"
+    older = [arch for arch in supported if arch < wanted]
+    if not older:
+        raise CudaUnavailableError(f"this NVRTC does not compile --gpu-architecture=sm_{wanted}")
+    return f"compute_{max(older)}"
+
+
+def _supported(library: ctypes.CDLL) -> list[int]:
+    count = ctypes.c_int()
+    _checked(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "NVRTC")
+    archs = (ctypes.c_int * count.value)()
+    _checked(library, library.nvrtcGetSupportedArchs(archs), "NVRTC")
+    return list(archs)
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps compiled kernels; it may not exist yet."""
+    if os.environ.get(CACHE):
+        return Path(os.environ[CACHE])
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root, "quasar")
+
+
+def compile_cached(
+    name: str,
+    program: str,
+    headers: Mapping[str, str],
+    capability: tuple[int, int],
+    options: Sequence[str] = (),
+) -> bytes:
+    """Return the machine code (or PTX, ending in NUL) of a program for a GPU.
+
+    Args:
+        name: a file name's stem, for the cache and for messages.
+        program: the source; it may include what `headers` names.
+        headers: texts by the name under which they are included.
+        capability: (major, minor) of the GPU.
+        options: NVRTC's, besides the architecture and the language.
+
+    Raises:
+        CudaUnavailableError: no NVRTC, or it does not compile the program.
+    """
+    library = load_library()
+    target = target_for(capability, _supported(library))
+    flags = (f"--gpu-architecture={target}", "--std=c++17", *options)
+    key = hashlib.sha256(
+        repr((_version(library), flags, program, sorted(headers.items()))).encode()
+    )
+    path = cache_folder() / f"{name}-{target}-{key.hexdigest()[:32]}.bin"
+    code = _read(path)
+    if code is None:
+        code = _compile(library, name, program, headers, flags)
+        _write(path, code)
+    return code
+
+
+def compile_files(
+    name: str,
+    sources: Sequence[Path],
+    capability: tuple[int, int],
+    options: Sequence[str] = (),
+) -> bytes:
+    """Return `compile_cached`'s machine code of one program made of the files `sources`.
+
+    Args:
+        name, capability, options: as for `compile_cached`.
+
+    Raises:
+        CudaUnavailableError: a file cannot be read, and whatever `compile_cached` raises it for.
+    """
+    try:
+        texts = read_sources(sources)
+    except OSError as error:
+        raise CudaUnavailableError(
+            f"the CUDA sources cannot be read ({error})", "restore the csrc folders"
+        ) from error
+    program = "".join(f'#include "{path.name}"\n' for path in sources)
+    return compile_cached(name, program, texts, capability, options)
+
+
+def read_sources(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the texts of files and of all that they include, by name.
+
+    An include line names a file by its place beside the one that holds it, as every compiler finds
+    it; in the texts it is the file's name alone, under which NVRTC is given it.
+    """
+    texts: dict[str, str] = {}
+    waiting = list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path.name not in texts:
+            text = path.read_text()
+            waiting += [path.parent / place for place in _INCLUDE.findall(text)]
+            texts[path.name] = _INCLUDE.sub(lambda m: f'#include "{Path(m[1]).name}"', text)
+    return texts
+
+
+def _read(path: Path) -> bytes | None:
+    # a digest stands before the code: what a crash or a full disk left is compiled again
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
+    return code if code and hashlib.sha256(code).digest() == digest else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    # by renaming, so that a process that starts meanwhile reads a whole file or none
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            temporary = file.name
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(temporary, path)
+    except OSError:
+        # a cache that cannot be written costs the next process a second, nothing else
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _compile(library, name, program, headers, flags) -> bytes:
+    handle = ctypes.c_void_p()
+    texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
+    names = (ctypes.c_char_p * len(headers))(*(key.encode() for key in headers))
+    create = library.nvrtcCreateProgram(
+        ctypes.byref(handle), program.encode(), f"{name}.cu".encode(), len(headers), texts, names
+    )
+    _checked(library, create, "NVRTC")
+    try:
+        options = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        status = library.nvrtcCompileProgram(handle, len(flags), options)
+        if status:
+            log = _fetch(library, handle, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            reason = next((x for x in log.splitlines() if "error" in x.lower()), log[:300])
+            reason = reason or library.nvrtcGetErrorString(status).decode()
+            raise CudaUnavailableError(f"NVRTC could not compile {name}: {reason}")
+        return _fetch(library, handle, "CUBIN" if "=sm_" in flags[0] else "PTX")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(handle))
+
+
+def _fetch(library, handle, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _checked(library, getattr(library, f"nvrtcGet{what}Size")(handle, ctypes.byref(size)), what)
+    buffer = ctypes.create_string_buffer(size.value)
+    _checked(library, getattr(library, f"nvrtcGet{what}")(handle, buffer), what)
+    return buffer.raw

@@ -1,0 +1,1 @@
+"""The segmented scan in CUDA C++: host code, and its kernels in csrc."""

@@ -1,0 +1,210 @@
+// What the kernels of the backward pass share: their arguments, and the states between tiles.
+//
+// The state and its gradient walk in opposite directions, so neither walk sees what the other one
+// has: each leaves its [S, S] matrix behind every S tokens, a checkpoint, from which the gradients
+// of the inputs follow for all tiles of S tokens at once (input_gradient.cu). A checkpoint is kept
+// transposed, a value channel a row, in the inputs' dtype. That is as large as the S rows of one
+// head that its tile has in a tensor like the inputs, and there it lies.
+
+#pragma once
+
+#include "../copies.cuh"
+#include "../output_chunk.cuh"
+#include "../pace.cuh"
+
+namespace quasar::scan {
+
+// Arguments of every kernel of the backward pass; mirrored by cuda_scan_bwd.py. Strides count
+// elements; d_o, dq, dk, dv and checkpoints share o_stride.
+struct GradientArguments {
+  const void *q, *k, *v, *d_o;
+  void *dq, *dk, *dv, *checkpoints;
+  const float *beta, *initial_state, *d_final, *maps, *states;  // all but beta may be null
+  float *d_states, *d_initial, *d_beta;                         // the first two may be null
+  const i64 *table, *first;                                     // packed sequences; else null
+  i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
+  int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
+  float scale;
+};
+
+// their second argument; filled for Hopper alone. All in tiles of 64 tokens.
+struct GradientMaps {
+  TensorMap q, k, v, d_o, dq, dk, dv, checkpoints;
+};
+
+constexpr int WALK_WARPS = QUASAR_WGMMA ? 4 : 2;  // of a block that walks
+// that share a multiprocessor
+constexpr int WALK_BLOCKS = QUASAR_WGMMA ? (S == 64 ? 4 : 2) : (S == 64 ? 4 : 3);
+constexpr int COLUMN_BLOCKS = 4 / WALK_WARPS;  // of 16 columns that a warp owns
+constexpr int WALK_TOKENS = WALK_WARPS * CHUNK;
+// A tile has a chunk for each warp; its panels of channels follow one another.
+constexpr u32 WALK_PANEL_BYTES = WALK_WARPS * CHUNK_BYTES;
+constexpr u32 WALK_TILE_BYTES = PANELS * WALK_PANEL_BYTES;
+static_assert(!Tiles::RUN_OVER || WALK_TOKENS == 64, "the tensor maps' tiles have 64 tokens");
+
+typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, transposed
+
+// where element e of tile m is in a state [S, S], keys' channels first
+__device__ __forceinline__ int state_place(int column, int p, int m, int e, int lane) {
+  return (p * PANEL + 8 * m + 2 * (lane & 3) + (e & 1)) * S + column + (lane >> 2) + 8 * (e >> 1);
+}
+
+// f(b, place, element) for all of a state's elements that this warp owns, `column` its first
+template <class F>
+__device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane,
+                                               const F& f) {
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b)
+    for_each_element([&](int p, int m, int e) {
+      f(state_place(column + 16 * b, p, m, e, lane), state[b][p][m][e]);
+    });
+}
+
+// x[i] of lane c of four becomes x[c] of lane i
+__device__ __forceinline__ void turn(u32 (&x)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const u32 got = __shfl_xor_sync(ALL, upper ? x[i] : x[i | step], step);
+      x[i] = upper ? got : x[i];
+      x[i | step] = upper ? x[i | step] : got;
+    }
+  }
+}
+
+// Write a checkpoint's rows that this warp owns, from `column` on, at token `first` of the segment;
+// SIGN is -1 where the state is kept negative. Lanes exchange what makes 16 bytes each: memory
+// takes whole sectors.
+template <Scalar T, int SIGN>
+__device__ __forceinline__ void keep_checkpoint(void* x, const i64 (&stride)[3],
+                                                const Segment& segment, int head, int first,
+                                                const WalkState& state, int column, int lane) {
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+    const i64 token = segment.begin + first + column + 16 * b + (lane >> 2);
+    unsigned short* row = (unsigned short*)x + segment.row * stride[0] + head * stride[2] +
+                          token * stride[1] + 8 * (lane & 3);
+#pragma unroll
+    for (int i = 0; i < 4 * PANELS; ++i) {  // 32 channels of 8 rows
+      u32 y[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float* from = &state[b][i / 4][4 * (i & 1) + m][i & 2];
+        y[m] = pack_saturated<T>(SIGN * from[0], SIGN * from[1]);
+      }
+      turn(y, lane);
+      *(uint4*)(row + (i & 2 ? 8 * stride[1] : 0) + i / 4 * PANEL + 32 * (i & 1)) =
+          make_uint4(y[0], y[1], y[2], y[3]);
+    }
+  }
+}
+
+// 16 columns of a state as an operand, and in EXACT what it lacks as another one
+template <Scalar T, bool EXACT>
+__device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const float (&left)[4],
+                                           const float (&right)[4]) {
+  if (EXACT) {
+    const float x[2][4] = {{left[0], left[1], left[2], left[3]},
+                           {right[0], right[1], right[2], right[3]}};
+    split<T>(x, high, low);
+  } else {
+    pack_tiles<T>(high, left, right);
+  }
+}
+
+// read = state K^T, `keys` a chunk: two tiles of tokens. EXACT: of the state as two operands.
+template <Scalar T, bool EXACT>
+__device__ __forceinline__ void read_keys(const WalkState& state,
+                                          float (&read)[COLUMN_BLOCKS][2][4], u32 keys,
+                                          int lane) {
+#if QUASAR_WGMMA
+  u32 high[PANELS][4][4], low[PANELS][4][4];
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+      pack_state<T, EXACT>(high[p][t], low[p][t], state[0][p][2 * t], state[0][p][2 * t + 1]);
+  warpgroup_arrive();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const u64 rows = at_columns(tile_descriptor(keys + p * WALK_PANEL_BYTES), t);
+      if (p + t == 0)
+        wgmma_first_rows<T>(read[0], high[p][t], rows);
+      else
+        wgmma_rows<T>(read[0], high[p][t], rows);
+      if (EXACT) wgmma_rows<T>(read[0], low[p][t], rows);
+    }
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(read[0]);
+#else
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b)
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) read[b][n][e] = 0.f;
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4];
+      load_rows(k, pair_address(keys + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
+#pragma unroll
+      for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+        u32 high[4], low[4];
+        pack_state<T, EXACT>(high, low, state[b][p][2 * t], state[b][p][2 * t + 1]);
+        mma<T>(read[b][0], high, k[0], k[1]);
+        mma<T>(read[b][1], high, k[2], k[3]);
+        if (EXACT) {
+          mma<T>(read[b][0], low, k[0], k[1]);
+          mma<T>(read[b][1], low, k[2], k[3]);
+        }
+      }
+    }
+#endif
+}
+
+// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper it is left under way, between
+// warpgroup_arrive and warpgroup_commit: finish_state.
+template <Scalar T>
+__device__ __forceinline__ void add_rows(WalkState& state, const u32 (&x)[COLUMN_BLOCKS][4],
+                                         u32 chunk, int lane) {
+#if QUASAR_WGMMA
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    wgmma_columns<T>(state[0][p], x[0], tile_descriptor(chunk + p * WALK_PANEL_BYTES));
+#else
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4];
+      load_columns(k, row_address(chunk + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
+#pragma unroll
+      for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+        mma<T>(state[b][p][2 * t], x[b], k[0], k[1]);
+        mma<T>(state[b][p][2 * t + 1], x[b], k[2], k[3]);
+      }
+    }
+#endif
+}
+
+__device__ __forceinline__ void open_products() {
+#if QUASAR_WGMMA
+  warpgroup_arrive();
+#endif
+}
+
+__device__ __forceinline__ void close_products() {
+#if QUASAR_WGMMA
+  warpgroup_commit();
+#endif
+}
+
+}  // namespace quasar::scan

@@ -1,0 +1,216 @@
+// The first walk of the backward pass: over each segment from the state that enters it, as pass 2
+// of the forward pass, but what it writes is V', and the states between tiles.
+//
+// A chunk: V' = A diag(a) (V - K S), S += K^T V', with A = (I + strict_tril(a K K^T))^-1. As there
+// a warp owns columns of -S^T. But V' enters the state as it is kept, rounded: what one V' lacks the
+// next ones make up for, so that their sums over a tile are the state's, where keys are alike and
+// each V' is a small difference. V' waits in the rows of dq.
+
+#include "gradients.cuh"
+
+namespace quasar::scan {
+
+struct CheckpointShared {
+  uint4 keys[2][WALK_TILE_BYTES / 16];
+  uint4 values[2][WALK_PANEL_BYTES / 16];  // V' takes v's place
+  Triangle mix[WALK_WARPS];                // -A diag(a)
+  u64 arrived[2], values_arrived[2];
+};
+
+// -A diag(a) of this warp's chunk
+template <Scalar T>
+__device__ __forceinline__ void prepare_mix(u32 keys, float beta, const BlockMasks& mask,
+                                            Triangle& mix, int lane) {
+  ChunkKeys at = {};
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4];
+      load_rows(k, row_address(keys + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
+      add_products<T>(at.gram, k, k);
+    }
+  find_step_sizes(at, beta, lane);
+  float columns[2][2], inverse[2][4];
+  spread(at.root, columns, lane);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)  // both roots are negative
+      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  invert(at.gram, mask, inverse);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) inverse[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  keep_triangle(mix, inverse, lane);
+}
+
+// the state's columns take one chunk, and leave its V' where its values were
+template <Scalar T>
+__device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 values,
+                                            const Triangle& mix, int lane) {
+  u32 v[COLUMN_BLOCKS][4], rounded[COLUMN_BLOCKS][4];
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
+  const float4 left = mix.left[lane];
+  const float2 corner = mix.corner[lane];
+  finish_state<COLUMN_BLOCKS>(state);
+  float read[COLUMN_BLOCKS][2][4], V[COLUMN_BLOCKS][2][4] = {};  // -V'^T
+  read_keys<T, false>(state, read, keys, lane);
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+    float D[2][4];
+    unpack<T>(v[b][0], D[0][0], D[0][1]);
+    unpack<T>(v[b][1], D[1][0], D[1][1]);
+    unpack<T>(v[b][2], D[0][2], D[0][3]);
+    unpack<T>(v[b][3], D[1][2], D[1][3]);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) D[n][e] += read[b][n][e];
+    multiply(V[b][0], V[b][1], D[0], D[1], left, corner);
+    pack_tiles<T>(rounded[b], V[b][0], V[b][1]);
+  }
+  open_products();
+  add_rows<T>(state, rounded, keys, lane);
+  close_products();
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b)
+    keep_output<T>(values ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
+}
+
+// One block a segment, head and panel of values, laid out as segment_output.cu's.
+template <Scalar T>
+__device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
+                                                 const GradientMaps& maps) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  CheckpointShared& shared = *(CheckpointShared*)raw;
+  const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
+  const int head = unit % arg.heads, lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const Segment segment = find_segment(arg, unit / arg.heads);
+  const float beta = arg.beta[head];
+  const BlockMasks mask(lane);
+  const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;
+  const int column = panel * PANEL + warp * COLUMN_BLOCKS * 16;  // the first of this warp's
+
+  const u32 keys = shared_address(shared.keys), values = shared_address(shared.values);
+  const Tiles k(maps.k, arg.k, arg.k_stride, segment, head, warp, lane);
+  const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
+  const Tiles fresh(maps.dq, arg.dq, arg.o_stride, segment, head, warp, lane);
+  const Arrivals<2> arrivals{shared_address(shared.arrived)};
+  const Arrivals<2> values_arrivals{shared_address(shared.values_arrived)};
+  if (threadIdx.x == 0) {
+    arrivals.init(1);
+    values_arrivals.init(1);
+  }
+  __syncthreads();
+
+  auto load_keys = [&](int s) {
+    if (s < tiles && Tiles::copied_by(warp)) {
+      const int stage = s & 1;
+      arrivals.open(stage, WALK_TILE_BYTES);
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p)
+        k.load(keys + stage * WALK_TILE_BYTES + p * WALK_PANEL_BYTES, s * WALK_TOKENS, p * PANEL,
+               arrivals, stage);
+    }
+    arrivals.close();
+  };
+  auto load_values = [&](int s) {
+    if (s < tiles && Tiles::copied_by(warp)) {
+      const int stage = s & 1;
+      values_arrivals.open(stage, WALK_PANEL_BYTES);
+      v.load(values + stage * WALK_PANEL_BYTES, s * WALK_TOKENS, panel * PANEL, values_arrivals,
+             stage);
+    }
+    values_arrivals.close();
+  };
+  load_keys(0);
+  load_values(0);
+
+  WalkState state;  // -S^T
+  const float* enter =
+      segment.is_first ? (arg.initial_state
+                              ? arg.initial_state + (segment.sequence * arg.heads + head) * S * S
+                              : nullptr)
+                       : arg.states + ((i64)unit - arg.heads) * S * S;
+  for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? -enter[at] : 0.f; });
+
+  const u32 own_columns = row_address(values, lane) ^ 32 * warp * COLUMN_BLOCKS;
+  // where another sequence follows in the same tile
+  const bool runs_over = Tiles::RUN_OVER && arg.table && segment.tokens % WALK_TOKENS;
+  for (int s = 0; s < tiles; ++s) {
+    const int stage = s & 1;
+    const u32 parity = s >> 1 & 1;
+    const u32 chunks = keys + stage * WALK_TILE_BYTES, others = values + stage * WALK_PANEL_BYTES;
+    arrivals.template wait<1>(stage, parity);
+    if (runs_over && s == tiles - 1) {  // keys of zero change no state
+      values_arrivals.template wait<0>(stage, parity);
+      const int left = segment.tokens - s * WALK_TOKENS - warp * CHUNK;
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p)
+        clear_rows(chunks + p * WALK_PANEL_BYTES + warp * CHUNK_BYTES, left, lane);
+      clear_rows(others + warp * CHUNK_BYTES, left, lane);
+    }
+    publish_shared();
+    __syncthreads();
+    if (s && Tiles::copied_by(warp))
+      fresh.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
+    load_keys(s + 1);
+    prepare_mix<T>(chunks + warp * CHUNK_BYTES, beta, mask, shared.mix[warp], lane);
+    if (Tiles::copied_by(warp)) fresh.finish_stores();
+    load_values(s + 1);  // where V' of the tile before was
+    values_arrivals.template wait<2>(stage, parity);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < WALK_WARPS; ++i)
+      walk_values<T>(state, chunks + i * CHUNK_BYTES,
+                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i],
+                     lane);
+    finish_state<COLUMN_BLOCKS>(state);
+    const int behind = (s + 1) * WALK_TOKENS;
+    if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))
+      keep_checkpoint<T, -1>(arg.checkpoints, arg.o_stride, segment, head, behind - S, state,
+                             column, lane);
+    keep_pace();
+  }
+  publish_shared();
+  __syncthreads();
+  if (tiles > 0) {
+    const u32 from = values + (tiles - 1 & 1) * WALK_PANEL_BYTES;
+    if (runs_over) {
+      Rows(arg.dq, arg.o_stride, segment, head, lane)
+          .store(from + warp * CHUNK_BYTES, (tiles - 1) * WALK_TOKENS + warp * CHUNK,
+                 panel * PANEL);
+    } else if (Tiles::copied_by(warp)) {
+      fresh.store(from, (tiles - 1) * WALK_TOKENS, panel * PANEL);
+      fresh.finish_stores();
+    }
+  }
+}
+
+// threads and shared bytes of a block, for whoever launches it
+extern "C" __constant__ int quasar_state_checkpoint_launch[2] = {
+    32 * WALK_WARPS, sizeof(CheckpointShared)};
+
+#ifndef QUASAR_ONLY_FP16
+extern "C" __global__ void QUASAR_IN_PAIRS
+    __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)
+    quasar_state_checkpoint_bf16(const __grid_constant__ GradientArguments arg,
+                                 const __grid_constant__ GradientMaps maps) {
+  state_checkpoint<Scalar::bf16>(arg, maps);
+}
+#endif
+
+#ifndef QUASAR_ONLY_BF16
+extern "C" __global__ void QUASAR_IN_PAIRS
+    __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)
+    quasar_state_checkpoint_fp16(const __grid_constant__ GradientArguments arg,
+                                 const __grid_constant__ GradientMaps maps) {
+  state_checkpoint<Scalar::fp16>(arg, maps);
+}
+#endif
+
+}  // namespace quasar::scan

@@ -1,0 +1,294 @@
+// The walk of dS, the state's gradient, over each segment from its last chunk to its first.
+//
+// A chunk, with P = tril(Q K^T) and B = A diag(a), A = (I + strict_tril(a K K^T))^-1:
+// dV = B^T (P^T dO + K dS), dS += Q^T dO - K^T dV. Columns of dS and dV are independent of one
+// another, so a warp owns 16 * COLUMN_BLOCKS of them and keeps dS^T in registers; everything is
+// transposed, as in output_chunk.cuh. Over a segment this is an affine map, whose matrix is that of
+// the forward pass, transposed. state_gradient_map walks from zero and finds what it adds; once
+// these are scanned, state_gradient walks from the true gradient behind the segment, writes dv and
+// leaves checkpoints of dS in the rows of dk.
+//
+// Precision: where keys are alike, P^T dO + K dS is a small difference, so dS enters it as the sum of
+// two operands. For the map one does: what it misses in such directions fades within some chunks.
+
+#include "gradients.cuh"
+
+namespace quasar::scan {
+
+// Fragments of an upper triangular matrix [16, 16]: its upper half, and the lower right block.
+struct UpperTriangle {
+  float4 upper[32];
+  float2 corner[32];
+};
+
+struct GradientShared {
+  uint4 keys[2][WALK_TILE_BYTES / 16], queries[2][WALK_TILE_BYTES / 16];
+  uint4 outputs[2][WALK_PANEL_BYTES / 16];  // dO, whose place dv takes
+  UpperTriangle mix[WALK_WARPS];            // -(A diag(a))^T
+  UpperTriangle scores[WALK_WARPS];         // scale tril(Q K^T)^T
+  u64 arrived[2], outputs_arrived[2];
+};
+
+__device__ __forceinline__ void keep_triangle(UpperTriangle& out, const float (&x)[2][4],
+                                              int lane) {
+  out.upper[lane] = make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[1][0]),
+                                to_tf32(x[1][1]));
+  out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
+}
+
+// d += x triangle^T in tf32; tokens 8..15 of d get nothing from tokens 0..7 of x
+__device__ __forceinline__ void multiply_upper(float (&d)[2][4], const float (&x)[2][4],
+                                               float4 upper, float2 corner) {
+  mma_tf32(d[0], x[0], upper.x, upper.y);
+  mma_tf32(d[1], x[1], corner.x, corner.y);
+  mma_tf32(d[0], x[1], upper.z, upper.w);
+}
+
+// both triangles of this warp's chunk
+template <Scalar T>
+__device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, float beta, float scale,
+                                                 const BlockMasks& mask, UpperTriangle& mix,
+                                                 UpperTriangle& scores, int lane) {
+  ChunkKeys at = {};
+  float P[2][4] = {};  // transposed
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4], q[4];
+      load_rows(k, row_address(keys + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
+      load_rows(q, row_address(queries + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
+      add_products<T>(at.gram, k, k);
+      add_products<T>(P, k, q);
+    }
+  find_step_sizes(at, beta, lane);
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    if (2 * (lane & 3) + e < lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
+  if (scale != 1.f) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) P[0][e] *= scale, P[1][e] *= scale;
+  }
+  keep_triangle(scores, P, lane);
+  float columns[2][2], mixed[2][4];
+  spread(at.root, columns, lane);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)  // both roots are negative
+      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  u32 inverse[3];
+  invert_transposed(at.gram, mask, inverse);
+  unpack<Scalar::fp16>(inverse[0], mixed[0][0], mixed[0][1]);
+  unpack<Scalar::fp16>(inverse[1], mixed[1][0], mixed[1][1]);
+  unpack<Scalar::fp16>(inverse[2], mixed[1][2], mixed[1][3]);
+  mixed[0][2] = mixed[0][3] = 0.f;
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) mixed[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  keep_triangle(mix, mixed, lane);
+}
+
+// The columns of dS take one chunk, and leave its dv where its dO was unless MAP.
+template <Scalar T, bool MAP>
+__device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
+                                             const UpperTriangle& mix,
+                                             const UpperTriangle& scores, float scale, int lane) {
+  float O[COLUMN_BLOCKS][2][4], read[COLUMN_BLOCKS][2][4];
+  u32 o[COLUMN_BLOCKS][4], v[COLUMN_BLOCKS][4];  // dO^T and -dv^T as operands
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+    u32 x[4];
+    load_columns(x, outputs ^ 32 * b);
+    o[b][0] = x[0], o[b][1] = x[2], o[b][2] = x[1], o[b][3] = x[3];
+    unpack<T>(x[0], O[b][0][0], O[b][0][1]);
+    unpack<T>(x[1], O[b][1][0], O[b][1][1]);
+    unpack<T>(x[2], O[b][0][2], O[b][0][3]);
+    unpack<T>(x[3], O[b][1][2], O[b][1][3]);
+    if (scale != 1.f) {
+      const float scaled[2][4] = {
+          {scale * O[b][0][0], scale * O[b][0][1], scale * O[b][0][2], scale * O[b][0][3]},
+          {scale * O[b][1][0], scale * O[b][1][1], scale * O[b][1][2], scale * O[b][1][3]}};
+      pack_tiles<T>(o[b], scaled[0], scaled[1]);
+    }
+  }
+  const float4 m = mix.upper[lane], s = scores.upper[lane];
+  const float2 m_corner = mix.corner[lane], s_corner = scores.corner[lane];
+  finish_state<COLUMN_BLOCKS>(state);
+  read_keys<T, !MAP>(state, read, keys, lane);
+  open_products();
+  add_rows<T>(state, o, queries, lane);
+  close_products();
+  float V[COLUMN_BLOCKS][2][4] = {};  // -dv^T
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+    multiply_upper(read[b], O[b], s, s_corner);
+    multiply_upper(V[b], read[b], m, m_corner);
+    pack_tiles<T>(v[b], V[b][0], V[b][1]);
+  }
+  open_products();
+  add_rows<T>(state, v, keys, lane);
+  close_products();
+  if (!MAP) {
+#pragma unroll
+    for (int b = 0; b < COLUMN_BLOCKS; ++b)
+      keep_output<T>(outputs ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
+  }
+}
+
+// One block a segment, head and panel of values.
+template <Scalar T, bool MAP>
+__device__ __forceinline__ void state_gradient(const GradientArguments& arg,
+                                               const GradientMaps& maps) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  GradientShared& shared = *(GradientShared*)raw;
+  const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
+  const int head = unit % arg.heads, lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const Segment segment = find_segment(arg, unit / arg.heads);
+  if (MAP && segment.is_first) return;  // nothing comes before a sequence's first segment
+  const float beta = arg.beta[head];
+  const BlockMasks mask(lane);
+  const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;
+  const int column = panel * PANEL + warp * COLUMN_BLOCKS * 16;  // the first of this warp's
+  const i64 own = (segment.sequence * arg.heads + head) * S * S;
+
+  const u32 keys = shared_address(shared.keys), queries = shared_address(shared.queries);
+  const u32 outputs = shared_address(shared.outputs);
+  const Tiles k(maps.k, arg.k, arg.k_stride, segment, head, warp, lane);
+  const Tiles q(maps.q, arg.q, arg.q_stride, segment, head, warp, lane);
+  const Tiles d_o(maps.d_o, arg.d_o, arg.o_stride, segment, head, warp, lane);
+  const Tiles dv(maps.dv, arg.dv, arg.o_stride, segment, head, warp, lane);
+  const Arrivals<2> arrivals{shared_address(shared.arrived)};
+  const Arrivals<2> outputs_arrivals{shared_address(shared.outputs_arrived)};
+  if (threadIdx.x == 0) {
+    arrivals.init(1);
+    outputs_arrivals.init(1);
+  }
+  __syncthreads();
+
+  // step s takes the tile that is s-th from the end
+  auto token = [&](int s) { return (tiles - 1 - s) * WALK_TOKENS; };
+  auto load_keys_queries = [&](int s) {
+    if (s < tiles && Tiles::copied_by(warp)) {
+      const int stage = s & 1;
+      arrivals.open(stage, 2 * WALK_TILE_BYTES);
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p) {
+        const u32 to = stage * WALK_TILE_BYTES + p * WALK_PANEL_BYTES;
+        k.load(keys + to, token(s), p * PANEL, arrivals, stage);
+        q.load(queries + to, token(s), p * PANEL, arrivals, stage);
+      }
+    }
+    arrivals.close();
+  };
+  auto load_outputs = [&](int s) {
+    if (s < tiles && Tiles::copied_by(warp)) {
+      const int stage = s & 1;
+      outputs_arrivals.open(stage, WALK_PANEL_BYTES);
+      d_o.load(outputs + stage * WALK_PANEL_BYTES, token(s), panel * PANEL, outputs_arrivals,
+               stage);
+    }
+    outputs_arrivals.close();
+  };
+  load_keys_queries(0);
+  load_outputs(0);
+
+  WalkState state;  // dS^T
+  const float* enter = segment.is_last ? (arg.d_final ? arg.d_final + own : nullptr)
+                       : MAP           ? nullptr
+                                       : arg.d_states + ((i64)unit + arg.heads) * S * S;
+  for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? enter[at] : 0.f; });
+
+  const u32 own_columns = row_address(outputs, lane) ^ 32 * warp * COLUMN_BLOCKS;
+  // where another sequence follows in the last tile
+  const bool runs_over = Tiles::RUN_OVER && arg.table && segment.tokens % WALK_TOKENS;
+  auto store = [&](int s) {  // the tile of step s, after a barrier of the block
+    const u32 from = outputs + (s & 1) * WALK_PANEL_BYTES;
+    if (runs_over && s == 0) {
+      Rows(arg.dv, arg.o_stride, segment, head, lane)
+          .store(from + warp * CHUNK_BYTES, token(s) + warp * CHUNK, panel * PANEL);
+    } else if (Tiles::copied_by(warp)) {
+      dv.store(from, token(s), panel * PANEL);
+    }
+  };
+  for (int s = 0; s < tiles; ++s) {
+    const int stage = s & 1;
+    const u32 parity = s >> 1 & 1;
+    const u32 at = stage * WALK_TILE_BYTES, outputs_at = stage * WALK_PANEL_BYTES;
+    arrivals.template wait<1>(stage, parity);
+    if (runs_over && s == 0) {
+      outputs_arrivals.template wait<0>(stage, parity);
+      const int left = segment.tokens - token(s) - warp * CHUNK;
+      const u32 chunk = warp * CHUNK_BYTES;
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p) {
+        clear_rows(keys + at + p * WALK_PANEL_BYTES + chunk, left, lane);
+        clear_rows(queries + at + p * WALK_PANEL_BYTES + chunk, left, lane);
+      }
+      clear_rows(outputs + outputs_at + chunk, left, lane);
+    }
+    publish_shared();
+    __syncthreads();
+    if (!MAP && s) store(s - 1);
+    load_keys_queries(s + 1);
+    prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES, beta,
+                        arg.scale, mask, shared.mix[warp], shared.scores[warp], lane);
+    if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
+    if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
+    load_outputs(s + 1);  // where dv of the tile before was
+    outputs_arrivals.template wait<2>(stage, parity);
+    __syncthreads();
+    const int behind = token(s) + WALK_TOKENS;
+    if (!MAP && behind % S == 0 && !(segment.is_last && behind >= segment.tokens))
+      keep_checkpoint<T, 1>(arg.dk, arg.o_stride, segment, head, behind - S, state, column, lane);
+#pragma unroll
+    for (int i = WALK_WARPS - 1; i >= 0; --i)
+      walk_outputs<T, MAP>(state, keys + at + i * CHUNK_BYTES, queries + at + i * CHUNK_BYTES,
+                           own_columns + outputs_at + i * CHUNK_BYTES, shared.mix[i],
+                           shared.scores[i], arg.scale, lane);
+    finish_state<COLUMN_BLOCKS>(state);
+    keep_pace();
+  }
+  if (!MAP) {
+    publish_shared();
+    __syncthreads();
+    if (tiles > 0) {
+      store(tiles - 1);
+      if (Tiles::copied_by(warp)) dv.finish_stores();
+    }
+  }
+  float* out = MAP                ? arg.d_states + (i64)unit * S * S
+               : segment.is_first ? (arg.d_initial ? arg.d_initial + own : nullptr)
+                                  : nullptr;
+  if (out) for_each_place(state, column, lane, [&](int at, float& x) { out[at] = x; });
+}
+
+// threads and shared bytes of a block, for whoever launches it
+extern "C" __constant__ int quasar_state_gradient_launch[2] = {32 * WALK_WARPS,
+                                                               sizeof(GradientShared)};
+extern "C" __constant__ int quasar_state_gradient_map_launch[2] = {
+    32 * WALK_WARPS, sizeof(GradientShared)};
+
+#define QUASAR_STATE_GRADIENT(NAME, TYPE, MAP)            \
+  extern "C" __global__ void QUASAR_IN_PAIRS              \
+      __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)     \
+      NAME(const __grid_constant__ GradientArguments arg, \
+           const __grid_constant__ GradientMaps maps) {   \
+    state_gradient<Scalar::TYPE, MAP>(arg, maps);         \
+  }
+
+#ifndef QUASAR_ONLY_FP16
+QUASAR_STATE_GRADIENT(quasar_state_gradient_bf16, bf16, false)
+QUASAR_STATE_GRADIENT(quasar_state_gradient_map_bf16, bf16, true)
+#endif
+
+#ifndef QUASAR_ONLY_BF16
+QUASAR_STATE_GRADIENT(quasar_state_gradient_fp16, fp16, false)
+QUASAR_STATE_GRADIENT(quasar_state_gradient_map_fp16, fp16, true)
+#endif
+
+#undef QUASAR_STATE_GRADIENT
+
+}  // namespace quasar::scan

@@ -1,0 +1,134 @@
+// What a chunk needs before any state: its keys' products, its step sizes, and the inverse.
+
+#pragma once
+
+#include "../../csrc/fragments.cuh"
+
+namespace quasar::scan {
+
+// (1 - exp(-beta lambda)) / (lambda + 1e-8), by its series where the difference would cancel
+__device__ __forceinline__ float step_size(float lambda, float beta) {
+  const float x = beta * lambda;
+  const float series = x * (1.f - x * (0.5f - x * (1.f / 6.f)));
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(lambda + 1e-8f));
+  return (x < 0.03f ? series : 1.f - power) * inverse;
+}
+
+// Bit masks over one packed 8 x 8 block: which of this lane's elements (g, 2c), (g, 2c+1) belong.
+struct BlockMasks {
+  u32 one, pair_below, pair_above, four, eight;
+
+  __device__ __forceinline__ explicit BlockMasks(int lane) {
+    const int g = lane >> 2, c = lane & 3;
+    one = g == 2 * c ? 0x00003c00u : g == 2 * c + 1 ? 0x3c000000u : 0u;  // the identity in fp16
+    pair_below = (g & 1) && c == g >> 1 ? 0x0000ffffu : 0u;
+    pair_above = !(g & 1) && c == g >> 1 ? 0xffff0000u : 0u;
+    four = (g & 2) && c == (g >> 2) * 2 ? ALL : 0u;  // below the diagonal 2 x 2 in the 4 x 4 blocks
+    eight = g >= 4 && c < 2 ? ALL : 0u;
+  }
+};
+
+// Keys' products of one chunk: gram = K K^T, their norms, and step sizes.
+struct ChunkKeys {
+  float gram[2][4];
+  float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
+};
+
+// d [16, 16] += a b^T, both 16 columns of 16 tokens, loaded at row_address: a quarter of an A
+// operand is a B operand of its transpose
+template <Scalar T>
+__device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4],
+                                             const u32 (&b)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    mma_half<T>(d[0], a[i], a[i + 1], b[i]);
+    mma_half<T>(d[1], a[i], a[i + 1], b[i + 1]);
+  }
+}
+
+// fill the rest from gram
+__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, float beta, int lane) {
+  const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
+  const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
+  const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
+  // the shuffles read the other lane's choice, and that lane has the same g
+  out.lambda[0] = __shfl_sync(ALL, low, owner);
+  out.lambda[1] = __shfl_sync(ALL, high, owner);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(step_size(out.lambda[r], beta)));
+    out.root[r] = -root;
+  }
+}
+
+// Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.
+__device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[2][2], int lane) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    columns[n][0] = __shfl_sync(ALL, rows[n], 8 * (lane & 3));
+    columns[n][1] = __shfl_sync(ALL, rows[n], 8 * (lane & 3) + 4);
+  }
+}
+
+// The diagonal 8 x 8 blocks of (I + M)^-1, M = strict_tril(-minus), in quarters 0 and 3 of A, and
+// transposed in At; minus [16, 16] is symmetric with a diagonal above -1. |inverse| <= 1 then, so
+// fp16 operands lose 2^-11 and never overflow. Blocks of 2 need no product; blocks of 4 and 8 join
+// by A <- A - A M_off A, which fills places that were zero, so packed values are joined by OR. The
+// two diagonal blocks share every product: as block diagonal A operand, and stacked as B operand.
+__device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const BlockMasks& mask,
+                                              u32 (&A)[4], u32 (&At)[4]) {
+  constexpr Scalar H = Scalar::fp16;
+  const u32 low = pack<H>(minus[0][0], minus[0][1]), high = pack<H>(minus[1][2], minus[1][3]);
+  A[1] = A[2] = At[1] = At[2] = 0;
+  A[0] = mask.one | (low & mask.pair_below), A[3] = mask.one | (high & mask.pair_below);
+  At[0] = mask.one | (low & mask.pair_above), At[3] = mask.one | (high & mask.pair_above);
+#pragma unroll
+  for (int level = 0; level < 2; ++level) {
+    const u32 off = level == 0 ? mask.four : mask.eight;
+    float x[4] = {}, a[4] = {}, at[4] = {};
+    mma<H>(x, At, low & off, high & off);  // -(M_off A)^T
+    u32 X[4] = {pack<H>(x[0], x[1]), 0, 0, pack<H>(x[2], x[3])};
+    mma<H>(a, A, X[0], X[3]);
+    mma<H>(at, X, A[0], A[3]);
+    A[0] |= pack<H>(a[0], a[1]);
+    A[3] |= pack<H>(a[2], a[3]);
+    At[0] |= pack<H>(at[0], at[1]);
+    At[3] |= pack<H>(at[2], at[3]);
+  }
+}
+
+// -(M_21 A_11)^T, packed, from the blocks: what joins them by one product more
+__device__ __forceinline__ u32 corner(const float (&minus)[2][4], const u32 (&At)[4]) {
+  constexpr Scalar H = Scalar::fp16;
+  float x[4] = {};
+  mma_8x8(x, At[0], pack<H>(minus[0][2], minus[0][3]));
+  return pack<H>(x[0], x[1]);
+}
+
+// the whole inverse, of `minus` as above
+__device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMasks& mask,
+                                       float (&out)[2][4]) {
+  constexpr Scalar H = Scalar::fp16;
+  u32 A[4], At[4];
+  invert_blocks(minus, mask, A, At);
+  float joined[4] = {};
+  mma_8x8(joined, A[3], corner(minus, At));
+  unpack<H>(A[0], out[0][0], out[0][1]);
+  unpack<H>(A[3], out[1][2], out[1][3]);
+  out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
+}
+
+// the blocks (0, 0), (0, 1) and (1, 1) of its transpose, packed; (1, 0) is zero
+__device__ __forceinline__ void invert_transposed(const float (&minus)[2][4],
+                                                  const BlockMasks& mask, u32 (&out)[3]) {
+  u32 A[4], At[4];
+  invert_blocks(minus, mask, A, At);
+  float joined[4] = {};
+  mma_8x8(joined, corner(minus, At), A[3]);
+  out[0] = At[0], out[1] = pack<Scalar::fp16>(joined[0], joined[1]), out[2] = At[3];
+}
+
+}  // namespace quasar::scan

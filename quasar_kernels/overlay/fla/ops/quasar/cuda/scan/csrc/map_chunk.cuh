@@ -1,0 +1,324 @@
+// What pass 1 of the segmented scan does with one chunk.
+//
+// The scan runs over the segment backward. From G = I, R = 0, a chunk gives Z = G K^T,
+// Y = Z A diag(a), R += Y V, G -= Y K, where A = (I + strict_tril(a K K^T))^-1. Rows of G and R are
+// independent of one another, so a warp owns 16 of them and keeps them in registers.
+//
+// Precision: errors of G in the directions that keys share little of last for a whole segment, so
+// everything that G passes through has 11 bits: keys become fp16 after division by a power of two
+// of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
+// has bf16 operands. As long as a row of G is closer to I's than to 0, it is kept less that of I,
+// and Z = K^T + (G - I) K^T there: where keys are alike Z is a small difference, and beside the one
+// on the diagonal too few of G's digits would be left for it. Each row has its own time for that:
+// once it has decayed its digits would be lost to that one instead, and channels whose keys are
+// small, so that their rows stay near I's for long, may not hold up the others.
+
+#pragma once
+
+#include "chunk.cuh"
+#include "../../csrc/wgmma.cuh"
+
+namespace quasar::scan {
+
+constexpr int MAP_WARPS = 4;
+// A tile has a chunk for each warp; in shared memory its panels of channels follow one another.
+constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
+
+// What every warp needs of a prepared chunk. With keys k~ = 2^-e k, the products are Z = G K~^T,
+// Y = Z mix / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
+// entry of `mix` near 1, so that fp16 holds those of small keys.
+struct Prepared {
+  uint4 mix[32];      // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+};
+
+__device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+
+__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));  // + -0
+  return a;
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float((u32)(127 + exponent) << 23);
+}
+
+// two keys times 2^-e, in fp16
+template <Scalar T>
+__device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
+  float low, high;
+  if (T == Scalar::bf16) {  // exact as a pair too
+    const u32 powers = __byte_perm(__float_as_uint(power), 0, 0x3232);
+    unpack<T>(multiply_bf16(pair, powers), low, high);
+    return pack<Scalar::fp16>(low, high);
+  }
+  unpack<T>(pair, low, high);
+  return pack<Scalar::fp16>(low * power, high * power);
+}
+
+// Powers of two of one chunk; [r] is of token g + 8 r.
+struct Scales {
+  float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2, and 2^e times -sqrt(step size)
+  float descale;            // 1 / scale
+
+  __device__ __forceinline__ Scales(const ChunkKeys& at, float beta) {
+    // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
+    const u32 largest = __reduce_max_sync(
+        ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
+    const float bound = fminf(beta * __uint_as_float(largest), 1.f);
+    descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // from the exponent of |k|^2; zero keys stay zero
+      const int e = ((int)(__float_as_uint(at.lambda[r]) >> 23) - 127) >> 1;
+      power[r] = power_of_two(-e);
+      root[r] = at.root[r] * power_of_two(e);
+    }
+  }
+
+  __device__ __forceinline__ float scale() const {
+    return __uint_as_float(0x7f000000u - __float_as_uint(descale));
+  }
+};
+
+// `mix` and `unscale` from the chunk's products
+__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
+                                               const BlockMasks& mask, int lane) {
+  constexpr Scalar H = Scalar::fp16;
+  const int g = lane >> 2;
+  if ((lane & 3) == 0) {
+    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
+    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
+    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
+  }
+  float columns[2][2];
+  spread(at.root, columns, lane);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)  // both roots are negative
+      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  }
+  u32 mix[3];
+  invert_transposed(at.gram, mask, mix);
+  spread(scales.root, columns, lane);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {  // blocks (0, 0), (0, 1) and (1, 1)
+    const float row = scales.root[i >> 1] * scales.scale(), *column = columns[(i + 1) >> 1];
+    mix[i] = multiply_fp16(mix[i], pack<H>(row * column[0], row * column[1]));
+  }
+  out.mix[lane] =
+      make_uint4(mix[0], mix[1], mix[2], pack<H>(-scales.descale, -scales.descale));
+}
+
+// Phase A: this warp's chunk: its keys become fp16 in place, and `out` is filled.
+template <Scalar T>
+__device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const BlockMasks& mask,
+                                              Prepared& out, int lane) {
+  const u32 rows = row_address(chunk, lane);
+  constexpr int PIECES = 4 * PANELS;  // of 16 columns
+  u32 keys[PIECES][4];
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i)
+    load_rows(keys[i], (rows ^ 32 * (i % 4)) + i / 4 * MAP_PANEL_BYTES);
+  ChunkKeys at = {};
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i) add_products<T>(at.gram, keys[i], keys[i]);
+  find_step_sizes(at, beta, lane);
+  const Scales scales(at, beta);
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i) {
+    const int panel = i / 4 * MAP_PANEL_BYTES, t = i % 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
+    store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
+  }
+  store_prepared(out, at, scales, mask, lane);
+}
+
+// 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
+struct Shares {
+  u32 keys[4], values[4];
+};
+
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, u32 factors) {
+  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
+  float x, y;
+  unpack<Scalar::bf16>(factors, x, y);
+  return pack_saturated<T>(low * x, high * y);
+}
+
+// Y from 16 rows of Z [., 16]; m and u are this lane's `mix` and `unscale`
+template <Scalar T>
+__device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4& m,
+                                            const uint2& u) {
+  constexpr Scalar H = Scalar::fp16;
+  float Y[2][4] = {};
+  const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]),
+                    pack<H>(Z[1][0], Z[1][1]), pack<H>(Z[1][2], Z[1][3])};
+  // the inverse is triangular: tokens 8..15 get nothing from tokens 0..7
+  mma<H>(Y[0], z, m.x, m.y);
+  mma_half<H>(Y[1], z[2], z[3], m.z);
+  Shares out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
+    out.keys[i] = multiply_fp16(pack<H>(low, high), m.w);
+    out.values[i] = unscaled<T>(low, high, i >> 1 ? u.y : u.x);
+  }
+  return out;
+}
+
+// columns 16 t .. 16 t + 15 of 16 rows as an A operand
+__device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][4], int t) {
+  constexpr Scalar H = Scalar::fp16;  // |G| <= 1
+  out[0] = pack<H>(rows[2 * t][0], rows[2 * t][1]);
+  out[1] = pack<H>(rows[2 * t][2], rows[2 * t][3]);
+  out[2] = pack<H>(rows[2 * t + 1][0], rows[2 * t + 1][1]);
+  out[3] = pack<H>(rows[2 * t + 1][2], rows[2 * t + 1][3]);
+}
+
+typedef Accumulators MapRows;  // 16 of G or R
+
+// Of this lane's rows g and g + 8 of G: ALL where the row is kept less that of I, else 0.
+typedef u32 NearIdentity[2];
+
+// 16 rows of a chunk's K~^T, zero where `near` is; `at` is row_address of their panel, ^ 32 t where
+// they are its t-th
+__device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
+                                              const NearIdentity& near) {
+  constexpr Scalar H = Scalar::fp16;
+  u32 k[4];
+  load_columns(k, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) k[i] &= near[i >> 1];
+  unpack<H>(k[0], out[0][0], out[0][1]);
+  unpack<H>(k[1], out[1][0], out[1][1]);
+  unpack<H>(k[2], out[0][2], out[0][3]);
+  unpack<H>(k[3], out[1][2], out[1][3]);
+}
+
+// f(x, here) for the elements of rows g + 8 R that can be on the diagonal of G, and whether this
+// lane's is, if the warp's first row is `row`
+template <int R, class Rows, class F>
+__device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
+  const int odd = lane >> 2 & 1;
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int m = R; m < 8; m += 2) {
+      const bool crossed = row / 8 + R == 8 * p + m && lane >> 3 == (lane & 3);
+      f(G[p][m][2 * R], crossed && !odd);
+      f(G[p][m][2 * R + 1], crossed && odd);
+    }
+}
+
+// Rows g + 8 R of G - I whose diagonal is at most `bound` become rows of G, and are no longer near.
+template <int R>
+__device__ __forceinline__ void leave_identity(MapRows& G, NearIdentity& near, float bound, int row,
+                                               int lane) {
+  u32 x = 0;
+  for_diagonal<R>(G, row, lane, [&](float value, bool here) {
+    x |= here ? __float_as_uint(value) : 0;
+  });
+  const int owner = (lane & 28) | lane >> 3;  // of the diagonal's element
+  const float diagonal = __uint_as_float(__shfl_sync(ALL, x, owner));
+  const bool leaves = near[R] && diagonal <= bound;
+  for_diagonal<R>(G, row, lane, [&](float& value, bool here) {
+    value += leaves && here ? 1.f : 0.f;
+  });
+  if (leaves) near[R] = 0;
+}
+
+// whether the magnitudes in each of these rows of G sum to less than `bound`
+__device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
+  float sums[2] = {};
+  for_each_element([&](int p, int m, int e) { sums[e >> 1] += fabsf(G[p][m][e]); });
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sums[r] += __shfl_xor_sync(ALL, sums[r], 1);
+    sums[r] += __shfl_xor_sync(ALL, sums[r], 2);
+  }
+  return sums[0] < bound && sums[1] < bound;  // NaN is not
+}
+
+// Phase B: 16 rows of G and of R absorb one prepared chunk. Those of G that are `near` are G - I's,
+// which there may be if ANY_NEAR; `own` is where load_channels finds the same rows of K~^T. On
+// Hopper R is left under way: finish_rows.
+template <Scalar T, bool ANY_NEAR>
+__device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
+                                             u32 keys, u32 own, u32 values, const Prepared& chunk,
+                                             int lane) {
+  constexpr Scalar H = Scalar::fp16;
+  const uint4 m = chunk.mix[lane];
+  const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
+  float Z[2][4] = {};
+  if (ANY_NEAR) load_channels(Z, own, near);
+#if QUASAR_WGMMA
+  u32 rows[4 * PANELS][4];
+#pragma unroll
+  for (int i = 0; i < 4 * PANELS; ++i) pack_rows(rows[i], G[i / 4], i % 4);
+  warpgroup_arrive();
+#pragma unroll
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
+    if (i == 0 && !ANY_NEAR)
+      wgmma_first_rows<H>(Z, rows[i], columns);
+    else
+      wgmma_rows<H>(Z, rows[i], columns);
+  }
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(Z);
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(R[p]);
+  const Shares Y = mix_chunk<T>(Z, m, u);
+  warpgroup_arrive();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    wgmma_columns<H>(G[p], Y.keys, tile_descriptor(keys + p * MAP_PANEL_BYTES));
+  warpgroup_commit();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+    wgmma_columns<T>(R[p], Y.values, tile_descriptor(values + p * MAP_PANEL_BYTES));
+  warpgroup_commit();
+  warpgroup_wait<1>();  // R is not needed before the next wait
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(G[p]);
+#else
+#pragma unroll
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const int p = i / 4, t = i % 4;
+    u32 k[4], rows[4];
+    load_rows(k, pair_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
+    pack_rows(rows, G[p], t);
+    mma<H>(Z[0], rows, k[0], k[1]);
+    mma<H>(Z[1], rows, k[2], k[3]);
+  }
+  const Shares Y = mix_chunk<T>(Z, m, u);
+#pragma unroll
+  for (int i = 0; i < 4 * PANELS; ++i) {
+    const int p = i / 4, t = i % 4;
+    u32 k[4], v[4];
+    load_columns(k, row_address(keys + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
+    load_columns(v, row_address(values + p * MAP_PANEL_BYTES, lane) ^ 32 * t);
+    mma<H>(G[p][2 * t], Y.keys, k[0], k[1]);
+    mma<H>(G[p][2 * t + 1], Y.keys, k[2], k[3]);
+    mma<T>(R[p][2 * t], Y.values, v[0], v[1]);
+    mma<T>(R[p][2 * t + 1], Y.values, v[2], v[3]);
+  }
+#endif
+}
+
+__device__ __forceinline__ void finish_rows(MapRows& R) {
+#if QUASAR_WGMMA
+  warpgroup_wait<0>();
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) settle(R[p]);
+#endif
+}
+
+}  // namespace quasar::scan

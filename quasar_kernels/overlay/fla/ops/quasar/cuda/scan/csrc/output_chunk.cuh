@@ -1,0 +1,287 @@
+// What pass 2 of the segmented scan does with one chunk.
+//
+// A chunk: D = V - K S, V' = A diag(a) D, O = Q S + tril(Q K^T) V', S += K^T V', with A = (I +
+// strict_tril(a K K^T))^-1. Columns of S, V' and O are independent of one another, so a warp owns
+// 16 * BLOCKS of them and keeps them in registers, everything transposed: -S^T is the A operand of
+// [D^T, -O^T] = [V^T, 0] - S^T [K^T, Q^T], and -V'^T that of -V'^T tril(Q K^T)^T and of -V'^T K.
+//
+// Precision: the large products' operands have the inputs' dtype, the small ones, with the inverse
+// and the scores, are tf32; and V' is the sum of two operands where it enters the state, where its
+// rounding would stay.
+
+#pragma once
+
+#include "chunk.cuh"
+#include "../../csrc/wgmma.cuh"
+
+namespace quasar::scan {
+
+// A chunk's keys and queries in shared memory: for each panel of their channels a tile of 16 rows
+// of keys and, behind it, one of 16 rows of queries.
+struct KeysQueries {
+  static constexpr int BYTES = PANELS * 2 * CHUNK_BYTES;
+  u32 address;
+
+  __device__ __forceinline__ u32 keys(int panel) const {
+    return address + panel * 2 * CHUNK_BYTES;
+  }
+  __device__ __forceinline__ u32 queries(int panel) const { return keys(panel) + CHUNK_BYTES; }
+};
+
+// Fragments of a lower triangular matrix [16, 16]: its left half, and the lower right block.
+struct Triangle {
+  float4 left[32];
+  float2 corner[32];
+};
+
+__device__ __forceinline__ void keep_triangle(Triangle& out, const float (&x)[2][4], int lane) {
+  out.left[lane] = make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[0][2]),
+                               to_tf32(x[0][3]));
+  out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
+}
+
+// d += x triangle^T in tf32; tokens 0..7 of d get nothing from tokens 8..15 of x
+__device__ __forceinline__ void multiply(float (&d0)[4], float (&d1)[4], const float (&x0)[4],
+                                         const float (&x1)[4], float4 left, float2 corner) {
+  mma_tf32(d0, x0, left.x, left.y);
+  mma_tf32(d1, x0, left.z, left.w);
+  mma_tf32(d1, x1, corner.x, corner.y);
+}
+
+// Phase A: -A diag(a) and tril(Q K^T) of this warp's chunk.
+template <Scalar T>
+__device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta,
+                                              const BlockMasks& mask, Triangle& mix,
+                                              Triangle& scores, int lane) {
+  ChunkKeys at = {};
+  float P[2][4] = {};
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4], q[4];
+      load_rows(k, row_address(chunk.keys(p), lane) ^ 32 * t);
+      load_rows(q, row_address(chunk.queries(p), lane) ^ 32 * t);
+      add_products<T>(at.gram, k, k);
+      add_products<T>(P, q, k);
+    }
+  find_step_sizes(at, beta, lane);
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    if (2 * (lane & 3) + e > lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
+  keep_triangle(scores, P, lane);
+  float columns[2][2], inverse[2][4];
+  spread(at.root, columns, lane);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)  // both roots are negative
+      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  invert(at.gram, mask, inverse);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) inverse[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  keep_triangle(mix, inverse, lane);
+}
+
+// x as the sum of two operands' tiles
+template <Scalar T>
+__device__ __forceinline__ void split(const float (&x)[2][4], u32 (&high)[4], u32 (&low)[4]) {
+  pack_tiles<T>(high, x[0], x[1]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* from = &x[i >> 1][2 * (i & 1)];
+    float left, right;
+    unpack<T>(high[i], left, right);
+    low[i] = pack_saturated<T>(from[0] - left, from[1] - right);
+  }
+}
+
+typedef Accumulators StateColumns;  // 16 of -S, transposed: tiles hold keys' channels
+
+// read = -S^T [K^T, Q^T]: two tiles of tokens each
+template <Scalar T, int BLOCKS>
+__device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
+                                           float (&read)[BLOCKS][4][4], KeysQueries chunk,
+                                           int lane) {
+#if QUASAR_WGMMA
+  if constexpr (BLOCKS == 1) {
+    u32 s[PANELS][4][4];
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+        pack_tiles<T>(s[p][t], state[0][p][2 * t], state[0][p][2 * t + 1]);
+    warpgroup_arrive();
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const u64 rows = at_columns(tile_descriptor(chunk.keys(p)), t);
+        if (p + t == 0)
+          wgmma_first_rows<T>(read[0], s[p][t], rows);
+        else
+          wgmma_rows<T>(read[0], s[p][t], rows);
+      }
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    settle(read[0]);
+    return;
+  }
+#endif
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) read[b][n][e] = 0.f;
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4], q[4];
+      load_rows(k, pair_address(chunk.keys(p), lane) ^ 32 * t);
+      load_rows(q, pair_address(chunk.queries(p), lane) ^ 32 * t);
+#pragma unroll
+      for (int b = 0; b < BLOCKS; ++b) {
+        u32 s[4];
+        pack_tiles<T>(s, state[b][p][2 * t], state[b][p][2 * t + 1]);
+        mma<T>(read[b][0], s, k[0], k[1]);
+        mma<T>(read[b][1], s, k[2], k[3]);
+        mma<T>(read[b][2], s, q[0], q[1]);
+        mma<T>(read[b][3], s, q[2], q[3]);
+      }
+    }
+}
+
+// state -= V'^T K, V' as the sum of two operands. On Hopper it is left under way: finish_state.
+template <Scalar T, int BLOCKS>
+__device__ __forceinline__ void write_state(StateColumns (&state)[BLOCKS],
+                                            const u32 (&high)[BLOCKS][4],
+                                            const u32 (&low)[BLOCKS][4], KeysQueries chunk,
+                                            int lane) {
+#if QUASAR_WGMMA
+  if constexpr (BLOCKS == 1) {
+    warpgroup_arrive();
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p) {
+      wgmma_columns<T>(state[0][p], high[0], tile_descriptor(chunk.keys(p)));
+      wgmma_columns<T>(state[0][p], low[0], tile_descriptor(chunk.keys(p)));
+    }
+    warpgroup_commit();
+    return;
+  }
+#endif
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      u32 k[4];
+      load_columns(k, row_address(chunk.keys(p), lane) ^ 32 * t);
+#pragma unroll
+      for (int b = 0; b < BLOCKS; ++b) {
+        mma<T>(state[b][p][2 * t], high[b], k[0], k[1]);
+        mma<T>(state[b][p][2 * t + 1], high[b], k[2], k[3]);
+        mma<T>(state[b][p][2 * t], low[b], k[0], k[1]);
+        mma<T>(state[b][p][2 * t + 1], low[b], k[2], k[3]);
+      }
+    }
+}
+
+template <int BLOCKS>
+__device__ __forceinline__ void finish_state(StateColumns (&state)[BLOCKS]) {
+#if QUASAR_WGMMA
+  if constexpr (BLOCKS == 1) {
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p) settle(state[0][p]);
+  }
+#endif
+}
+
+// a warp's largest magnitude; NaN counts as infinite
+template <int BLOCKS>
+__device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
+  u32 most = 0;  // magnitudes compare as integers do
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b)
+    for_each_element([&](int p, int m, int e) {
+      most = max(most, __float_as_uint(state[b][p][m][e]) & 0x7fffffffu);
+    });
+  return __uint_as_float(min(__reduce_max_sync(ALL, most), 0x7f800000u));
+}
+
+// Put 16 columns of a chunk's o, given as -O^T, where its values were; `at` is row_address there.
+template <Scalar T>
+__device__ __forceinline__ void keep_output(u32 at, float scale, float (&left)[4],
+                                            float (&right)[4], int lane) {
+  if (scale != 1.f) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) left[e] *= scale, right[e] *= scale;
+  }
+  u32 x[4];
+  pack_tiles<T>(x, left, right);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] ^= 0x80008000u;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+               :
+               : "r"(at), "r"(x[0]), "r"(x[2]), "r"(x[1]), "r"(x[3])
+               : "memory");
+#else
+  // lane l of stmatrix gives the row address of matrix l / 8: tokens 0..7, 8..15, for both halves
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 row = __shfl_sync(ALL, at, 8 * i + (lane >> 2));
+    const u32 matrix = x[(i & 1) * 2 + i / 2];
+    u32 turned;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(matrix));
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(row + 4 * (lane & 3)), "r"(turned) : "memory");
+  }
+#endif
+}
+
+// Phase B: 16 * BLOCKS state columns take one chunk, and leave its o where its values were;
+// `values` is row_address there, at the first of the columns.
+template <Scalar T, int BLOCKS>
+__device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQueries chunk,
+                                           u32 values, const Triangle& mix, const Triangle& scores,
+                                           float scale, int lane) {
+  u32 v[BLOCKS][4];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
+  const float4 m = mix.left[lane], s = scores.left[lane];
+  const float2 m_corner = mix.corner[lane], s_corner = scores.corner[lane];
+  finish_state<BLOCKS>(state);
+  float read[BLOCKS][4][4];
+  read_state<T, BLOCKS>(state, read, chunk, lane);
+  float V[BLOCKS][2][4] = {};  // -V'^T
+  u32 high[BLOCKS][4], low[BLOCKS][4];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+    float D[2][4];
+    unpack<T>(v[b][0], D[0][0], D[0][1]);
+    unpack<T>(v[b][1], D[1][0], D[1][1]);
+    unpack<T>(v[b][2], D[0][2], D[0][3]);
+    unpack<T>(v[b][3], D[1][2], D[1][3]);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) D[n][e] += read[b][n][e];
+    multiply(V[b][0], V[b][1], D[0], D[1], m, m_corner);
+    split<T>(V[b], high[b], low[b]);
+  }
+  write_state<T, BLOCKS>(state, high, low, chunk, lane);
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) V[b][n][e] = to_tf32(V[b][n][e]);
+    multiply(read[b][2], read[b][3], V[b][0], V[b][1], s, s_corner);
+    keep_output<T>(values ^ 32 * b, scale, read[b][2], read[b][3], lane);
+  }
+}
+
+}  // namespace quasar::scan

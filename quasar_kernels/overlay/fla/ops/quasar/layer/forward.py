@@ -1,0 +1,128 @@
+"""The layer on a GPU where no state comes in or goes out, and what its backward pass needs of that.
+
+q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
+y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from fla.ops.quasar.backend import requested_backend
+from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights, attend_fused
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
+from fla.ops.quasar.layer.kernels import CONV_TAPS, causal_conv_silu, gated_rmsnorm
+from fla.ops.quasar.layer.products import packed, unrounded
+
+
+class Call(NamedTuple):
+    """What a call of the layer depends on beside its input and its weights."""
+
+    heads: int
+    head_dim: int
+    eps: float  # of the norm
+    dtype: torch.dtype  # of the products
+    cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
+
+    def takes(self, x: torch.Tensor, weights: Weights) -> bool:
+        """Return whether the kernels serve a call with these weights, as `attend` wants them."""
+        taps = weights[6]
+        return (
+            x.is_cuda
+            and self.dtype != torch.float64
+            and self.head_dim <= MAX_HEAD_DIM
+            and taps is not None
+            and taps.shape[-1] == CONV_TAPS
+            and requested_backend() != "torch"
+        )
+
+
+def attend(
+    call: Call, x: torch.Tensor, weights: Weights, *, keep: bool = False, output: bool = True
+) -> Attended:
+    """Compute the layer; it records nothing for autograd.
+
+    Args:
+        x: `[B, T, hidden]`, for which `call.takes` it.
+        weights: of q, k, v, the gate's narrow half, its wide half and bias, the convolutions
+            (three), their biases (three, or None), beta_log, the norm, and the output.
+        keep: whether to return what led to the output.
+        output: whether to compute y.
+    """
+    if call.cu_seqlens is None:
+        found = attend_fused(x, weights, call.dtype, call.eps, keep=keep, output=output)
+        if found is not None:
+            return found
+    with torch.autocast(x.device.type, enabled=False):
+        return _attend_by_library(call, x, weights, keep, output)
+
+
+def _attend_by_library(call: Call, x, weights, keep, output) -> Attended:
+    B, T, D = x.shape
+    H, S, dtype = call.heads, call.head_dim, call.dtype
+    # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
+    # bias is added inside its product
+    projections, *gate_weights, out_weight = packed((*weights[:6], weights[14]), dtype)
+    rows = x.reshape(B * T, D).to(dtype)
+    products = project(rows, projections)
+    qkv, narrow = products.split([3 * H * S, S], dim=-1)
+    # a copy, so that the products, gigabytes for a million tokens, can go
+    narrow = narrow.to(dtype).contiguous()
+    taps, bias = joined(weights)
+    position = positions(B, T, call.cu_seqlens, x.device)
+    qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
+    kept = Attended(None, rows, products, narrow) if keep else Attended(None)
+    del rows, products
+    q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
+    beta = F.softplus(weights[12].float())
+    operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens)
+    if keep:
+        kept = kept._replace(operator=operator)
+    o = operator.o
+    del q, k, v, qkv, operator
+    if not output:
+        return kept
+    o = gated(o, narrow, gate_weights, weights[13], call.eps)
+    return kept._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
+
+
+def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return rows weight^T, in fp32 where the rows are few and in bf16.
+
+    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error. At
+    the lengths that hopper/attend.py does not take, keeping them in fp32 costs little.
+    """
+    if rows.shape[0] < MANY_TOKENS and rows.dtype == torch.bfloat16:
+        return unrounded(rows, weight)
+    return F.linear(rows, weight)
+
+
+def joined(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the convolutions' taps `[3 H S, 4]` and bias `[3 H S]` (or None), side by side."""
+    taps = torch.cat(weights[6:9]).squeeze(1)
+    return taps, None if weights[9] is None else torch.cat(weights[9:12])
+
+
+def gated(o, narrow, gate_weights, norm_weight, eps) -> torch.Tensor:
+    """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
+    S = o.shape[-1]
+    one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
+    if one_kernel and S <= MAX_HEAD_DIM and not torch.is_grad_enabled():
+        return gate_and_norm(o.flatten(0, 1), narrow, *gate_weights, norm_weight, eps)
+    gate = F.linear(narrow, *gate_weights)
+    return gated_rmsnorm(o.reshape(-1, S), gate.view(-1, S), norm_weight, eps)
+
+
+def positions(B: int, T: int, cu_seqlens, device) -> torch.Tensor | int | None:
+    """Return where tokens stand in their sequences, as `causal_conv_silu` wants it.
+
+    That is each token's place `[T]`, int32, for packed sequences; T for several rows; else None.
+    """
+    if cu_seqlens is None:
+        return None if B == 1 else T
+    token, first = torch.arange(T, device=device), cu_seqlens.to(torch.int64)
+    return (token - first[torch.searchsorted(first, token, right=True) - 1]).int()

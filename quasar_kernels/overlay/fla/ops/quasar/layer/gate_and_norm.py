@@ -1,0 +1,109 @@
+"""The layer's output gate and norm in one kernel: rmsnorm(o) * weight * sigmoid(narrow W^T + b).
+
+Done apart, the gate is written and read again: two gigabytes for a million tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.triton_kernels.device_functions import operand
+from fla.ops.quasar.triton_kernels.launch import Launcher
+
+MANY_TOKENS = 1 << 15
+"""From so many tokens on, programs that take all heads fill a GPU."""
+
+
+@triton.jit(do_not_specialize=["R"])
+def gate_and_norm_kernel(
+    o,
+    narrow,
+    gate_weight,
+    gate_bias,
+    norm_weight,
+    y,
+    R,
+    stride_n,
+    eps,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    BR: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Write BR tokens of HEADS heads of y. Grid: (tokens / BR, H / HEADS).
+
+    o and y `[R, H, S]` are contiguous; narrow `[R, S]` has rows stride_n apart; gate_weight
+    `[H * S, S]`, gate_bias `[H * S]` and norm_weight `[S]` are contiguous.
+    """
+    tokens = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    cols = tl.arange(0, BS)
+    inside = (tokens < R)[:, None] & (cols < S)[None, :]
+    b_n = tl.load(narrow + tokens[:, None] * stride_n + cols[None, :], mask=inside, other=0.0)
+    b_w = tl.load(norm_weight + cols, mask=cols < S, other=0.0).to(tl.float32)
+    p_o = tokens[:, None] * (H * S) + cols[None, :]
+    # transposed as the right operand: rows are inputs, columns the head's channels
+    p_g = gate_weight + cols[None, :] * S + cols[:, None]
+    square = (cols < S)[:, None] & (cols < S)[None, :]
+    first = tl.program_id(1) * HEADS
+    for h in range(first, tl.minimum(first + HEADS, H)):
+        b_o = tl.load(o + p_o + h * S, mask=inside, other=0.0).to(tl.float32)
+        b_g = tl.load(p_g + h * S * S, mask=square, other=0.0)
+        bias = tl.load(gate_bias + h * S + cols, mask=cols < S, other=0.0).to(tl.float32)
+        gate = tl.dot(b_n, b_g) + bias[None, :]
+        scale = tl.rsqrt(tl.sum(b_o * b_o, axis=1) / S + eps)
+        b_y = b_o * scale[:, None] * b_w[None, :] * tl.sigmoid(gate)
+        tl.store(y + p_o + h * S, operand(b_y, y.dtype.element_ty), mask=inside)
+
+
+_gate_and_norm = Launcher(gate_and_norm_kernel)
+
+
+def rows_for(block: int) -> int:
+    """Tokens of a program, for heads padded to `block` channels."""
+    return 64 if block <= 64 else 32
+
+
+@on_its_device
+def gate_and_norm(
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Return rmsnorm(o per head) * norm_weight * sigmoid(narrow gate_weight^T + gate_bias).
+
+    It records nothing for autograd.
+
+    Args:
+        o: `[R, H, S]`, bf16 or fp16, on a GPU; S at most 128.
+        narrow: `[R, S]` in o's dtype, last stride 1.
+        gate_weight, gate_bias: `[H * S, S]` and `[H * S]` in o's dtype.
+        norm_weight: `[S]`.
+        eps: added to the mean square.
+
+    Returns:
+        `[R, H, S]` contiguous, in o's dtype, computed in fp32.
+    """
+    R, H, S = o.shape
+    y = torch.empty_like(o, memory_format=torch.contiguous_format)
+    if R:
+        block = max(16, triton.next_power_of_2(S))
+        rows = rows_for(block)
+        # a program with all heads reads its narrow rows once; few tokens need more programs
+        heads = H if R >= MANY_TOKENS else 1
+        _gate_and_norm(
+            (-(-R // rows), -(-H // heads), 1),
+            (
+                o.contiguous(), narrow, gate_weight.contiguous(), gate_bias.contiguous(),
+                norm_weight, y, R, narrow.stride(0), eps,
+            ),
+            (H, S, block, rows, heads),
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return y

@@ -1,0 +1,326 @@
+"""Triton kernels of the layer's gradients: of the convolution with SiLU, and of the gated norm.
+
+Each reads its inputs once. Gradients of weights are sums over all tokens: a program adds up those
+of its own rows, and torch adds the programs' sums, always in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla.ops.quasar.triton_kernels.launch import Launcher
+
+_PROGRAMS = 4096
+"""Programs that a launch is cut into: several for each place of a GPU, few enough to add up."""
+
+
+@triton.jit
+def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+    # the gradient of the row's convolution before silu, and the rows before it that it has seen
+    if PACKED:
+        x1 = tl.where(place >= 1, x1, 0.0)
+        x2 = tl.where(place >= 2, x2, 0.0)
+        x3 = tl.where(place >= 3, x3, 0.0)
+    y = x0 * w3 + x1 * w2 + x2 * w1 + x3 * w0 + bias
+    gate = tl.sigmoid(y)
+    return dy.to(tl.float32) * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
+
+
+@triton.jit
+def _pass_back(g, b1, b2, b3, w0, w1, w2, w3, place, PACKED: tl.constexpr):
+    # b1, b2, b3 are the gradients so far of the rows before; returns those after g, the done first
+    g0, g1, g2 = g * w0, g * w1, g * w2
+    if PACKED:
+        g0 = tl.where(place >= 3, g0, 0.0)
+        g1 = tl.where(place >= 2, g1, 0.0)
+        g2 = tl.where(place >= 1, g2, 0.0)
+    return b3 + g0, g * w3, b1 + g2, b2 + g1
+
+
+@triton.jit(do_not_specialize=["T", "ROWS"])
+def conv_silu_grad_kernel(
+    x,
+    weight,
+    bias,
+    position,
+    dy_0,
+    dy_1,
+    dy_2,
+    dx,
+    sums,
+    T,
+    ROWS,
+    stride_x,
+    stride_dx,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    BC: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Write dx of ROWS rows and BC of C channels, and the sums of their taps' and bias's gradients.
+
+    The channels are those of C / N tensors dy, each `[B * T, N]` contiguous, side by side. x and dx
+    `[B * T, C]` have rows stride_x and stride_dx apart, and sequences of T of them. With PACKED,
+    `position` `[T]` holds each row's place in its own sequence within them. sums, fp32, takes
+    `[5, C]` a program's rows, four taps and the bias. The convolution is computed again. A row's
+    gradient is done three rows later, so that four more rows than ROWS, a multiple of 4, are
+    walked. Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
+    """
+    blocks = tl.cdiv(T, ROWS)
+    before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
+    first = (tl.program_id(0) % blocks).to(tl.int64) * ROWS
+    end = tl.minimum(first + ROWS, T)  # of the rows whose gradients are written here
+    last = tl.minimum(first + ROWS + 3, T)  # of those that they depend on
+    part = tl.program_id(1) // tl.cdiv(N, BC)
+    own = tl.program_id(1) % tl.cdiv(N, BC) * BC + tl.arange(0, BC)
+    inside = own < N
+    cols = part * N + own
+    w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
+    b = tl.zeros([BC], dtype=tl.float32)
+    if HAS_BIAS:
+        b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    dy = dy_0
+    if part == 1:
+        dy = dy_1
+    if part == 2:
+        dy = dy_2
+    p_x = x + (before + first) * stride_x + cols
+    p_dy = dy + (before + first) * N + own
+    p_dx = dx + (before + first - 3) * stride_dx + cols
+    h3 = tl.load(p_x - 3 * stride_x, mask=inside & (first > 0), other=0.0).to(tl.float32)
+    h2 = tl.load(p_x - 2 * stride_x, mask=inside & (first > 0), other=0.0).to(tl.float32)
+    h1 = tl.load(p_x - stride_x, mask=inside & (first > 0), other=0.0).to(tl.float32)
+    n0 = tl.load(p_x, mask=inside & (first < last), other=0.0)
+    n1 = tl.load(p_x + stride_x, mask=inside & (first + 1 < last), other=0.0)
+    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (first + 2 < last), other=0.0)
+    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (first + 3 < last), other=0.0)
+    e0 = tl.load(p_dy, mask=inside & (first < last), other=0.0)
+    e1 = tl.load(p_dy + N, mask=inside & (first + 1 < last), other=0.0)
+    e2 = tl.load(p_dy + 2 * N, mask=inside & (first + 2 < last), other=0.0)
+    e3 = tl.load(p_dy + 3 * N, mask=inside & (first + 3 < last), other=0.0)
+    b1 = tl.zeros([BC], dtype=tl.float32)
+    b2 = tl.zeros([BC], dtype=tl.float32)
+    b3 = tl.zeros([BC], dtype=tl.float32)
+    d0 = tl.zeros([BC], dtype=tl.float32)
+    d1 = tl.zeros([BC], dtype=tl.float32)
+    d2 = tl.zeros([BC], dtype=tl.float32)
+    d3 = tl.zeros([BC], dtype=tl.float32)
+    db = tl.zeros([BC], dtype=tl.float32)
+    row = first
+    for _ in range(0, ROWS + 4, 4):
+        x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
+        x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
+        dy0, dy1, dy2, dy3 = e0, e1, e2, e3
+        p_x += 4 * stride_x
+        p_dy += 4 * N
+        n0 = tl.load(p_x, mask=inside & (row + 4 < last), other=0.0)
+        n1 = tl.load(p_x + stride_x, mask=inside & (row + 5 < last), other=0.0)
+        n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 6 < last), other=0.0)
+        n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 7 < last), other=0.0)
+        e0 = tl.load(p_dy, mask=inside & (row + 4 < last), other=0.0)
+        e1 = tl.load(p_dy + N, mask=inside & (row + 5 < last), other=0.0)
+        e2 = tl.load(p_dy + 2 * N, mask=inside & (row + 6 < last), other=0.0)
+        e3 = tl.load(p_dy + 3 * N, mask=inside & (row + 7 < last), other=0.0)
+        p0, p1, p2, p3 = 0, 0, 0, 0
+        if PACKED:
+            p0 = tl.load(position + row, mask=row < last, other=0)
+            p1 = tl.load(position + row + 1, mask=row + 1 < last, other=0)
+            p2 = tl.load(position + row + 2, mask=row + 2 < last, other=0)
+            p3 = tl.load(position + row + 3, mask=row + 3 < last, other=0)
+        counts = tl.where(row < end, 1.0, 0.0)  # the rows after ROWS are another program's
+
+        g, m1, m2, m3 = _conv_row_grad(x0, h1, h2, h3, dy0, w0, w1, w2, w3, b, p0, PACKED)
+        done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p0, PACKED)
+        wanted = inside & (row - 3 >= first) & (row - 3 < end)
+        tl.store(p_dx, done.to(dx.dtype.element_ty), mask=wanted)
+        g *= counts
+        d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x0, db + g
+
+        g, m1, m2, m3 = _conv_row_grad(x1, x0, h1, h2, dy1, w0, w1, w2, w3, b, p1, PACKED)
+        done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p1, PACKED)
+        wanted = inside & (row - 2 >= first) & (row - 2 < end)
+        tl.store(p_dx + stride_dx, done.to(dx.dtype.element_ty), mask=wanted)
+        g *= counts
+        d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x1, db + g
+
+        g, m1, m2, m3 = _conv_row_grad(x2, x1, x0, h1, dy2, w0, w1, w2, w3, b, p2, PACKED)
+        done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p2, PACKED)
+        wanted = inside & (row - 1 >= first) & (row - 1 < end)
+        tl.store(p_dx + 2 * stride_dx, done.to(dx.dtype.element_ty), mask=wanted)
+        g *= counts
+        d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x2, db + g
+
+        g, m1, m2, m3 = _conv_row_grad(x3, x2, x1, x0, dy3, w0, w1, w2, w3, b, p3, PACKED)
+        done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p3, PACKED)
+        tl.store(p_dx + 3 * stride_dx, done.to(dx.dtype.element_ty), mask=inside & (row < end))
+        g *= counts
+        d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x3, db + g
+
+        h1, h2, h3 = x3, x2, x1
+        p_dx += 4 * stride_dx
+        row += 4
+    p_sums = sums + tl.program_id(0).to(tl.int64) * 5 * C + cols
+    tl.store(p_sums, d0, mask=inside)
+    tl.store(p_sums + C, d1, mask=inside)
+    tl.store(p_sums + 2 * C, d2, mask=inside)
+    tl.store(p_sums + 3 * C, d3, mask=inside)
+    tl.store(p_sums + 4 * C, db, mask=inside)
+
+
+@triton.jit(do_not_specialize=["R", "TILES"])
+def gated_rmsnorm_grad_kernel(
+    x,
+    gate,
+    weight,
+    dy,
+    y,
+    dx,
+    dgate,
+    sums,
+    R,
+    TILES,
+    eps,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    BR: tl.constexpr,
+):
+    """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y where it is no None.
+
+    All are `[R, H, S]` contiguous, the norm over S. A program takes TILES times BR rows of one
+    head; sums `[R / (TILES * BR), 2, H, S]` fp32 takes the gradient of the weight and the sum of
+    dgate. Grid: (H, R / (TILES * BR)).
+    """
+    head = tl.program_id(0)
+    rows = tl.program_id(1).to(tl.int64) * TILES * BR + tl.arange(0, BR)
+    cols = tl.arange(0, BS)
+    at = (rows * H + head)[:, None] * S + cols[None, :]
+    b_w = tl.load(weight + cols, mask=cols < S, other=0.0).to(tl.float32)[None, :]
+    d_weight = tl.zeros([BR, BS], dtype=tl.float32)
+    d_bias = tl.zeros([BR, BS], dtype=tl.float32)
+    for _ in range(0, TILES):
+        mask = (rows < R)[:, None] & (cols < S)[None, :]
+        b_x = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        b_g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
+        b_dy = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / S + eps)[:, None]
+        b_x *= scale
+        b_g = tl.sigmoid(b_g)
+        b_dy *= b_g
+        part = b_dy * b_x  # of y's gradient, without the weight
+        d_weight += part
+        part *= b_w
+        b_dg = part * (1.0 - b_g)
+        d_bias += b_dg
+        b_dx = scale * (b_dy * b_w - b_x * (tl.sum(part, axis=1) / S)[:, None])
+        tl.store(dx + at, b_dx.to(dx.dtype.element_ty), mask=mask)
+        tl.store(dgate + at, b_dg.to(dgate.dtype.element_ty), mask=mask)
+        if y is not None:
+            b_y = b_x * b_w * b_g
+            tl.store(y + at, b_y.to(y.dtype.element_ty), mask=mask)
+        rows += BR
+        at += BR * H * S
+    p_sums = sums + (tl.program_id(1).to(tl.int64) * 2 * H + head) * S + cols
+    tl.store(p_sums, tl.sum(d_weight, axis=0), mask=cols < S)
+    tl.store(p_sums + H * S, tl.sum(d_bias, axis=0), mask=cols < S)
+
+
+_conv_silu_grad = Launcher(conv_silu_grad_kernel)
+_gated_rmsnorm_grad = Launcher(gated_rmsnorm_grad_kernel)
+
+
+def _padded(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def sequences(position: torch.Tensor | int | None, rows: int) -> tuple[int, torch.Tensor | None]:
+    """Return the rows of each sequence, and each one's place in its own where they are packed."""
+    if isinstance(position, int):
+        return position, None
+    return rows, position
+
+
+def launch_conv_silu_grad(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    position: torch.Tensor | int | None,
+    dys: tuple[torch.Tensor, ...],
+    dx: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the convolution's gradient: fill dx, return those of the taps and of the bias.
+
+    Args:
+        x: `[R, C]`, last stride 1.
+        weight: `[C, 4]` contiguous.
+        bias: `[C]` contiguous, or None.
+        position: `[R]` int32, each token's place in its own sequence; the tokens of each sequence
+            where all have as many; None for one sequence.
+        dys: one to three tensors `[R, N]` contiguous, which side by side are the result's gradient.
+        dx: `[R, C]`, last stride 1, of any dtype.
+
+    Returns:
+        `[C, 4]` and `[C]`, fp32.
+    """
+    R, C = x.shape
+    N = C // len(dys)
+    T, position = sequences(position, R)
+    block = min(256, _padded(N))
+    columns = len(dys) * -(-N // block)
+    rows = max(16, min(256, _padded(-(-R * columns // _PROGRAMS)), _padded(T)))
+    programs = R // T * -(-T // rows) if R else 0
+    sums = torch.empty(programs, 5, C, dtype=torch.float32, device=x.device)
+    if programs:
+        dys = (*dys, dys[0], dys[0])[:3]
+        _conv_silu_grad(
+            (programs, columns, 1),
+            (x, weight, bias, position, *dys, dx, sums, T, rows, x.stride(0), dx.stride(0)),
+            (C, N, block, bias is not None, position is not None),
+            num_warps=4,
+        )
+    total = sums.sum(0)
+    return total[:4].t().contiguous(), total[4]
+
+
+def launch_gated_rmsnorm_grad(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    dy: torch.Tensor,
+    eps: float,
+    y: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch the gated norm's gradient.
+
+    Args:
+        x, gate, dy: `[R, H, S]` contiguous.
+        weight: `[S]`.
+        eps: added to the mean square.
+        y: like x, takes the gated norm; or None.
+
+    Returns:
+        dx and dgate, like x; the gradient of the weight `[S]` and the sum of dgate over the rows
+        `[H, S]`, fp32.
+    """
+    R, H, S = x.shape
+    dx, dgate = torch.empty_like(x), torch.empty_like(gate)
+    block = max(8, _padded(S))
+    rows = max(1, 512 // block)
+    tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))))
+    programs = -(-R // (rows * tiles))
+    sums = torch.empty(programs, 2, H, S, dtype=torch.float32, device=x.device)
+    if programs:
+        _gated_rmsnorm_grad(
+            (H, programs, 1),
+            (x, gate, weight, dy, y, dx, dgate, sums, R, tiles, eps),
+            (H, S, block, rows),
+            num_warps=2,
+        )
+    total = sums.sum(0)
+    return dx, dgate, total[0].sum(0), total[1]

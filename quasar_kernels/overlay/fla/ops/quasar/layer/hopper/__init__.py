@@ -1,0 +1,1 @@
+"""The layer in fused kernels for Hopper GPUs: projection, operator, gated output."""

@@ -1,0 +1,235 @@
+// The layer's output in one kernel: y = (rmsnorm(o per head) * weight * sigmoid(narrow W_g^T + b))
+// W_o^T, for 8 heads of 64 channels, on Hopper.
+//
+// The gated norm is the A operand of the last product: a worker, a warpgroup, takes 64 tokens, whose
+// 512 channels stay in its registers from the norm to the products, and writes only y. Both workers
+// of a block and both blocks of a cluster read one stream of the weights' images (pack_weights.cu),
+// W_g's and then W_o's. None gets further ahead than the ring is deep, which is far less than a
+// tile's norms take: so all of them norm at about the same time, two warps a scheduler, and then
+// multiply. narrow and o pass through shared memory, a head of 64 tokens at a time.
+//
+// The last product's operands are fp16, whatever o, narrow and y are: as bf16 each would add as much
+// error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's range; weights
+// saturate at 65504, and lose digits below 6e-5.
+//
+// The factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight are in the images.
+
+#include "gated_rows.cuh"
+
+#if QUASAR_WGMMA
+namespace quasar::layer {
+
+// The feeder's thread: all images once a step.
+__device__ __forceinline__ void feed_weights(const OutputArguments& arg, OutputShared& shared) {
+  Feeder<RING> feeder(shared.ring);
+  for (int step = 0; step < arg.steps; ++step) {
+    for (int i = 0; i < GATE_IMAGES; ++i)
+      feeder.feed((const char*)arg.gate_images + i * IMAGE_BYTES, IMAGE_BYTES);
+    for (int i = 0; i < arg.tiles * HEADS; ++i)
+      feeder.feed((const char*)arg.out_images + (i64)i * IMAGE_BYTES, IMAGE_BYTES);
+  }
+}
+
+// ---- a worker ----
+
+__device__ __forceinline__ float rsqrt_fast(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// True, which the compiler cannot know. What stands behind such a branch is computed there and in
+// place; without it ptxas puts off parts of it until the product needs them, and spills.
+__device__ __forceinline__ bool always() {
+  u32 rows;
+  asm volatile("mov.u32 %0, %%nctaid.y;" : "=r"(rows));
+  return rows == 1;
+}
+
+constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
+
+template <Scalar T>
+struct Worker {
+  const OutputArguments& arg;
+  OutputShared& shared;
+  const int worker, lane;
+  Stream<RING> weights;
+  Place<CHUNKS> place;
+  u64 gate_image;       // of two heads
+  u32 a[4 * HEADS][4];  // the token tile: a head is 4 operands [64, 16]; o, then the gated norm
+
+  __device__ __forceinline__ Worker(const OutputArguments& arg, OutputShared& shared, int worker)
+      : arg(arg), shared(shared), worker(worker), lane(threadIdx.x & 31), weights(shared.ring) {}
+
+  // the next chunk, as operands
+  __device__ __forceinline__ void take(u32 (*out)[4]) {
+    wait_barrier(shared_address(&shared.filled[worker][place.stage]), place.parity);
+    const u32 rows = shared_address(shared.chunks[worker][place.stage]) +
+                     (threadIdx.x >> 5 & 3) * (16 * ROW_BYTES);
+    const u32 from = row_address(rows, lane);
+#pragma unroll
+    for (int t = 0; t < 4; ++t) load_rows(out[t], from ^ 32 * t);
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&shared.taken[worker][place.stage]));
+    place.advance();
+  }
+
+  __device__ __forceinline__ void multiply_gate(float (&d)[8][4], int h) {
+    if (h % 2 == 0) gate_image = weights.next();
+    const u64 b = gate_image + h % 2 * (IMAGE_BYTES / 2 / 16);
+    const u64 a = tile_descriptor(shared_address(shared.narrow[worker]));
+    warpgroup_arrive();
+    multiply_tile<T, true>(d, a, b);
+#pragma unroll
+    for (int t = 1; t < 4; ++t) multiply_tile<T, false>(d, at_columns(a, t), at_columns(b, t));
+    warpgroup_commit();
+  }
+
+  // 1 / rms of this lane's two rows of head h
+  __device__ __forceinline__ void find_scales(float (&scale)[2], int h) const {
+    float squares[2] = {}, others[2] = {};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float low, high;
+      unpack<T>(a[4 * h + i / 4][i % 4], low, high);
+      squares[i % 2] += low * low;
+      others[i % 2] += high * high;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      squares[r] += others[r];
+      squares[r] += __shfl_xor_sync(ALL, squares[r], 1);
+      squares[r] += __shfl_xor_sync(ALL, squares[r], 2);
+      scale[r] = rsqrt_fast(squares[r] * (1.f / S) + arg.eps);
+    }
+  }
+
+  // head h becomes 2 o / rms(o) * sigmoid(gate + b)
+  __device__ __forceinline__ void gate_head(int h, const float (&gate)[8][4],
+                                            const float (&scale)[2]) {
+    const float* bias = shared.bias + h * S + 2 * (lane & 3);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {  // tiles of 8 channels, of which this lane has 2 neighbours
+      const float2 b = *(const float2*)(bias + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        u32& x = a[4 * h + j / 2][j % 2 * 2 + r];
+        float low, high;
+        unpack<T>(x, low, high);
+        low *= scale[r];
+        high *= scale[r];
+        low += low * tanh_fast(gate[j][2 * r] + b.x);
+        high += high * tanh_fast(gate[j][2 * r + 1] + b.y);
+        x = pack<OPERAND>(low, high);
+      }
+    }
+  }
+
+  // the tile's A operand, in place
+  __device__ __forceinline__ void gate_and_norm(u32 parity) {
+    float gate[2][8][4], scale[2];
+    wait_barrier(shared_address(&shared.narrow_filled[worker]), parity);
+    take(a);
+    multiply_gate(gate[0], 0);
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      if (h + 1 < HEADS) {
+        take(a + 4 * (h + 1));
+        multiply_gate(gate[(h + 1) % 2], h + 1);
+      }
+      find_scales(scale, h);
+      if (h + 1 < HEADS)
+        warpgroup_wait<1>();
+      else
+        warpgroup_wait<0>();
+      if (h % 2) weights.release();
+      settle(gate[h % 2]);
+      if (always()) gate_head(h, gate[h % 2], scale);
+    }
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&shared.narrow_taken[worker]));
+  }
+
+  // 16 bytes a lane, 64 consecutive ones a row
+  __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
+    const i64 stride = (i64)arg.tiles * (2 * IMAGE_ROWS);
+    char* to = (char*)arg.y + row * stride + tile * (2 * IMAGE_ROWS) + 16 * (lane & 3);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r < arg.T) {
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+          const u32 x = pack<T>(d[j][2 * r], d[j][2 * r + 1]);
+          const u32 y = pack<T>(d[j + 1][2 * r], d[j + 1][2 * r + 1]);
+          const u32 z = pack<T>(d[j + 2][2 * r], d[j + 2][2 * r + 1]);
+          const u32 w = pack<T>(d[j + 3][2 * r], d[j + 3][2 * r + 1]);
+          *(uint4*)(to + 8 * r * stride + 16 * j) = make_uint4(x, y, z, w);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 +
+              lane / 4;
+    for (int step = 0; step < arg.steps; ++step) {
+      gate_and_norm(step & 1);
+      for (int i = 0; i < arg.tiles; ++i) {
+        float d[16][4];
+        product<OPERAND>(d, a, weights);
+        store(d, row, i);
+      }
+      row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
+    }
+  }
+};
+
+// Grid: an even number of blocks.
+template <Scalar T>
+__device__ __forceinline__ void gated_output(const OutputArguments& arg) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  OutputShared& shared = *(OutputShared*)raw;
+  const int tid = threadIdx.x;
+  if (tid == 0) {
+    for (int i = 0; i < WORKERS; ++i) {
+      init_barrier(shared_address(&shared.narrow_filled[i]), 32);  // the lanes that copy
+      init_barrier(shared_address(&shared.narrow_taken[i]), 4);    // the worker's warps
+    }
+    for (int i = 0; i < WORKERS * CHUNKS; ++i) {
+      init_barrier(shared_address(&shared.filled[0][i]), 32);
+      init_barrier(shared_address(&shared.taken[0][i]), 4);
+    }
+    init_ring(shared.ring);
+  }
+  for (int i = tid; i < WIDTH; i += BLOCK_THREADS) shared.bias[i] = 0.5f * arg.bias[i];
+  cluster_sync();
+  const int worker = __shfl_sync(ALL, tid >> 7, 0);  // uniform to the compiler
+  if (worker == WORKERS) {
+    shrink_registers<24>();
+    const int warp = tid / 32 % 4;
+    if (warp < WORKERS) feed_rows(arg, shared, warp);
+    if (tid == BLOCK_THREADS - 1) feed_weights(arg, shared);
+  } else {
+    grow_registers<240>();
+    Worker<T>(arg, shared, worker).run();
+  }
+  cluster_sync();  // a block must not leave while the other may still write or report to it
+}
+
+extern "C" __constant__ int quasar_gated_output_launch[2] = {BLOCK_THREADS, sizeof(OutputShared)};
+
+#ifndef QUASAR_ONLY_FP16
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1)
+    quasar_gated_output_bf16(const __grid_constant__ OutputArguments arg) {
+  gated_output<Scalar::bf16>(arg);
+}
+#endif
+#ifndef QUASAR_ONLY_BF16
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1)
+    quasar_gated_output_fp16(const __grid_constant__ OutputArguments arg) {
+  gated_output<Scalar::fp16>(arg);
+}
+#endif
+
+}  // namespace quasar::layer
+#endif

@@ -1,0 +1,78 @@
+// What a block of the gated output is given and shares, and how narrow and o come to its workers.
+
+#pragma once
+
+#include "warpgroup_product.cuh"
+
+#if QUASAR_WGMMA
+namespace quasar::layer {
+
+constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
+constexpr int GATE_IMAGES = HEADS / 2;       // an image holds two heads
+constexpr int RING = 9, CHUNKS = 4;          // as much as shared memory holds
+constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
+
+// mirrored by gated_output.py
+struct OutputArguments {
+  const void *o, *narrow, *gate_images, *out_images;
+  const float* bias;     // [WIDTH]
+  void* y;               // [T, 128 * tiles]
+  i64 T, narrow_stride;  // elements
+  int tiles;             // of 128 outputs
+  int steps;             // tiles of 64 tokens that each worker takes
+  float eps;
+};
+
+struct OutputShared {
+  uint4 narrow[WORKERS][ROWS_BYTES / 16];  // these tiles are 1024-byte aligned
+  uint4 chunks[WORKERS][CHUNKS][ROWS_BYTES / 16];
+  RingShared<RING> ring;
+  float bias[WIDTH];  // halved
+  u64 narrow_filled[WORKERS], narrow_taken[WORKERS];
+  u64 filled[WORKERS][CHUNKS], taken[WORKERS][CHUNKS];
+};
+
+// ---- rows of narrow and o, from a warp of the feeding warpgroup to its worker ----
+
+// 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
+__device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
+  const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
+  from += 16 * piece;
+  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same place 8 rows further
+#pragma unroll 2
+  for (int row = first; row < TILE_TOKENS; row += 8) {
+    copy16(to, from + min(row, last) * pitch);
+    copy16((to ^ 64) + 4 * ROW_BYTES, from + min(row + 4, last) * pitch);
+    to += 8 * ROW_BYTES;
+  }
+}
+
+// One warp: the rows of its worker's tiles.
+__device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShared& shared,
+                                          int worker) {
+  const int pitch = 2 * (int)arg.narrow_stride;
+  Place<CHUNKS> place;
+  i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS;
+  for (int step = 0; step < arg.steps; ++step) {
+    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: rows that nothing is made of
+    const int last = (int)min(arg.T - 1 - from, (i64)TILE_TOKENS - 1);
+    wait_barrier(shared_address(&shared.narrow_taken[worker]), (step & 1) ^ 1);
+    copy_rows(shared_address(shared.narrow[worker]), (const char*)arg.narrow + from * pitch, pitch,
+              last);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    publish_shared();
+    arrive(shared_address(&shared.narrow_filled[worker]));
+    const char* o = (const char*)arg.o + from * (2 * WIDTH);
+    for (int h = 0; h < HEADS; ++h) {
+      wait_barrier(shared_address(&shared.taken[worker][place.stage]), place.parity ^ 1);
+      copy_rows(shared_address(shared.chunks[worker][place.stage]), o + h * ROW_BYTES, 2 * WIDTH,
+                last);
+      arrive_after_copies(shared_address(&shared.filled[worker][place.stage]));
+      place.advance();
+    }
+    row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
+  }
+}
+
+}  // namespace quasar::layer
+#endif

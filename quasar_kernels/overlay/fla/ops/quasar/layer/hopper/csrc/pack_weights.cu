@@ -1,0 +1,102 @@
+// Weights as the images that Hopper's fused products read: tiles that a plain bulk copy brings into
+// shared memory ready for wgmma.
+//
+// A matrix W [rows, inputs] (a row an output) becomes images of 128 rows by 64 inputs, 16 KB each:
+// images of rows 0..127 first, one after the other along the inputs; then those of rows 128..255,
+// and so on. Where rows are no multiple of 128, the last images have 64 rows, 8 KB. Within an image
+// a row is 128 bytes, and its 16-byte piece number j (of 8) lies at place j ^ (row & 7): the
+// hardware's 128-byte swizzle, as `tile_descriptor` of wgmma.cuh takes it.
+//
+// Inputs are permuted in groups of G = 8 (as they are), 16 or 32: position p of a group holds
+//     channel(p) = (G / 4) * ((p >> 1) & 3) + 2 * (p >> 3) + (p & 1).
+// With c = lane & 3, the positions 2c, 2c+1, 2c+8, 2c+9 of an A fragment (for G = 32 of two
+// neighbouring k16 blocks) are then G / 4 consecutive channels, so that a thread fills its A
+// registers by one wide load. The rows of an image may be permuted by the same rule, in groups of
+// their own: a thread's accumulators of G / 8 neighbouring tiles of 8 columns are then G / 4
+// consecutive outputs, which one wide store takes.
+
+#include "../../../cuda/csrc/fragments.cuh"
+
+namespace quasar::layer {
+
+constexpr int PACK_THREADS = 256, PACKED_MATRICES = 8;
+constexpr int PACKED_ROWS = 128, PIECE = 8;  // of an image; elements of a piece, 16 bytes
+
+enum class Source : int { fp32, bf16, fp16 };
+
+// W's element is multiplied by factor, and by scale[input % S] unless scale is null; mirrored by
+// gated_output.py.
+struct PackedMatrix {
+  const void *from, *scale;
+  void* images;
+  Source type, scale_type;
+  int rows, inputs, row_group, input_group;
+  float factor;
+  int fp16;  // the images are, whatever the others are
+};
+
+struct PackArguments {
+  PackedMatrix matrices[PACKED_MATRICES];
+};
+
+__device__ __forceinline__ float read_source(const void* from, Source type, i64 i) {
+  if (type == Source::fp32) return ((const float*)from)[i];
+  const u32 x = ((const unsigned short*)from)[i];
+  float low, high;
+  if (type == Source::bf16) {
+    unpack<Scalar::bf16>(x, low, high);
+  } else {
+    unpack<Scalar::fp16>(x, low, high);
+  }
+  return low;
+}
+
+__device__ __forceinline__ int permuted_channel(int p, int group) {
+  const int within = p & (group - 1);
+  return p - within + group / 4 * (within >> 1 & 3) + 2 * (within >> 3) + (within & 1);
+}
+
+// Grid: (pieces of the largest matrix / PACK_THREADS, matrices); a thread writes one piece.
+template <Scalar T>
+__device__ __forceinline__ void pack_weights(const PackArguments& arg) {
+  const PackedMatrix& m = arg.matrices[blockIdx.y];
+  const i64 piece = (i64)blockIdx.x * PACK_THREADS + threadIdx.x;
+  if (piece * PIECE >= (i64)m.rows * m.inputs) return;
+  const int per_tile = PACKED_ROWS * m.inputs / PIECE;
+  const int first = (int)(piece / per_tile) * PACKED_ROWS, rest = (int)(piece % per_tile);
+  const int rows = m.rows - first < PACKED_ROWS ? m.rows - first : PACKED_ROWS;
+  const int image = rest / (rows * PIECE), row = rest / PIECE % rows;
+  const int j = (rest ^ row) & 7;
+  const int output = first + permuted_channel(row, m.row_group);
+  u32 out[PIECE / 2];
+#pragma unroll
+  for (int e = 0; e < PIECE; e += 2) {
+    const int input = S * image + permuted_channel(PIECE * j + e, m.input_group);  // and input + 1
+    const i64 at = (i64)output * m.inputs + input;
+    float low = m.factor * read_source(m.from, m.type, at);
+    float high = m.factor * read_source(m.from, m.type, at + 1);
+    if (m.scale) {
+      low *= read_source(m.scale, m.scale_type, input % S);
+      high *= read_source(m.scale, m.scale_type, input % S + 1);
+    }
+    out[e / 2] = m.fp16 ? pack_saturated<Scalar::fp16>(low, high) : pack_saturated<T>(low, high);
+  }
+  ((uint4*)m.images)[piece] = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+extern "C" __constant__ int quasar_pack_weights_launch[2] = {PACK_THREADS, 0};
+
+#ifndef QUASAR_ONLY_FP16
+extern "C" __global__ void __launch_bounds__(PACK_THREADS)
+    quasar_pack_weights_bf16(const __grid_constant__ PackArguments arg) {
+  pack_weights<Scalar::bf16>(arg);
+}
+#endif
+#ifndef QUASAR_ONLY_BF16
+extern "C" __global__ void __launch_bounds__(PACK_THREADS)
+    quasar_pack_weights_fp16(const __grid_constant__ PackArguments arg) {
+  pack_weights<Scalar::fp16>(arg);
+}
+#endif
+
+}  // namespace quasar::layer

@@ -1,0 +1,390 @@
+"""What the layer does around the operator: short convolution, gated norm, recomputation.
+
+Forward and backward passes save only what came in. On CUDA they are one Triton kernel each, the
+latter in gradients.py; what these do not take goes backward in torch, block by block, so that no
+fp32 copy of a whole sequence is ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.layer.gradients import (
+    launch_conv_silu_grad,
+    launch_gated_rmsnorm_grad,
+    sequences,
+)
+
+BACKWARD_ELEMENTS = 1 << 24
+"""Elements of its input that a backward pass in torch holds in fp32 at a time: 64 MB a tensor."""
+
+CONV_TAPS = 4
+"""Convolution width that the Triton kernel is written for; other widths take the torch path."""
+
+
+@triton.jit
+def _conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+    # x0 is the row itself and x1, x2, x3 the rows before it; silu of the convolution
+    if PACKED:
+        x1 = tl.where(place >= 1, x1, 0.0)
+        x2 = tl.where(place >= 2, x2, 0.0)
+        x3 = tl.where(place >= 3, x3, 0.0)
+    y = x0 * w3 + x1 * w2 + x2 * w1 + x3 * w0 + bias
+    return y * tl.sigmoid(y)
+
+
+@triton.jit(do_not_specialize=["T"])
+def causal_conv_silu_kernel(
+    x,
+    weight,
+    bias,
+    position,
+    y,
+    T,
+    stride_x,
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    BC: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Convolve ROWS rows of BC channels with 4 causal taps, each row read once; then silu.
+
+    x `[B * T, C]` has rows `stride_x` apart, y is contiguous. Rows before a sequence of T count as
+    zeros; with PACKED, `position` `[T]` holds each row's place in its own sequence within them.
+    Four rows are computed while the next four are on their way. Grid: (B * ceil(T / ROWS), C / BC).
+    """
+    blocks = tl.cdiv(T, ROWS)
+    before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
+    row = (tl.program_id(0) % blocks).to(tl.int64) * ROWS
+    cols = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = cols < C
+    w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
+    b = tl.zeros([BC], dtype=tl.float32)
+    if HAS_BIAS:
+        b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    p_x = x + (before + row) * stride_x + cols
+    p_y = y + (before + row) * C + cols
+    h3 = tl.load(p_x - 3 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
+    h2 = tl.load(p_x - 2 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
+    h1 = tl.load(p_x - stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
+    n0 = tl.load(p_x, mask=inside & (row < T), other=0.0)
+    n1 = tl.load(p_x + stride_x, mask=inside & (row + 1 < T), other=0.0)
+    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 2 < T), other=0.0)
+    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 3 < T), other=0.0)
+    for i in range(0, ROWS, 4):
+        x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
+        x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
+        p_x += 4 * stride_x
+        more = i + 4 < ROWS
+        n0 = tl.load(p_x, mask=inside & more & (row + 4 < T), other=0.0)
+        n1 = tl.load(p_x + stride_x, mask=inside & more & (row + 5 < T), other=0.0)
+        n2 = tl.load(p_x + 2 * stride_x, mask=inside & more & (row + 6 < T), other=0.0)
+        n3 = tl.load(p_x + 3 * stride_x, mask=inside & more & (row + 7 < T), other=0.0)
+        p0, p1, p2, p3 = 0, 0, 0, 0
+        if PACKED:
+            p0 = tl.load(position + row, mask=row < T, other=0)
+            p1 = tl.load(position + row + 1, mask=row + 1 < T, other=0)
+            p2 = tl.load(position + row + 2, mask=row + 2 < T, other=0)
+            p3 = tl.load(position + row + 3, mask=row + 3 < T, other=0)
+        y0 = _conv_row(x0, h1, h2, h3, w0, w1, w2, w3, b, p0, PACKED)
+        y1 = _conv_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
+        y2 = _conv_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
+        y3 = _conv_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
+        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < T))
+        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < T))
+        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < T))
+        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < T))
+        h1, h2, h3 = x3, x2, x1
+        p_y += 4 * C
+        row += 4
+
+
+@triton.jit(do_not_specialize=["R"])
+def gated_rmsnorm_kernel(
+    x,
+    gate,
+    weight,
+    y,
+    R,
+    eps,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    BR: tl.constexpr,
+):
+    """Write rmsnorm(x) * weight * sigmoid(gate) for BR contiguous rows of S; grid: (R / BR,)."""
+    rows = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    cols = tl.arange(0, BS)
+    at = rows[:, None] * S + cols[None, :]
+    mask = (rows < R)[:, None] & (cols < S)[None, :]
+    b_x = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    b_g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
+    b_w = tl.load(weight + cols, mask=cols < S, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / S + eps)
+    b_y = b_x * scale[:, None] * b_w[None, :] * tl.sigmoid(b_g)
+    tl.store(y + at, b_y.to(y.dtype.element_ty), mask=mask)
+
+
+_conv_silu = Launcher(causal_conv_silu_kernel)
+_gated_rmsnorm = Launcher(gated_rmsnorm_kernel)
+
+
+def _padded(n: int) -> int:
+    # the next power of two; Triton's own function takes a microsecond
+    return 1 << (n - 1).bit_length()
+
+
+def launch_conv_silu(x, weight, bias, position, dtype=None) -> torch.Tensor:
+    """Launch the convolution kernel over `[R, C]` rows; weight `[C, 4]`, y in `dtype` or x's."""
+    R, C = x.shape
+    y = torch.empty(R, C, dtype=dtype or x.dtype, device=x.device)
+    if R * C:
+        T, position = sequences(position, R)
+        rows = 64 if R >= 1 << 15 and T >= 64 else 16
+        block = min(512, _padded(C))
+        _conv_silu(
+            (R // T * -(-T // rows), -(-C // block), 1),
+            (x, weight, bias, position, y, T, x.stride(0)),
+            (C, rows, block, bias is not None, position is not None),
+            num_warps=4,
+        )
+    return y
+
+
+def launch_gated_rmsnorm(x, gate, weight, eps) -> torch.Tensor:
+    """Launch the norm kernel over contiguous `[R, S]` rows."""
+    R, S = x.shape
+    y = torch.empty_like(x)
+    if R:
+        block = _padded(S)
+        rows = max(1, 2048 // block)
+        _gated_rmsnorm(
+            (-(-R // rows), 1, 1), (x, gate, weight, y, R, eps), (S, block, rows), num_warps=2
+        )
+    return y
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def conv_silu_torch(x, weight, bias, position, dtype=None) -> torch.Tensor:
+    """The same convolution in torch, differentiable; any number of taps."""
+    if isinstance(position, int):
+        position = torch.arange(x.shape[0], device=x.device) % position
+    wide, taps = _wide(x), _wide(weight)
+    y = wide * taps[:, -1]
+    for j in range(1, min(taps.shape[1], x.shape[0])):
+        before = wide[:-j]
+        if position is not None:
+            before = before.where((position[j:] >= j)[:, None], 0)
+        y[j:].addcmul_(before, taps[:, -1 - j])
+    return F.silu(y if bias is None else y + bias).to(dtype or x.dtype)
+
+
+def gated_rmsnorm_torch(x, gate, weight, eps) -> torch.Tensor:
+    """The same gated norm in torch, differentiable."""
+    wide = _wide(x)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight * torch.sigmoid(_wide(gate))).to(x.dtype)
+
+
+def _blocks(x: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the bounds of blocks of rows for a backward pass over `[R, C]`."""
+    rows = max(1, BACKWARD_ELEMENTS // x.shape[1])
+    return [(start, start + rows) for start in range(0, x.shape[0], rows)]
+
+
+def _on_triton(x: torch.Tensor) -> bool:
+    return x.is_cuda and x.dtype != torch.float64
+
+
+def _takes_convolution(x, weight) -> bool:
+    return _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1
+
+
+def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
+    if _takes_convolution(x, weight):
+        return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
+    return conv_silu_torch(x, weight, bias, position, dtype)
+
+
+def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
+    if _on_triton(x):
+        return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
+    return gated_rmsnorm_torch(x, gate, weight, eps)
+
+
+@on_its_device
+def _conv_silu_backward(x, weight, bias, position, dy):
+    """Return the gradients of x, the taps and the bias (or None), the latter two in fp32."""
+    if _takes_convolution(x, weight):
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
+        found = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
+        return dx, found[0], None if bias is None else found[1]
+    if isinstance(position, int):
+        position = torch.arange(x.shape[0], device=x.device) % position
+    halo = weight.shape[1] - 1
+    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    taps, shift = (
+        None if p is None else _wide(p).detach().requires_grad_() for p in (weight, bias)
+    )
+    shared = [taps] if shift is None else [taps, shift]
+    totals = [torch.zeros_like(p) for p in shared]
+    for start, stop in _blocks(x):
+        first = max(0, start - halo)
+        rows = x[first:stop].detach().requires_grad_()
+        place = None if position is None else position[first:stop]
+        with torch.enable_grad():
+            y = conv_silu_torch(rows, taps, shift, place)[start - first :]
+        found = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
+        dx[first:stop] += found[0]
+        for total, part in zip(totals, found[1:], strict=True):
+            total += part
+    return dx, totals[0], None if bias is None else totals[1]
+
+
+@on_its_device
+def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
+    """Return the gradients of x, the gate and the weight, the latter in fp32."""
+    if _on_triton(x):
+        heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
+        dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(
+            *heads, weight, dy.contiguous().unsqueeze(1), eps
+        )
+        return dx.squeeze(1), dgate.squeeze(1), dweight
+    dx, dgate = torch.empty_like(x), torch.empty_like(gate)
+    shared = _wide(weight).detach().requires_grad_()
+    dweight = torch.zeros_like(shared)
+    for start, stop in _blocks(x):
+        rows = slice(start, stop)
+        leaves = [t[rows].detach().requires_grad_() for t in (x, gate)]
+        with torch.enable_grad():
+            y = gated_rmsnorm_torch(*leaves, shared, eps)
+        dx[rows], dgate[rows], part = torch.autograd.grad(y, [*leaves, shared], dy[rows])
+        dweight += part
+    return dx, dgate, dweight
+
+
+class CausalConvSiluFunction(torch.autograd.Function):
+    """Saves its inputs alone; the backward computes the convolution again."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, position):
+        ctx.position = position
+        ctx.save_for_backward(x, weight, bias)
+        return _conv_silu_forward(x, weight, bias, position)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        (x, weight, bias), position = ctx.saved_tensors, ctx.position
+        dx, dweight, dbias = _conv_silu_backward(x, weight, bias, position, dy)
+        return dx, dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype), None
+
+
+class GatedRMSNormFunction(torch.autograd.Function):
+    """Saves its inputs alone; the backward computes the norm again."""
+
+    @staticmethod
+    def forward(ctx, x, gate, weight, eps):
+        ctx.save_for_backward(x, gate, weight)
+        ctx.eps = eps
+        return _gated_rmsnorm_forward(x, gate, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, gate, weight = ctx.saved_tensors
+        dx, dgate, dweight = _gated_rmsnorm_backward(x, gate, weight, ctx.eps, dy)
+        return dx, dgate, dweight.to(weight.dtype), None
+
+
+class RecomputeFunction(torch.autograd.Function):
+    """Runs a function without recording it; the backward runs it again, recorded."""
+
+    @staticmethod
+    def forward(ctx, function, *tensors):
+        ctx.function = function
+        ctx.save_for_backward(*tensors)
+        return function(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        leaves = [
+            None if x is None else x.detach().requires_grad_(needed)
+            for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
+        ]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        with torch.enable_grad(), torch.autocast(dy.device.type, enabled=False):
+            found = iter(torch.autograd.grad(ctx.function(*leaves), wanted, dy))
+        return None, *(next(found) if x is not None and x.requires_grad else None for x in leaves)
+
+
+@on_its_device
+def causal_conv_silu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    position: torch.Tensor | int | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return silu of a causal depthwise convolution along the rows.
+
+    Args:
+        x: `[R, C]`, rows of any stride; R tokens of one or more sequences, one after the other.
+        weight: `[C, W]`; the last tap meets the token itself.
+        bias: `[C]` or None.
+        position: `[R]` int32, each token's place in its own sequence; the tokens of each sequence
+            where all have as many; None for one sequence.
+        dtype: of the result; None is x's.
+
+    Returns:
+        `[R, C]`, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.
+    """
+    if not torch.is_grad_enabled():
+        return _conv_silu_forward(x, weight, bias, position, dtype)
+    y = CausalConvSiluFunction.apply(x, weight, bias, position)
+    return y if dtype is None else y.to(dtype)
+
+
+@on_its_device
+def gated_rmsnorm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Return rmsnorm(x) * weight * sigmoid(gate), the norm over the last dimension.
+
+    Args:
+        x, gate: `[R, S]`, any floating dtype.
+        weight: `[S]`.
+        eps: added to the mean square.
+
+    Returns:
+        `[R, S]` in x's dtype, computed in fp32 (fp64 for fp64 x). Gradients reach all three.
+    """
+    if not torch.is_grad_enabled():
+        return _gated_rmsnorm_forward(x, gate, weight, eps)
+    return GatedRMSNormFunction.apply(x, gate, weight, eps)
+
+
+def recomputed(
+    function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None
+) -> torch.Tensor:
+    """Call `function(*tensors)`, keeping the tensors alone for the backward pass.
+
+    What `function` closes over must not need gradients.
+    """
+    return RecomputeFunction.apply(function, *tensors)

@@ -1,0 +1,157 @@
+"""The layer as one node of autograd, whose backward pass is kernels and a few large products.
+
+What is kept for the backward pass beside the input and the parameters is a rule, `keeps`: what led
+to the output where that is not too much, and else nothing, so that the layer is computed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from fla.ops.quasar.chunk import Recorded, recorded_backward
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights
+from fla.ops.quasar.layer.forward import Call, attend, joined, positions
+from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
+from fla.ops.quasar.layer.products import over_tokens, packed, product_in
+from fla.ops.quasar.layer.replay import MOST_ELEMENTS
+
+SWITCH = "QUASAR_KEEP_MIB"
+"""Environment variable: how much a call may keep for its backward pass, read at every call."""
+KEPT_MIB = 3072
+"""Where it is not set: 380,000 tokens of a layer of 512 channels, 190,000 of one of 1,024."""
+
+WEIGHTS = 15
+"""How many tensors the layer's weights are, as `attend` wants them, None included."""
+
+
+def keeps(call: Call, x: torch.Tensor) -> bool:
+    """Return whether a call keeps what led to its output, for its backward pass.
+
+    It does where that is at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
+    projections before and after the convolution, and the operator's output; counted in full, though
+    `attend_fused` makes less. Short calls that may be replayed as CUDA graphs (replay.py) keep
+    nothing, as the next replay overwrites what lies between input and output. The shapes alone
+    decide, so that a call that is recorded twice (activation checkpointing) keeps the same twice.
+
+    Raises:
+        ValueError: QUASAR_KEEP_MIB is no whole number.
+    """
+    if call.cu_seqlens is None and call.dtype.itemsize == 2 and x.numel() <= MOST_ELEMENTS:
+        return False
+    limit = os.environ.get(SWITCH, "")
+    if limit and not limit.isdecimal():
+        raise ValueError(f"{SWITCH} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
+    tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
+    size = call.dtype.itemsize
+    product = 4 if tokens < MANY_TOKENS else size  # project() does not round few tokens'
+    token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
+    return tokens * token <= int(limit or KEPT_MIB) << 20
+
+
+class LayerFunction(torch.autograd.Function):
+    """Saves the input, the weights, and what led to the output where `keeps` says so."""
+
+    @staticmethod
+    def forward(ctx, call: Call, run: Callable[..., torch.Tensor], x, *weights):
+        ctx.call = call
+        if not keeps(call, x):
+            ctx.save_for_backward(x, *weights)
+            return run(x, *weights)
+        y, *kept, operator = attend(call, x, weights, keep=True)
+        ctx.cut = operator.cut
+        ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    @on_its_device
+    def backward(ctx, dy):
+        x, *tensors = ctx.saved_tensors
+        weights, kept = tuple(tensors[:WEIGHTS]), tensors[WEIGHTS:]
+        with torch.autocast(dy.device.type, enabled=False):
+            if kept:
+                operator = Recorded(kept[3], None, tuple(kept[4:]), ctx.cut)
+                found = Attended(None, *kept[:3], operator)
+            else:
+                found = attend(ctx.call, x, weights, keep=True, output=False)
+            return (
+                None,
+                None,
+                *_gradients(ctx.call, x, weights, found, dy, ctx.needs_input_grad[2:]),
+            )
+
+
+@torch.compiler.disable
+def apply_layer(
+    call: Call, run: Callable[..., torch.Tensor], x: torch.Tensor, weights: Weights
+) -> torch.Tensor:
+    """Return `run(x, *weights)`, recorded.
+
+    Args:
+        call: what else the result depends on.
+        run: computes it, as `attend(call, x, weights)` does.
+        x: `[B, T, hidden]`.
+        weights: as `attend` wants them.
+    """
+    return LayerFunction.apply(call, run, x, *weights)
+
+
+def _gradients(call: Call, x, weights, found: Attended, dy, needed) -> list[torch.Tensor | None]:
+    """Return the gradients of x and the weights, None for those that are not `needed`."""
+    B, T, D = x.shape
+    R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
+    channels = 3 * H * S  # of q, k and v
+    projections, *gate_weights, out_weight = packed((*weights[:6], weights[14]), dtype)
+    _, rows, products, narrow, operator = found
+    del found  # tensors go as soon as they have served: a million tokens' are gigabytes each
+    rows = x.reshape(R, D).to(dtype) if rows is None else rows
+    dy = dy.reshape(R, D).to(dtype)
+    do, d_gate, behind = _behind_the_operator(
+        call, operator.o.view(R, H, S), narrow, gate_weights, weights[13], out_weight, dy
+    )
+    *d_qkv, d_beta, _ = recorded_backward(operator.saved, operator.cut, do.view(B, T, H, S))
+    del do, operator
+    d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
+    torch.mm(d_gate, gate_weights[0], out=d_products[:, channels:])
+    del d_gate
+    if products is None:
+        products = F.linear(rows, projections[:channels])
+    d_taps, d_shift = launch_conv_silu_grad(
+        products[:, :channels], *joined(weights), positions(B, T, call.cu_seqlens, x.device),
+        tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
+    )  # fmt: skip
+    del products, d_qkv
+    dx = product_in(d_products, projections, x.dtype).view(x.shape) if needed[0] else None
+    d_projections = [None] * 4
+    if any(needed[1:5]):
+        d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
+    d_wide, d_bias, d_norm, d_out = behind
+    d_beta = d_beta * torch.sigmoid(weights[12].float())
+    found = [
+        *d_projections, d_wide, d_bias, *d_taps.unsqueeze(1).split(H * S),
+        *d_shift.split(H * S), d_beta, d_norm, d_out,
+    ]  # fmt: skip
+    kinds = zip(found, weights, needed[1:], strict=True)
+    return [dx, *(d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds)]
+
+
+def _behind_the_operator(call: Call, o, narrow, gate_weights, norm_weight, out_weight, dy):
+    """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the weights there.
+
+    The latter are the gate's wide half and its bias, the norm's and the output's weight, in fp32.
+    """
+    gate = F.linear(narrow, *gate_weights).view(o.shape)
+    d_normed = torch.mm(dy, out_weight).view(o.shape)
+    normed = torch.empty_like(o)
+    do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
+        o, gate, norm_weight, d_normed, call.eps, normed
+    )
+    d_gate = d_gate.flatten(1)
+    d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
+    return do, d_gate, (d_wide, d_bias.flatten(), d_norm, d_out)

@@ -1,0 +1,250 @@
+"""A short autotune of the chunk kernels' tiles for a GPU without measured ones, kept on disk.
+
+Every field of `Tiles` that only trades speed is moved a step up and down, one after the other, and
+a move stays where it gives the same output faster. The result lies in the user's cache folder:
+QUASAR_CACHE_DIR, else `quasar` in XDG_CACHE_HOME, else in ~/.cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from fla.ops.quasar.triton_kernels.tiles import Tiles
+
+BUDGET_SECONDS = 20.0
+"""No move starts later than this; one move, compilation included, takes a few seconds."""
+
+GAIN = 0.97
+"""A move has to take less than this part of the time before it: the rest may be noise."""
+
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
+"""Relative RMS by which a candidate's output may differ from the default's: rounding alone."""
+
+_HEADS = 8
+_OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
+_log = logging.getLogger(__name__)
+
+
+class Gpu(NamedTuple):
+    """What tiles depend on: the name that the driver gives, and the compute capability ("9.0")."""
+
+    name: str
+    capability: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu:
+        """Ask the driver about a CUDA device."""
+        found = torch.cuda.get_device_properties(device)
+        return cls(found.name, f"{found.major}.{found.minor}")
+
+
+def parse_tiles(row: Any, where: str) -> Tiles:
+    """Make `Tiles` of a JSON object; `where` names the file and entry in errors.
+
+    Raises:
+        ValueError: fields are missing or unknown, or a value is no number of its kind.
+    """
+    fields = set(Tiles._fields)
+    if not isinstance(row, dict) or set(row) != fields:
+        given = set(row) if isinstance(row, dict) else set()
+        raise ValueError(
+            f"{where}: missing fields {sorted(fields - given)}, unknown fields "
+            f"{sorted(given - fields)}; it must have those of tiles.Tiles"
+        )
+    for name, value in row.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{where}: {name} is {value!r}; it must be a whole number from 0")
+        if name.endswith("_warps") and value.bit_count() != 1:
+            raise ValueError(f"{where}: {name} is {value}; it must be a power of two")
+    return Tiles(**row)
+
+
+def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
+    """Yield the (field, value) to try: warps and widths by a factor of two, stages by one."""
+    for name, value in tiles._asdict().items():
+        if name.startswith("grad"):
+            continue  # of the backward pass, which is not timed here
+        if name.endswith("_warps"):
+            steps = [w for w in (value // 2, value * 2) if 1 <= w <= 8]
+        elif name.endswith("_stages"):
+            steps = [s for s in (value - 1, value + 1) if 1 <= s <= 4]
+        elif name.endswith("_chunks"):
+            steps = [n for n in (value // 2, value * 2) if n]
+        elif name.endswith(("_rows", "_cols")):
+            steps = [value // 2] if value >= 32 else []
+        else:
+            continue
+        for step in steps:
+            yield name, step
+
+
+def search(
+    default: Tiles, trial: Callable[[Tiles], float], clock: Callable[[], float] = time.monotonic
+) -> Tiles:
+    """Return the best tiles that greedy moves from `default` find within `BUDGET_SECONDS`.
+
+    Args:
+        trial: time of some tiles, in any unit; infinity where they fail or compute something else.
+    """
+    until = clock() + BUDGET_SECONDS
+    best, least = default, trial(default)
+    for name, value in moves(default):
+        if clock() >= until:
+            break
+        candidate = best._replace(**{name: value})
+        took = trial(candidate)
+        if took < GAIN * least:
+            best, least = candidate, took
+    return best
+
+
+def tune(
+    gpu: Gpu,
+    block: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    default: Tiles,
+    launch: Callable[..., torch.Tensor],
+) -> Tiles:
+    """Tune on this GPU, and keep the result on disk; `default` where that fails.
+
+    Arguments are those of `tuning.tiles_for`. Of processes that start at once, one tunes.
+    """
+    path = _path(gpu, block, dtype)
+    with _one_at_a_time(path):
+        kept = read(gpu, block, dtype)
+        if kept is not None:
+            return kept
+        what = f"{gpu.name}, heads of {block} in {str(dtype).removeprefix('torch.')}"
+        _log.info(
+            "tuning the chunk kernels for %s: once, up to about %d s; QUASAR_AUTOTUNE=0 switches "
+            "this off", what, BUDGET_SECONDS,
+        )  # fmt: skip
+        since = time.monotonic()
+        try:
+            tiles = search(default, _trial(block, dtype, device, default, launch))
+        except Exception:
+            # a full memory, say: the call itself may still work, and says best if it does not
+            _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
+            return default
+        seconds = time.monotonic() - since
+        _log.info("tuned for %s in %.1f s: %s, kept in %s", what, seconds, tiles, path)
+        _write(path, {"gpu": gpu.name, "capability": gpu.capability, "tiles": tiles._asdict()})
+        return tiles
+
+
+def _trial(block, dtype, device, default, launch) -> Callable[[Tiles], float]:
+    # a function of tiles: median milliseconds, or infinity
+    generator = torch.Generator(device).manual_seed(0)  # the user's random numbers stay his
+    tokens = _OPERAND_BYTES // (_HEADS * block * dtype.itemsize)
+    shape = (1, tokens, _HEADS, block)
+    q, k, v = (
+        F.silu(torch.randn(shape, device=device, dtype=dtype, generator=generator) / 3)
+        for _ in range(3)
+    )
+    inputs = (q, k, v, torch.linspace(1, 2, _HEADS, device=device))
+    expected = launch(default, *inputs).float()
+    scale = expected.square().mean().sqrt()
+
+    def trial(tiles: Tiles) -> float:
+        poison = torch.full_like(q, float("nan"))
+        del poison  # an output that is not written shows
+        try:
+            error = (launch(tiles, *inputs).float() - expected).square().mean().sqrt() / scale
+            # a NaN is not smaller either
+            return _milliseconds(launch, tiles, inputs) if error <= TOLERANCE[dtype] else math.inf
+        except Exception as error:
+            # too many resources, or the compiler's own faults: this candidate is out
+            _log.debug("%s: %s", tiles, error)
+            return math.inf
+
+    return trial
+
+
+def _milliseconds(launch, tiles, inputs, repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launch(tiles, *inputs)
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times)[repeats // 2]
+
+
+def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
+    """Return what an earlier autotune kept, or None: nothing, or nothing that can be read."""
+    path = _path(gpu, block, dtype)
+    try:
+        return parse_tiles(json.loads(path.read_text(encoding="utf-8"))["tiles"], str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.debug("%s is of no use: %s", path, error)
+        return None
+
+
+def _path(gpu: Gpu, block: int, dtype: torch.dtype) -> Path:
+    own = os.environ.get("QUASAR_CACHE_DIR")
+    users = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(users):
+        users = os.path.expanduser("~/.cache")  # as the XDG specification asks
+    folder = Path(own) if own else Path(users, "quasar")
+    key = (*gpu, block, str(dtype), triton.__version__, _sources())
+    return folder / f"tiles-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
+
+
+@functools.cache
+def _sources() -> str:
+    # other kernels, or another start of the search: another result
+    digest = hashlib.sha256()
+    folder = Path(__file__).parents[1]
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    # a reader finds the old file or the new one, never a part
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(json.dumps(content, indent=1))
+        os.replace(file.name, path)
+    except OSError as error:
+        _log.info("the tiles could not be kept: %s", error)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    # two autotunes on one GPU would time each other; where nothing can be locked, they may
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            until = time.monotonic() + 3 * BUDGET_SECONDS  # a hanging holder is not waited for
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.05)
+        yield

@@ -1,0 +1,252 @@
+"""The Triton kernels of the backward pass, segmented like the forward one.
+
+With V' = A a (V - K S), O = Q S + P V', P = tril(Q K^T) and S_new = S + K^T V', the gradient dS of
+the state walks backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
+dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
+pass's own G, so the same scan cuts the walk into segments. README.md a folder up has the rest.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fla.ops.quasar.triton_kernels.device_functions import (
+    inverse_pointers,
+    load_entering_state,
+    load_inverse,
+    load_segment,
+    operand,
+    row_pointers,
+)
+from fla.ops.quasar.gate import quasar_step_size, quasar_step_size_bwd
+
+
+@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+def segment_state_grad_kernel(
+    q,
+    k,
+    inverse,
+    fresh,
+    do,
+    table,
+    entering,
+    d_final,
+    E_out,
+    d_initial,
+    dv,
+    dk,
+    T,
+    NS,
+    SEG,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    stride_ab,
+    stride_at,
+    stride_ah,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    PACK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MAP_ONLY: tl.constexpr,
+    HAS_FINAL: tl.constexpr,
+    HAS_ENTERING: tl.constexpr,
+    STORE_INITIAL: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Walk dS over one segment of one head, from its last chunk to its first.
+
+    MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
+    before the segment's first token. Otherwise it starts from the scanned gradient behind the
+    segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv and dk share the strides
+    stride_o; B may lie in dv's own rows. Grid: (segments * H,).
+    """
+    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    if MAP_ONLY:
+        if is_first:
+            return  # nothing comes before a sequence's first segment
+    rows = tl.arange(0, C)
+    cols = tl.arange(0, BS)
+    at = cols[:, None] * S + cols[None, :]
+    inside = (cols < S)[:, None] & (cols < S)[None, :]
+    own = (i_n * H + i_h) * S * S
+
+    d_state = tl.zeros([BS, BS], dtype=tl.float32)
+    if is_last:
+        if HAS_FINAL:
+            d_state += tl.load(d_final + own + at, mask=inside, other=0.0)
+    elif HAS_ENTERING:
+        behind = (tl.program_id(0) + H).to(tl.int64) * S * S  # the next segment, same head
+        d_state += tl.load(entering + behind + at, mask=inside, other=0.0)
+
+    n_chunks = tl.cdiv(length, C)
+    left = length - (n_chunks - 1) * C
+    t = t0 + (n_chunks - 1).to(tl.int64) * C
+    p_q = row_pointers(q, i_b, t, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_do = row_pointers(do, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = row_pointers(dv, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = row_pointers(dk, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_a = inverse_pointers(inverse, i_b, t, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
+    p_fresh = row_pointers(fresh, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    for _ in range(0, n_chunks):
+        mask = (rows < left)[:, None] & (cols < S)[None, :]
+        b_q = tl.load(p_q, mask=mask, other=0.0)
+        b_k = tl.load(p_k, mask=mask, other=0.0)
+        b_do = tl.load(p_do, mask=mask, other=0.0)
+        b_a, _ = load_inverse(p_a, (rows < left)[:, None], C, b_k.dtype)
+        # P^T: a row is a key, its columns the queries from it on
+        Pt = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+        Pt = operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
+        b_ds = operand(d_state, b_k.dtype)
+        dV = tl.dot(Pt, b_do, input_precision=PRECISION)
+        dV += tl.dot(b_k, b_ds, input_precision=PRECISION)
+        dV = operand(dV, b_k.dtype)
+        dV = tl.dot(tl.trans(b_a), dV, input_precision=PRECISION)
+        dV = operand(dV, b_k.dtype)
+        if not MAP_ONLY:
+            tl.store(p_dv, dV, mask=mask)
+            b_f = tl.load(p_fresh, mask=mask, other=0.0)
+            part = tl.dot(b_f, tl.trans(b_ds), input_precision=PRECISION)
+            tl.store(p_dk, part.to(dk.dtype.element_ty), mask=mask)
+            p_dv -= C * stride_ot
+            p_dk -= C * stride_ot
+            p_fresh -= C * stride_ot
+        b_qs = operand(b_q.to(tl.float32) * scale, b_k.dtype)
+        d_state += tl.dot(tl.trans(b_qs), b_do, input_precision=PRECISION)
+        d_state -= tl.dot(tl.trans(b_k), dV, input_precision=PRECISION)
+        left = C
+        p_q -= C * stride_qt
+        p_k -= C * stride_kt
+        p_do -= C * stride_ot
+        p_a -= C * stride_at
+
+    if MAP_ONLY:
+        tl.store(E_out + tl.program_id(0).to(tl.int64) * S * S + at, d_state, mask=inside)
+    elif STORE_INITIAL:
+        if is_first:
+            tl.store(d_initial + own + at, d_state, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+def segment_input_grad_kernel(
+    q,
+    k,
+    beta,
+    fresh,
+    do,
+    dv,
+    table,
+    states,
+    initial_state,
+    dq,
+    dk,
+    dbeta,
+    T,
+    NS,
+    SEG,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_STATES: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Walk the state again over one segment of one head; write dq, finish dk, sum dbeta.
+
+    With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
+    dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
+    dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
+    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program.
+    fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
+    """
+    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i_b, i_n, t0, length, is_first, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    beta_h = tl.load(beta + i_h).to(tl.float32)
+    rows = tl.arange(0, C)
+    cols = tl.arange(0, BS)
+    p_q = row_pointers(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
+    p_k = row_pointers(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
+    p_fresh = row_pointers(fresh, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_do = row_pointers(do, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dv = row_pointers(dv, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dq = row_pointers(dq, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    p_dk = row_pointers(dk, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+
+    inside = (cols < S)[:, None] & (cols < S)[None, :]
+    at = cols[:, None] * S + cols[None, :]
+    own = (i_n * H + i_h) * S * S
+    state = load_entering_state(
+        initial_state, states, tl.program_id(0), own, at, inside, is_first, BS, BS, S, H,
+        HAS_INITIAL, HAS_STATES,
+    )  # fmt: skip
+
+    d_beta = tl.zeros([C], dtype=tl.float32)
+    left = length
+    for _ in range(0, tl.cdiv(length, C)):
+        mask = (rows < left)[:, None] & (cols < S)[None, :]
+        b_q = tl.load(p_q, mask=mask, other=0.0)
+        b_k = tl.load(p_k, mask=mask, other=0.0)
+        b_f = tl.load(p_fresh, mask=mask, other=0.0)
+        b_do = tl.load(p_do, mask=mask, other=0.0)
+        b_dv = tl.load(p_dv, mask=mask, other=0.0)
+        k32 = b_k.to(tl.float32)
+        lam = tl.sum(k32 * k32, axis=1)
+        a = quasar_step_size(lam, beta_h)
+        b_s = operand(state, b_k.dtype)
+
+        VF = tl.dot(b_dv, tl.trans(b_f), input_precision=PRECISION)
+        a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
+        # a is zero for zero keys alone, which nothing depends on
+        inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
+        da = tl.sum(b_dv.to(tl.float32) * b_f.to(tl.float32), axis=1) * inverse_a * inverse_a
+        slope, share = quasar_step_size_bwd(lam, beta_h)
+        d_beta += da * share
+
+        dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
+        dP = operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
+        dQ = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * scale
+        dQ += tl.dot(dP, b_k, input_precision=PRECISION)
+        tl.store(p_dq, dQ.to(dq.dtype.element_ty), mask=mask)
+
+        dK = tl.load(p_dk, mask=mask, other=0.0).to(tl.float32)
+        dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
+        dK += tl.dot(tl.trans(dP), b_q, input_precision=PRECISION)
+        both = operand(a_dM + tl.trans(a_dM), b_k.dtype)
+        dK += tl.dot(both, b_k, input_precision=PRECISION)
+        dK += k32 * (2 * da * slope)[:, None]
+        tl.store(p_dk, dK.to(dk.dtype.element_ty), mask=mask)
+
+        state += tl.dot(tl.trans(b_k), b_f, input_precision=PRECISION)
+        left -= C
+        p_q += C * stride_qt
+        p_k += C * stride_kt
+        p_fresh += C * stride_ot
+        p_do += C * stride_ot
+        p_dv += C * stride_ot
+        p_dq += C * stride_ot
+        p_dk += C * stride_ot
+    tl.store(dbeta + tl.program_id(0), tl.sum(d_beta, axis=0))
