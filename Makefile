@@ -1,12 +1,15 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types kernels resources fix bench once doctor hooks baseline
+.PHONY: help install lock test lint types kernels resources fix bench once doctor hooks baseline
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
 install: ## make or update .venv with the developers' tools
 	scripts/install.sh dev
+
+lock: ## pin what pyproject.toml asks for; scripts/lock.sh --upgrade takes newer versions
+	scripts/lock.sh
 
 test: ## every check, as CI runs it
 	scripts/test.sh

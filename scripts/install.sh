@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
 #
-# Nothing is done when the stamp in .venv says that it is up to date. PYTHON names the interpreter
-# to use, TORCH_INDEX_URL the package index that PyTorch is taken from; all else is pip's own
-# configuration. Exit status 78: a person has to act; 1: worth another try.
+# Versions are those of requirements/lock.txt. Nothing is done when the stamp in .venv says that it is
+# up to date. PYTHON names the interpreter to use, TORCH_INDEX_URL the package index that PyTorch is
+# taken from; all else is pip's own configuration. Exit status 78: a person has to act; 1: worth
+# another try.
 set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
@@ -29,11 +30,20 @@ wanted_stamp() {
   echo "inputs=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-64)"
 }
 
-# Prints the interpreter to use, by preference; explains what is missing where there is none.
+# Prints the interpreter to use: PYTHON, or else the first that will do. Explains why there is none.
 find_python() {
-  local name lame=''
-  for name in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.10 python3 python3.13; do
-    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 || continue
+  local names=(python3.11 python3.12 python3.13 python3.10 python3) name version lame=''
+  [ -z "${PYTHON:-}" ] || names=("$PYTHON")
+  for name in "${names[@]}"; do
+    version=$("$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=''
+    case $version in
+      3.10 | 3.11 | 3.12 | 3.13) ;;
+      *)
+        [ -z "${PYTHON:-}" ] || stop "PYTHON=$PYTHON ${version:+is Python }${version:-does not run}:" \
+          'name one of Python 3.10 to 3.13, or leave PYTHON unset.'
+        continue
+        ;;
+    esac
     if "$name" -c 'import ensurepip, venv' >/dev/null 2>&1; then
       echo "$name"
       return
@@ -44,7 +54,7 @@ find_python() {
     stop "$lame has no venv module. On Debian and Ubuntu: sudo apt install $("$lame" -c \
       'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
   fi
-  stop 'Python 3.10 or newer was not found (PYTHON=/path/to/python3.11 names one).' \
+  stop 'Python 3.10 to 3.13 was not found (PYTHON=/path/to/python3.11 names one).' \
     'On Debian and Ubuntu: sudo apt install python3 python3-venv python3-dev'
 }
 
@@ -61,7 +71,7 @@ check_disk() {
 run_pip() {
   local since=$SECONDS next=10 job line
   .venv/bin/python -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
-    --progress-bar off "$@" >>"$log" 2>&1 &
+    --progress-bar off --constraint requirements/lock.txt "$@" >>"$log" 2>&1 &
   job=$!
   trap 'kill "$job" 2>/dev/null; wait "$job" || true; say interrupted; exit 1' INT TERM HUP
   while kill -0 "$job" 2>/dev/null; do
@@ -81,9 +91,9 @@ explain_failure() {
   if grep -qi 'no space left on device\|disk quota exceeded' "$log"; then
     stop 'The disk is full (pip also writes to its cache and to TMPDIR). Free some space, start again.'
   elif grep -qiE 'failed to establish|name resolution|max retries|read timed out' "$log" ||
-    grep -qE 'Connection(Error|Reset|Refused)|from versions: none' "$log"; then
-    say 'The package index could not be reached, or lacks a package. Check the network, proxy and' \
-      'pip configuration, then start again.'
+    grep -qE 'Connection(Error|Reset|Refused)|from versions: none|ResolutionImpossible' "$log"; then
+    say 'The package index could not be reached, or lacks a version of requirements/lock.txt. Check' \
+      'the network, proxy and pip configuration, then start again.'
   else
     say 'The message above is from pip. Mend what it names, then start again.'
   fi
@@ -91,17 +101,16 @@ explain_failure() {
 }
 
 install_all() {
-  local constraint=()
   if [ "$build" = cpu ]; then
-    constraint=(--constraint requirements/cpu.txt)
     say 'no NVIDIA GPU: a CPU build of PyTorch is taken where the package index has one'
     say '(TORCH_INDEX_URL can name an index that has; a CUDA build works too, but is gigabytes)'
   fi
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
   if [ -n "${TORCH_INDEX_URL:-}" ]; then
-    run_pip "${constraint[@]}" --index-url "$TORCH_INDEX_URL" torch
+    # Such an index may lack the versions of the lock of what PyTorch needs: the next step brings those.
+    run_pip --no-deps --index-url "$TORCH_INDEX_URL" torch
   fi
-  run_pip "${constraint[@]}" --editable ".${extras:+[$extras]}"
+  run_pip --editable ".${extras:+[$extras]}"
 }
 
 build=cpu

@@ -107,9 +107,7 @@ def python() -> Check:
     """The interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MINIMUM:
-        return failure(
-            "python", version, "Install Python 3.10 or newer and run scripts/install.sh."
-        )
+        return failure("python", version, "Install Python 3.10 to 3.13 and run scripts/install.sh.")
     return ok("python", f"{version} at {sys.executable}")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,7 +73,7 @@ class Checkout:
         for folder in ("scripts", "requirements", "neurons"):
             (self.root / folder).mkdir(parents=True)
         self.tools.mkdir()
-        for name in ("START_MINER.sh", "scripts/install.sh", "requirements/cpu.txt"):
+        for name in ("START_MINER.sh", "scripts/install.sh", "requirements/lock.txt"):
             shutil.copy(PROJECT / name, self.root / name)
         for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
             (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))
@@ -231,8 +233,22 @@ def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> 
         checkout.tool(name, "exit 1")
     status, _, err = checkout.run(PYTHON="")
     assert status == EX_CONFIG
-    assert "Python 3.10 or newer was not found" in err
+    assert "Python 3.10 to 3.13 was not found" in err
     assert "apt install python3 python3-venv" in err
+    assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("echo 3.14", "is Python 3.14"), ("echo 3.9", "is Python 3.9"), ("exit 1", "does not run")],
+)
+def test_a_named_python_that_will_not_do_is_not_replaced_by_another(
+    checkout: Checkout, script: str, reason: str
+) -> None:
+    checkout.tool("mine", script)
+    status, _, err = checkout.run(PYTHON="mine")
+    assert status == EX_CONFIG
+    assert f"PYTHON=mine {reason}: name one of Python 3.10 to 3.13" in err
     assert not (checkout.root / ".venv").exists()
 
 
@@ -269,6 +285,27 @@ def test_an_unreachable_index_is_worth_another_try(tmp_path: Path) -> None:
     status, _, err = checkout.run(PIP_NO_INDEX="0", **offline)
     assert status == 1
     assert "index could not be reached" in err
+
+
+def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path, dependencies='"torch>=2.7"')
+    (lock,) = re.findall(r"^torch==(.+)$", (PROJECT / "requirements/lock.txt").read_text(), re.M)
+    index = tmp_path / "index/torch"
+    index.mkdir(parents=True)
+    for version in (lock, f"{lock}+cpu", "99.0"):
+        info = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(index / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+            facts = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+            wheel.writestr(f"{info}/METADATA", facts)
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in sorted(index.iterdir()))
+    (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    url = index.parent.as_uri()
+    status, _, err = checkout.run(TORCH_INDEX_URL=url, PIP_NO_INDEX="0", PIP_INDEX_URL=url)
+    assert status == 0, err
+    installed = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
+    assert [path.name for path in installed] == [f"torch-{lock}+cpu.dist-info"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
