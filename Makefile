@@ -17,6 +17,7 @@ test: ## every check, as CI runs it
 lint: install ## formatting and lint, nothing is changed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	.venv/bin/shellcheck START_*.sh scripts/*.sh .ci/run
 
 fix: install ## rewrite what the formatter and the linter can mend
 	.venv/bin/ruff check --fix .
@@ -40,7 +41,7 @@ once: ## one cycle of the miner, to its verdict
 doctor: ## check this machine and its settings
 	./START_MINER.sh doctor
 
-hooks: install ## run the checks before each commit
+hooks: install ## run the checks before each commit, and on its subject
 	.venv/bin/pre-commit install
 
 baseline: install ## accept what the secret scan finds now; read the difference before the commit

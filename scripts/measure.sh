@@ -5,7 +5,7 @@
 # minutes on an H200. COMMIT names what is measured where git cannot tell. All steps run, so that one
 # failure costs its own figures alone; it decides the exit status.
 set -uo pipefail
-cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
 fork=${1:?usage: scripts/measure.sh FORK [FOLDER]}
 out=${2:-benchmarks/h200}
 commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}

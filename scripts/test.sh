@@ -21,6 +21,7 @@ stage() {
   fi
 }
 
+# shellcheck disable=SC2329 # stage calls it
 scan_secrets() {
   git ls-files -z | xargs -0 detect-secrets-hook --no-verify --baseline .secrets.baseline || {
     echo 'Not a secret? Look twice, then run "make baseline" and commit .secrets.baseline.'
@@ -30,6 +31,7 @@ scan_secrets() {
 
 stage format ruff format --check .
 stage lint ruff check .
+stage shell shellcheck START_*.sh scripts/*.sh .ci/run
 stage types mypy
 stage imports lint-imports
 stage secrets scan_secrets

@@ -1,0 +1,34 @@
+"""The hooks of `make hooks`, run by pre-commit itself."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import PROJECT
+
+
+@pytest.mark.parametrize(("length", "refused"), [(72, False), (73, True)])
+def test_a_subject_past_72_characters_is_refused(
+    tmp_path: Path, length: int, refused: bool
+) -> None:
+    shutil.copy(PROJECT / ".pre-commit-config.yaml", tmp_path)
+    message = tmp_path / "message"
+    message.write_text("x" * length + "\n\n" + "y" * 100 + "\n")
+    for command in (
+        ["git", "init", "--quiet"],
+        ["git", "add", ".pre-commit-config.yaml"],
+        ["pre-commit", "run", "--hook-stage", "commit-msg", "--commit-msg-filename", message],
+    ):
+        run = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=os.environ | {"PRE_COMMIT_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ("x" * length in run.stdout) == refused
+    assert run.returncode == refused, run.stdout + run.stderr
