@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from neurons.command_line.status import JOURNAL
 from neurons.mining.cycle import State
 from neurons.mining.journal import Journal, Submission
 from tests import PROJECT
+from tests.processes import wait_for
+from tests.repositories import run_git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,13 +90,6 @@ class Miner:
         ]
 
 
-def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} in {seconds} s"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
     root = tmp_path_factory.mktemp("end-to-end")
@@ -119,9 +113,8 @@ def test_the_first_run_ends_validated_at_rank_1(
     assert submission.state is State.VALIDATED
     assert submission.rank == 1
     # what was submitted is in the repository that a validator clones
-    git = ["git", "-C", str(miner.folder / "fork.git"), "cat-file", "-t", submission.commit_hash]
-    kind = subprocess.run([str(part) for part in git], capture_output=True, text=True, check=True)
-    assert kind.stdout.strip() == "commit"
+    kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
+    assert kind == "commit"
     # and the claim is half of the slowest measurement in the report, at the target it names
     report = load_report(miner.folder / str(submission.report))
     slowest = min(m.tokens_per_sec for m in report.measurements if m.length == 2048)
@@ -157,11 +150,10 @@ def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
     process = miner.start("once", CLAIM_RUNS="1", BLOCKS_UNTIL_REVEAL="5")
 
     def committed() -> bool:
-        assert process.poll() is None, process.communicate()
         latest = miner.latest()
         return latest is not None and latest.id > before.id and latest.state is State.COMMITTED
 
-    wait_for(committed, 240, "commitment")
+    wait_for(committed, 240, process)
     status = json.loads(miner.run("status", "--json").stdout)
     assert status["running"] is True
     assert status["submission"]["state"] == "COMMITTED"
@@ -174,7 +166,7 @@ def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
 
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not miner.descendants(), 10, "end of the killed miner's children")
+    wait_for(lambda: not miner.descendants(), 10)
     killed = miner.latest()
     assert killed is not None
     assert killed.state is State.COMMITTED
@@ -199,13 +191,13 @@ def test_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
     process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
-    wait_for(lambda: any("harness.worker" in one for one in miner.descendants()), 60, "worker")
+    wait_for(lambda: any("harness.worker" in one for one in miner.descendants()), 60, process)
     process.send_signal(signal.SIGTERM)
     started = time.monotonic()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert time.monotonic() - started < 10
-    wait_for(lambda: not miner.descendants(), 2, "end of the children")
+    wait_for(lambda: not miner.descendants(), 2)
     latest = miner.latest()
     assert latest is not None
     assert latest.state is State.PUBLISHED  # where it will go on

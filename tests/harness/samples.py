@@ -5,16 +5,30 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from harness.report import Check, GateResult, Measurement, Snapshot, Telemetry
+from harness.report import Check, Environment, GateResult, Measurement, Snapshot, Telemetry
 
 DIGEST = "d" * 64
 
 
-def gate_result(*, passed: bool = True, digest: str = DIGEST) -> GateResult:
+def environment(**changes: Any) -> Environment:
+    """Return what a report says of a machine without a GPU; `changes` say otherwise."""
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "platform": "Linux",
+        "python": "3.11",
+        "torch": "2.13",
+        **dict.fromkeys(("triton", "cuda", "gpu", "gpu_memory_mb", "compute_capability", "driver")),
+        "cpu_count": 2,
+    }
+    return Environment(**{**values, **changes})
+
+
+def gate_result(*, passed: bool = True, digest: str = DIGEST, **changes: Any) -> GateResult:
+    """Return a gate's result with one check; `changes` are not validated."""
     check = Check(
         name="relative RMS error", where="512 tokens", value=1e-3, limit=6e-3, passed=passed
     )
-    return GateResult(
+    good = GateResult(
         passed=passed,
         checks=(check,),
         device="cuda",
@@ -24,6 +38,7 @@ def gate_result(*, passed: bool = True, digest: str = DIGEST) -> GateResult:
         seed="00",
         source_digest=digest,
     )
+    return good.model_copy(update=changes)
 
 
 def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Measurement:

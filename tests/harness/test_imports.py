@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from harness.imports import install_command
 from harness.runner import MeasurementError, check_import, measure
+from tests.processes import run_python
 
 
 def failed(tree: Path) -> MeasurementError:
@@ -58,8 +58,7 @@ def test_gate_and_timing_say_the_same(make_tree: Any) -> None:
 
 def test_the_command_line_ends_with_the_sentence(make_tree: Any) -> None:
     tree = make_tree(layer="import no_such_module")
-    command = [sys.executable, "-m", "harness", "--tree", tree, "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-m", "harness", "--tree", tree, "--device", "cpu")
     assert done.returncode == 1
     assert done.stderr.count(failed(tree).reason) == 1  # once, not for every length
     assert "nvidia-smi" not in done.stderr

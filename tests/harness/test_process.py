@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
+from tests.processes import is_alive, wait_for
 
 
 def run(code: str, tmp_path: Path, *, timeout: float = 20.0, **options: object) -> Ended:
@@ -26,23 +25,6 @@ def run(code: str, tmp_path: Path, *, timeout: float = 20.0, **options: object) 
         timeout=timeout,
         **options,  # type: ignore[arg-type]
     )
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
 
 
 def test_only_the_private_descriptor_carries_the_result(tmp_path: Path) -> None:
@@ -85,7 +67,7 @@ time.sleep(600)
     assert ended.returncode == -signal.SIGKILL
     assert ended.seconds < 20
     for pid in pids.read_text().split():
-        assert wait_for(lambda pid=pid: not alive(int(pid))), pid  # type: ignore[misc]
+        wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
 
 def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path, stop_when: Any) -> None:
@@ -111,7 +93,7 @@ os.write(fd, str(pid).encode())
 """
     ended = run(code, tmp_path)
     assert ended.seconds < 15
-    assert wait_for(lambda: not alive(int(ended.result)))
+    wait_for(lambda: not is_alive(int(ended.result)))
 
 
 def test_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path) -> None:

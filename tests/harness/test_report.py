@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from harness.report import (
-    Environment,
     Failure,
     Measurement,
     Report,
@@ -20,21 +19,9 @@ from harness.report import (
     report_schema,
     write_report,
 )
-from tests.harness.samples import measurement, telemetry
+from tests.harness.samples import environment, measurement, telemetry
 
-HERE = Environment(
-    device="cpu",
-    platform="Linux",
-    python="3.11",
-    torch="2.13",
-    triton=None,
-    cuda=None,
-    gpu=None,
-    gpu_memory_mb=None,
-    compute_capability=None,
-    driver=None,
-    cpu_count=2,
-)
+HERE = environment()
 
 
 def sample() -> Report:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import groupby
@@ -20,6 +19,8 @@ from harness.report import Measurement
 from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
 from quasar_kernels.contract import OVERLAY
+from tests.processes import is_alive, run_python, wait_for
+from tests.repositories import commit, run_git
 
 CPU = {"device": "cpu", "timeout": 120.0}
 
@@ -188,10 +189,7 @@ def test_a_hanging_tree_is_killed_with_its_descendants(
     error = fails(tree, stop=stop_when(started))
     assert error.kind == "stopped"
     assert started.exists()
-    deadline = time.monotonic() + 5
-    while running(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(mark) == []
+    wait_for(lambda: not running(mark), 5)
 
 
 def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
@@ -261,39 +259,21 @@ def test_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: Path) ->
         f"measure(Path({str(tree)!r}), 16, device='cpu', gate=False)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text(), 60)
     worker = int(pid_file.read_text())
-    assert Path(f"/proc/{worker}").exists()
+    assert is_alive(worker)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            break
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{worker}").exists()
+    wait_for(lambda: not is_alive(worker), 5)
 
 
 def test_a_worker_whose_parent_is_gone_does_nothing() -> None:
     job = '{"task": "probe", "result_fd": 9, "nonce": "n", "parent": 1}'
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.worker"], input=job, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 3
+    assert run_python("-m", "harness.worker", input=job).returncode == 3
 
 
 def test_a_worker_says_what_it_wants() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.worker"],
-        input="{}",
-        text=True,
-        timeout=60,
-        check=False,
-        capture_output=True,
-    )
+    done = run_python("-m", "harness.worker", input="{}")
     assert done.returncode == 2
     assert "takes a job on stdin" in done.stderr
 
@@ -350,12 +330,9 @@ def test_the_digest_sees_every_byte_and_name_but_no_byte_code(make_tree: Any) ->
 def test_the_commit_of_a_checkout_and_whether_it_has_changes(make_tree: Any) -> None:
     tree = make_tree()
     assert tree_commit(tree) is None
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "x"]):
-        subprocess.run(["git", "-C", str(tree), *arguments], check=True)
-    head = tree_commit(tree)
-    assert head is not None
-    assert len(head) == 40
+    run_git(tree, "init", "-q")
+    head = commit(tree)
+    assert tree_commit(tree) == head
     (tree / "fla/layers/quasar.py").write_text("changed")
     assert tree_commit(tree) == f"{head}-dirty"
 
@@ -366,14 +343,9 @@ def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Pat
     hook = tmp_path / "hook.sh"
     hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
     hook.chmod(0o755)
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    for arguments in (
-        ["init", "-q"],
-        ["add", "."],
-        [*identity, "commit", "-qm", "x"],
-        ["config", "core.fsmonitor", str(hook)],
-    ):
-        subprocess.run(["git", "-C", str(tree), *arguments], check=True)
+    run_git(tree, "init", "-q")
+    commit(tree)
+    run_git(tree, "config", "core.fsmonitor", str(hook))
     assert tree_commit(tree) is not None
     assert not ran.exists()
 
@@ -382,11 +354,8 @@ def test_pids_are_seen_by_this_file() -> None:
     """The helper that the tests above trust finds a process that is there."""
     mark = f"visible-{os.getpid()}"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", mark])
-    deadline = time.monotonic() + 10  # until it has replaced its command line
     try:
-        while running(mark) != [child.pid] and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert running(mark) == [child.pid]
+        wait_for(lambda: running(mark) == [child.pid])  # until it has replaced its command line
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
+from tests.processes import run_python
 
 
 def test_constants_are_those_of_the_validators_script() -> None:
@@ -53,5 +51,5 @@ def test_the_daemons_side_of_the_harness_never_imports_torch() -> None:
         "loaded = {'torch', 'triton', 'fla', 'neurons'} & set(sys.modules);"
         "sys.exit(f'imported {loaded}' if loaded else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from tests.live.faults import Fault, FaultPlan, Reply
+from tests.servers import Handler, Server, serving
 
 UPSTREAM_SECONDS = 60.0
 _UNREACHABLE = Reply(502, b"<html><title>502 Bad Gateway</title></html>")
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _PASSED_ON = ("Hotkey", "Signature", "Content-Type", "Accept")
 
 
@@ -57,15 +54,12 @@ class Proxy:
         self._plan, self._lock = plan, threading.Lock()
         self.records: list[Record] = []
         self.after: Callable[[Record], object] = lambda _: None
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.proxy = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), daemon=True
-        )
+        server = _Server(_Handler)
+        server.proxy, self.url = self, server.url
+        self._serving = serving(server)
 
     def __enter__(self) -> Proxy:
-        self._thread.start()
+        self._serving.__enter__()
         return self
 
     def __exit__(
@@ -74,9 +68,7 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        self._serving.__exit__(kind, error, trace)
 
     def draw(self, method: str, route: str) -> Fault | None:
         """Return the fault of this request, if any."""
@@ -103,22 +95,16 @@ class Proxy:
             connection.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(Server):
     proxy: Proxy
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is no news."""
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: _Server
-    protocol_version = "HTTP/1.1"
-    wbufsize = 2**20  # headers and body in one packet, or each reply costs a delayed ACK
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         proxy, route = self.server.proxy, urlsplit(self.path).path
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.read_body()
         headers = {name: self.headers[name] for name in _PASSED_ON if name in self.headers}
         fault = proxy.draw(self.command, route)
         time.sleep(fault.delay if fault else 0.0)
@@ -128,34 +114,15 @@ class _Handler(BaseHTTPRequestHandler):
         record = Record(self.command, route, reply is not None, status, name)
         proxy.note(record)
         if asked and reply is None:
-            self._send(_UNREACHABLE)
+            self._pass_on(_UNREACHABLE)
         else:
-            self._send(fault.change(reply) if fault else reply)
+            self._pass_on(fault.change(reply) if fault else reply)
         proxy.after(record)
 
-    do_GET = do_POST = _serve
-
-    def _send(self, reply: Reply | None) -> None:
-        if reply is None:  # a reset, as from a process that was killed
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-            self.close_connection = True
-            self.connection.close()
+    def _pass_on(self, reply: Reply | None) -> None:
+        if reply is None:
+            self.reset()
             return
-        self.send_response_only(reply.status)
-        for name, value in reply.headers.items():
-            self.send_header(name, value)
         length = len(reply.body) if reply.declared is None else reply.declared
-        self.send_header("Content-Length", str(length))
         self.close_connection = length != len(reply.body)
-        self.end_headers()
-        self.wfile.write(reply.body)
-        self.wfile.flush()
-
-    def finish(self) -> None:
-        try:
-            super().finish()
-        except (OSError, ValueError):  # the connection was broken on purpose
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal for the table."""
+        self.send(reply.status, reply.body, {**reply.headers, "Content-Length": str(length)})

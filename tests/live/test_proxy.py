@@ -8,38 +8,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 
 from tests.live.faults import FAULTS, IN_A_ROW, OVERSIZE_BYTES, Fault, FaultPlan
 from tests.live.proxy import Proxy, Record
+from tests.servers import Handler, Server, serving
 
 
-class _Upstream(BaseHTTPRequestHandler):
+class _Upstream(Handler):
     """Stores what is posted, and answers with everything stored."""
 
     stored: list[bytes]
     seen: list[dict[str, str]]
-    protocol_version = "HTTP/1.1"
 
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def serve(self) -> None:
+        body = self.read_body()
         self.seen.append(dict(self.headers))
         if body:
             self.stored.append(body)
         answer = json.dumps({"path": self.path, "stored": len(self.stored)}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_POST = _serve
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
+        headers = {"Content-Type": "application/json", "Date": self.date_time_string()}
+        self.send(200, answer, headers)
 
 
 class _Only(FaultPlan):
@@ -57,13 +48,9 @@ class _Only(FaultPlan):
 def upstream() -> Iterator[tuple[str, type[_Upstream]]]:
     """The address of a server, and what it has stored and seen."""
     handler = type("Handler", (_Upstream,), {"stored": [], "seen": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", handler
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    server = Server(handler)
+    with serving(server):
+        yield server.url, handler
 
 
 def _fault(name: str) -> Fault:

@@ -1,4 +1,4 @@
-"""Fixtures that the tests of several packages use: a real API, and one to script."""
+"""What several packages' tests use: a real API and one to script, GitHub and the upstream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 import stamina
 
 from neurons.mining.client import ApiClient
-from tests.neurons import live_api
+from tests.neurons import githost, live_api
 from tests.neurons import stand_in as stand_in_module
+from tests.neurons.githost import UPSTREAM_FILES, GitHub
 from tests.neurons.live_api import LiveApi
 from tests.neurons.mining.parts import Key
 from tests.neurons.stand_in import StandIn
+from tests.repositories import make_repository
 
 
 @pytest.fixture
@@ -49,3 +51,17 @@ def client(url: str) -> Iterator[ApiClient]:
     """A client of the stand-in."""
     with closing(ApiClient(url, Key())) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare repository that forks are made of."""
+    return make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
+
+
+@pytest.fixture
+def host(upstream: Path, tmp_path: Path) -> Iterator[GitHub]:
+    """GitHub, which has the upstream."""
+    (tmp_path / "github").mkdir()
+    with githost.serve(tmp_path / "github", upstream) as host:
+        yield host

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.repositories import GIT_ENVIRONMENT, run_git
+from tests.servers import Handler, Server, serving
+
 # Long enough that finding it somewhere is no chance, and of no well-known shape.
 CANARY = "canary-0f8e1d5c7b3a49628d1e-token"
 UPSTREAM = "subnet/flash-linear-attention"
-
-GIT_ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "HOME": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    **{f"GIT_{role}_NAME": "someone" for role in ("AUTHOR", "COMMITTER")},
-    **{f"GIT_{role}_EMAIL": "someone@example.org" for role in ("AUTHOR", "COMMITTER")},
+UPSTREAM_FILES = {
+    "README.md": "upstream\n",
+    "fla/__init__.py": "",
+    "fla/ops/quasar/chunk.py": "# the upstream's own kernel\n",
+    "fla/ops/quasar/theirs.py": "# a file of the upstream's, which stays\n",
 }
-
-
-def run_git(folder: Path, *words: str) -> str:
-    """Run the real git as another person would; return its output."""
-    done = subprocess.run(
-        ["git", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *words],
-        cwd=folder,
-        env=GIT_ENVIRONMENT,
-        capture_output=True,
-        check=True,
-    )
-    return done.stdout.decode().strip()
-
-
-def make_repository(path: Path, files: dict[str, str]) -> Path:
-    """Make a bare repository with one commit of `files` on main."""
-    source = path.with_suffix(".source")
-    for name, text in files.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    run_git(source, "init", "-q")
-    run_git(source, "add", "-A")
-    run_git(source, "commit", "-qm", "Begin")
-    run_git(source, "clone", "-q", "--bare", str(source), str(path))
-    return path
 
 
 @dataclass
@@ -130,46 +103,31 @@ class GitHub:
         return Answer(200, {"clone_url": f"{self.url}/{found['full_name']}.git", **found})
 
 
-class Handler(BaseHTTPRequestHandler):
-    host: GitHub
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        self.serve()
-
-    def do_POST(self) -> None:
-        self.serve()
+class _Handler(Handler):
+    server: _Server
 
     def serve(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
-        path = urlsplit(self.path).path
+        host, body, path = self.server.host, self.read_body(), urlsplit(self.path).path
         asked = f"{self.command} {path}"
-        self.host.seen.append((asked, dict(self.headers)))
-        scripted = self.host.script.get(asked)
+        host.seen.append((asked, dict(self.headers)))
+        scripted = host.script.get(asked)
         if scripted:
             self.answer(scripted.pop(0))
         elif ".git/" in path:
-            self.host.command_lines |= running_command_lines()
-            self.host.hang.wait()
+            host.command_lines |= running_command_lines()
+            host.hang.wait()
             self.git(path, body)
         elif self.headers.get("Authorization") != f"Bearer {CANARY}":
             self.answer(Answer(401, {"message": "Bad credentials"}))
         else:
             content = json.loads(body) if body else {}
-            self.answer(self.host.rest(self.command, path, content))
+            self.answer(host.rest(self.command, path, content))
 
     def answer(self, answer: Answer) -> None:
         content = answer.body
         if not isinstance(content, bytes):
             content = json.dumps(content).encode()
-        self.send_response_only(answer.status)  # leaves the Date to the test
-        for name, value in {"Content-Length": str(len(content)), **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+        self.send(answer.status, content, answer.headers)
 
     def git(self, path: str, body: bytes) -> None:
         """Serve reads to everyone and writes to the token, as for a public repository."""
@@ -180,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         env = {
             **GIT_ENVIRONMENT,
-            "GIT_PROJECT_ROOT": str(self.host.folder),
+            "GIT_PROJECT_ROOT": str(self.server.host.folder),
             "GIT_HTTP_EXPORT_ALL": "1",
             "PATH_INFO": path,
             "QUERY_STRING": urlsplit(self.path).query,
@@ -199,6 +157,10 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(Answer(status, content, fields))
 
 
+class _Server(Server):
+    host: GitHub
+
+
 def running_command_lines() -> set[str]:
     """Return the command line of every process that can be seen."""
     found = set()
@@ -215,15 +177,10 @@ def serve(folder: Path, upstream: Path) -> Iterator[GitHub]:
     """Run the stand-in on a free port of loopback."""
     host = GitHub(folder, upstream)
     host.hang.set()
-    handler = type("BoundHandler", (Handler,), {"host": host})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    host.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
+    server = _Server(_Handler)
+    server.host, host.url = host, server.url
     try:
-        yield host
+        with serving(server):
+            yield host
     finally:
         host.hang.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

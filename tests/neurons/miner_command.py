@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tests import PROJECT
+from tests.processes import run_python
 
 
 def run(
@@ -15,17 +15,5 @@ def run(
     timeout: float = 60, **environ: str,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run `python -m neurons.miner ARGUMENT...`, without a .env and in a bare environment."""
-    return subprocess.run(
-        [sys.executable, *entry, *arguments],
-        cwd=cwd,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": "/nonexistent",
-            "ENV_FILE": "/dev/null",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    bare = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "ENV_FILE": "/dev/null"}
+    return run_python(*entry, *arguments, cwd=cwd, env={**bare, **environ}, timeout=timeout)

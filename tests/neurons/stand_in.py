@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 import threading
 import time
 from collections import defaultdict, deque
@@ -12,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.servers import Handler, Server, serving
 
 
 @dataclass(frozen=True)
@@ -287,17 +287,11 @@ def _refuse(status: int, detail: str) -> Answer:
     return Answer(status, json.dumps({"detail": detail}).encode())
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One connection; a broken one sends a reset, as a crashed server does."""
-
+class _Handler(Handler):
     server: _Server
-    protocol_version = "HTTP/1.1"
-    wbufsize = 2**20  # headers and body in one packet, or each reply costs a delayed ACK
 
-    def _serve(self) -> None:
-        parts = urlsplit(self.path)
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
+    def serve(self) -> None:
+        parts, body = urlsplit(self.path), self.read_body()
         answer = self.server.stand_in.handle(
             Request(
                 self.command,
@@ -308,55 +302,22 @@ class _Handler(BaseHTTPRequestHandler):
             )
         )
         if answer.status is None:
-            self.connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
-            )
-            self.close_connection = True
-            self.connection.close()
+            self.reset()
             return
-        self.send_response(answer.status)
-        for name, value in {"Content-Type": "application/json", **answer.headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body)
-
-    do_GET = do_POST = _serve
-
-    def send_response(self, code: int, message: str | None = None) -> None:
-        self.send_response_only(code, message)
-        answer_date = self.server.date
-        self.send_header("Date", answer_date or self.date_time_string())
-
-    def finish(self) -> None:
-        try:
-            super().finish()
-        except (OSError, ValueError):  # the connection was broken on purpose
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep the test's output clean."""
+        date = self.server.date or self.date_time_string()
+        headers = {"Content-Type": "application/json", "Date": date, **answer.headers}
+        self.send(answer.status, answer.body, headers)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(Server):
     stand_in: StandIn
     date: str | None = None
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
 
 
 @contextmanager
 def serve(stand_in: StandIn, date: str | None = None) -> Iterator[str]:
     """Serve `stand_in` on a free loopback port and give its address."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _Server(_Handler)
     server.stand_in, server.date = stand_in, date
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with serving(server):
+        yield server.url

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from neurons import identity
 from neurons.errors import ConfigError
+from tests.processes import run, run_python
 
 
 def test_a_throwaway_is_made_once_and_says_nothing(
@@ -68,7 +68,7 @@ def test_the_named_command_makes_the_hotkey_that_was_missing(tmp_path: Path) -> 
         identity.load_identity("w", "hot", tmp_path)
     command = str(caught.value).split("`")[1].split()
     btcli = Path(sys.executable).with_name(command[0])
-    done = subprocess.run([btcli, *command[1:]], capture_output=True, text=True, timeout=120)
+    done = run(btcli, *command[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")
 
@@ -151,8 +151,7 @@ def test_a_chain_that_answers_nonsense_leaves_no_traceback() -> None:
     with serve(answer, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         network = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-        command = [sys.executable, "-c", code, network]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = run_python("-c", code, network, check=True)
         server.shutdown()
     assert done.stderr == ""
     assert re.fullmatch(rf"The network '{network}' is out of reach \(.*\)\.\n", done.stdout)
@@ -174,4 +173,4 @@ def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
 
 def test_bittensor_is_imported_only_when_needed() -> None:
     code = "import sys, neurons.identity; assert 'bittensor' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python("-c", code, check=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from neurons import observe
+from tests.processes import run_python
 
 CANARY = "canary-7f3a9c"
 
@@ -102,7 +102,7 @@ def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
         "def boom():\n    raise RuntimeError('lost ' + 'canary-' + '7f3a9c')\n"
         + ("boom()" if where == "main" else "threading.Thread(target=boom).start()")
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert "critical uncaught exception" in done.stderr
     assert "RuntimeError: lost [redacted]" in done.stderr
     assert CANARY not in done.stderr

@@ -22,6 +22,8 @@ from neurons.validation.verdict import Verdict, judge, reject
 from neurons.validator import OWN_FAULTS, Validator
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
+from tests.processes import run_python, wait_for
+from tests.repositories import commit, run_git
 
 
 class Judge:
@@ -162,28 +164,19 @@ class Home:
         """Make a fork of fla-core with the overlay and `files`; return address and commit."""
         path = self.folder / "fork"
         upstream = make_upstream(self.folder / "upstream.git")
-        subprocess.run(["git", "clone", "--quiet", upstream, str(path)], check=True)
+        run_git(self.folder, "clone", "--quiet", upstream, str(path))
         overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
-        for name, text in {**overlay, **files}.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_text(text)
-        user = ["-c", "user.name=miner", "-c", "user.email=miner@example.org"]
-        for words in (["add", "--all"], [*user, "commit", "--quiet", "-m", "overlay"]):
-            subprocess.run(["git", *words], cwd=path, check=True)
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True, text=True
-        )
-        return path.as_uri(), done.stdout.strip()
+        return path.as_uri(), commit(path, {**overlay, **files})
 
     def submit(self, api: LiveApi, fork: tuple[str, str], speed: float) -> int:
-        url, commit = fork
+        url, made = fork
         body = {
             "miner_hotkey": ALICE.hotkey,
             "fork_url": url,
-            "commit_hash": commit,
+            "commit_hash": made,
             "target_sequence_length": 512,
             "tokens_per_sec": speed,
-            "signature": ALICE.sign(submission_text(url, commit, speed, None)),
+            "signature": ALICE.sign(submission_text(url, made, speed, None)),
         }
         return int(api.ok("/submit_kernel", body, ALICE)["submission_id"])
 
@@ -219,11 +212,7 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
         row = home.submit(api, home.fork({f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"}), 1.0)
         process = home.start(api.url)
         try:
-            deadline = time.monotonic() + 120
-            while not (note.exists() and note.read_text()):
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: note.exists() and note.read_text(), 120, process)
             start = time.monotonic()
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=10)
@@ -258,4 +247,4 @@ def test_torch_stays_out_of_the_validators_process() -> None:
         "import sys, neurons.validator, neurons.validator_api.__main__\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fla')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_python("-c", code).returncode == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,6 +16,7 @@ from quasar_kernels.contract import (
     check_tree,
     overlay_files,
 )
+from tests.processes import run_python
 
 
 @pytest.fixture
@@ -104,5 +103,5 @@ def test_an_empty_tree_breaks_every_rule(tmp_path):
 
 def test_the_check_imports_no_torch():
     code = "import sys, quasar_kernels.contract as c; c.check_tree(c.OVERLAY); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert not {"torch", "triton", "fla"} & set(done.stdout.split())

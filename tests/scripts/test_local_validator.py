@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import local_validator
 import pytest
 
-
-def git(folder: Path, *command: str) -> str:
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
-    run = ["git", "-C", str(folder), *who, *command]
-    return subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
+from tests.repositories import make_checkout, run_git
 
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
     """A fork whose branch `quasar` holds none of the operator's files."""
-    root = tmp_path / "my fork"
-    root.mkdir()
-    git(root, "init", "--quiet", "--initial-branch=quasar")
-    (root / "README.md").write_text("nothing\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "-m", "Start")
+    root = make_checkout(tmp_path / "my fork", {"README.md": "nothing\n"})
+    run_git(root, "checkout", "-q", "-b", "quasar")
     return root
 
 
 def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
     address = local_validator.fork_address(str(fork))
-    assert local_validator.newest_commit(address, "quasar") == git(fork, "rev-parse", "HEAD")
+    assert local_validator.newest_commit(address, "quasar") == run_git(fork, "rev-parse", "HEAD")
     with pytest.raises(SystemExit, match="--branch names another"):
         local_validator.newest_commit(address, "no-such-branch")
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from neurons.errors import EX_CONFIG
 from tests import PROJECT
+from tests.processes import run, wait_for
 
 PYPROJECT = """\
 [build-system]
@@ -137,11 +137,7 @@ def hanging(checkout: Checkout) -> Iterator[subprocess.Popen[str]]:
     """A start whose installation hangs in the middle."""
     (checkout.root / "hang").touch()
     process = checkout.start()
-    deadline = time.monotonic() + 60
-    while not checkout.builds():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(checkout.builds, 60, process)
     yield process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -176,12 +172,8 @@ def test_dotenv_is_not_evaluated(installed: Checkout) -> None:
 
 
 def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Checkout) -> None:
-    subprocess.run(
-        [checkout.root / "scripts/install.sh", "dev"],
-        env=os.environ | {"PIP_NO_INDEX": "1", "PYTHON": sys.executable},
-        check=True,
-        capture_output=True,
-    )
+    env = os.environ | {"PIP_NO_INDEX": "1", "PYTHON": sys.executable}
+    run(checkout.root / "scripts/install.sh", "dev", env=env, check=True)
     assert "extras=dev\n" in checkout.stamp()
     with (checkout.root / "pyproject.toml").open("a") as pyproject:
         pyproject.write("# changed\n")
@@ -312,10 +304,7 @@ def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(tmp_p
 def test_pm2_does_not_restart_what_needs_a_person() -> None:
     script = "console.log(JSON.stringify(require(process.argv[1]).apps))"
     config = PROJECT / "scripts/ecosystem.config.js"
-    run = subprocess.run(
-        ["node", "-e", script, str(config)], capture_output=True, check=True, timeout=60
-    )
-    (app,) = json.loads(run.stdout)
+    (app,) = json.loads(run("node", "-e", script, config, check=True).stdout)
     assert app["stop_exit_codes"] == [EX_CONFIG]
     assert os.access(app["script"], os.X_OK)
     assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)

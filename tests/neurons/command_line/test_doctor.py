@@ -6,14 +6,11 @@ import json
 import shutil
 import sys
 import sysconfig
-import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,55 +20,45 @@ from neurons.command_line import doctor
 from neurons.configuration.settings import Settings, load_settings
 from neurons.identity import create_throwaway
 from neurons.processes.machine import Gpu
+from tests.harness.samples import environment
+from tests.servers import Handler, Server, serving
 
 TOKEN = "ghp_canary0123456789abcdef0123456789abcd"
 
 
-class Server(ThreadingHTTPServer):
+class Peer(Server):
     """Stands for the validator API and for GitHub; a test sets what it answers."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Answers)
         self.status = 200
         self.clock_offset = 0.0
         self.scopes: str | None = "gist, public_repo"
         self.seen: list[str | None] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
+class Answers(Handler):
+    server: Peer
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.seen.append(self.headers.get("Authorization"))
-        body = json.dumps({"login": "Ada"} if self.path == "/user" else {"status": "ok"}).encode()
-        self.send_response_only(self.server.status)
-        self.send_header("Date", formatdate(time.time() + self.server.clock_offset, usegmt=True))
-        if self.path == "/user" and self.server.scopes is not None:
-            self.send_header("X-OAuth-Scopes", self.server.scopes)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    def serve(self) -> None:
+        server, user = self.server, self.path == "/user"
+        server.seen.append(self.headers.get("Authorization"))
+        headers = {"Date": formatdate(time.time() + server.clock_offset, usegmt=True)}
+        if user and server.scopes is not None:
+            headers["X-OAuth-Scopes"] = server.scopes
+        body = {"login": "Ada"} if user else {"status": "ok"}
+        self.send(server.status, json.dumps(body).encode(), headers)
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    yield running
-    running.shutdown()
-    running.server_close()
+def server() -> Iterator[Peer]:
+    running = Peer()
+    with serving(running):
+        yield running
 
 
 @pytest.fixture
-def settings(server: Server, tmp_path: Path) -> Settings:
+def settings(server: Peer, tmp_path: Path) -> Settings:
     create_throwaway(tmp_path, "w", "hot")
     environ = {
         "VALIDATOR_API_URL": server.url,
@@ -88,15 +75,6 @@ def settings(server: Server, tmp_path: Path) -> Settings:
     return load_settings(environ=environ, env_file=Path("/dev/null"), process="miner")
 
 
-def environment(**changes: Any) -> Environment:
-    values: dict[str, Any] = {
-        "device": "cpu", "platform": "p", "python": "3.11", "torch": "2.9.0", "triton": "3.5.0",
-        "cuda": None, "gpu": None, "gpu_memory_mb": None, "compute_capability": None,
-        "driver": None, "cpu_count": 2,
-    }  # fmt: skip
-    return Environment(**{**values, **changes})
-
-
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
@@ -106,7 +84,7 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     assert all(check.remedy for check in checks if check.level != "ok")
 
 
-def test_embedded_looks_at_this_machine_only(settings: Settings, server: Server) -> None:
+def test_embedded_looks_at_this_machine_only(settings: Settings, server: Peer) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
     machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
     assert names == machine | {"settings", "scope", "fork"}
@@ -192,13 +170,12 @@ def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
 
 
 def test_a_gpu_run_needs_a_cuda_build_and_triton() -> None:
-    torch, triton = doctor.software("cuda", lambda device: environment(triton=None))
+    torch, triton = doctor.software("cuda", lambda device: environment())
     assert (torch.level, triton.level) == ("failure", "failure")
-    torch, triton = doctor.software(
-        "cuda", lambda device: environment(device="cuda", cuda="13.0", gpu="H200")
-    )
+    whole = environment(device="cuda", cuda="13.0", triton="3.5.0", gpu="H200")
+    torch, triton = doctor.software("cuda", lambda device: whole)
     assert (torch.level, triton.level) == ("ok", "ok")
-    _, triton = doctor.software("cpu", lambda device: environment(triton=None))
+    _, triton = doctor.software("cpu", lambda device: environment())
     assert triton.level == "ok"
 
 
@@ -272,7 +249,7 @@ def test_wallet(settings: Settings, tmp_path: Path) -> None:
     assert coldkey.level == "warning"
 
 
-def test_an_api_out_of_reach(settings: Settings, server: Server) -> None:
+def test_an_api_out_of_reach(settings: Settings, server: Peer) -> None:
     (check,) = doctor.api(settings.model_copy(update={"validator_api_url": "http://127.0.0.1:9"}))
     assert check.level == "failure"
     assert "VALIDATOR_API_URL" in check.remedy
@@ -282,7 +259,7 @@ def test_an_api_out_of_reach(settings: Settings, server: Server) -> None:
 
 
 @pytest.mark.parametrize(("offset", "level"), [(3600, "warning"), (-3600, "warning"), (5, "ok")])
-def test_clock(offset: float, level: str, settings: Settings, server: Server) -> None:
+def test_clock(offset: float, level: str, settings: Settings, server: Peer) -> None:
     server.clock_offset = offset
     _, clock = doctor.api(settings)
     assert (clock.name, clock.level) == ("clock", level)
@@ -292,7 +269,7 @@ def test_clock(offset: float, level: str, settings: Settings, server: Server) ->
     ("scopes", "level"),
     [("repo", "ok"), ("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")],
 )
-def test_token_scope(scopes: str | None, level: str, settings: Settings, server: Server) -> None:
+def test_token_scope(scopes: str | None, level: str, settings: Settings, server: Peer) -> None:
     server.scopes = scopes
     check = doctor.token(settings)
     assert check.level == level
@@ -300,7 +277,7 @@ def test_token_scope(scopes: str | None, level: str, settings: Settings, server:
     assert TOKEN not in check.detail + check.remedy
 
 
-def test_token_expired_or_of_another_account(settings: Settings, server: Server) -> None:
+def test_token_expired_or_of_another_account(settings: Settings, server: Peer) -> None:
     other = settings.model_copy(update={"github_username": "bob"})
     assert "belongs to Ada" in doctor.token(other).detail
     server.status = 401

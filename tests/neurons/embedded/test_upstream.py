@@ -7,8 +7,6 @@ import importlib.metadata
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,8 @@ from neurons.embedded.upstream import make_upstream
 from neurons.errors import ConfigError, Held
 from neurons.git.bare import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
-from tests.neurons.githost import run_git
+from tests.processes import run_python
+from tests.repositories import run_git
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +58,7 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
     )
     tops = sorted({module.split(".")[0] for module in fork_imports()})
     for missing in ("", *tops):
-        command = [sys.executable, "-c", code, tmp_path / "clone", missing]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = run_python("-c", code, tmp_path / "clone", missing, check=True)
         if missing:
             assert done.stdout.startswith("import fla/"), (missing, done.stdout)
             assert f"needs {missing}, which is not installed" in done.stdout
@@ -93,7 +91,7 @@ def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
         "make_upstream(Path(sys.argv[1]))\n"
         "sys.exit(bool({'fla', 'torch', 'triton'} & sys.modules.keys()))"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "u.git"], check=True, cwd=os.getcwd())
+    run_python("-c", code, tmp_path / "u.git", check=True)
 
 
 def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
@@ -104,8 +102,7 @@ def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
         "make_upstream(Path(sys.argv[1]))"
     )
     path = tmp_path / "upstream.git"
-    killed = subprocess.run([sys.executable, "-c", code, path], cwd=os.getcwd())
-    assert killed.returncode == -signal.SIGKILL
+    assert run_python("-c", code, path).returncode == -signal.SIGKILL
     assert not path.exists()
     assert list(tmp_path.glob(".upstream.git.partial-*"))
     make_upstream(path)

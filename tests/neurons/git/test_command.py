@@ -9,7 +9,6 @@ import stat
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,11 @@ from neurons.errors import ConfigError, Held, Retry
 from neurons.git.command import HardenedGit
 from neurons.git.remote import Token
 from neurons.mining.publishing.fork import Fork, open_fork
-from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, run_git, serve
+from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
+from tests.repositories import run_git
 
 NAME = "miner/flash-linear-attention"
 INFO = f"GET /{NAME}.git/info/refs"
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("upstream")
-    return make_repository(folder / "upstream.git", {"README.md": "upstream\n"})
-
-
-@pytest.fixture
-def host(upstream: Path, tmp_path: Path) -> Iterator[GitHub]:
-    (tmp_path / "github").mkdir()
-    with serve(tmp_path / "github", upstream) as host:
-        yield host
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.report import Environment, GateResult, Measurement
+from harness.report import GateResult, Measurement
 from harness.source import source_digest
 from neurons.configuration.settings import Settings, load_settings
 from neurons.mining.client import ApiClient
@@ -18,22 +17,11 @@ from neurons.mining.cycle import State
 from neurons.mining.journal import Journal
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
+from tests.harness import samples
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
-ENVIRONMENT = Environment(
-    device="cpu",
-    platform="Linux",
-    python="3.11",
-    torch="2.13",
-    triton=None,
-    cuda=None,
-    gpu=None,
-    gpu_memory_mb=None,
-    compute_capability=None,
-    driver=None,
-    cpu_count=2,
-)
+ENVIRONMENT = samples.environment()
 
 
 class Key:
@@ -90,31 +78,17 @@ class StandInBench:
             raise self.faults[length].pop(0)
         digest = source_digest(tree)
         if isinstance(gate, bool):
-            gate = GateResult(
-                passed=True,
-                checks=(),
-                device="cpu",
-                dtype="float32",
-                longest=length,
-                seconds=0.1,
-                seed="00",
-                source_digest=digest,
-            )
-        return Measurement(
-            length=length,
-            tokens_per_sec=SPEEDS[length] + len(self.calls),
+            gate = samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
+        file = str(tree / "fla" / "chunk.py")
+        return samples.measurement(
+            length,
+            SPEEDS[length] + len(self.calls),
             vram_mb=0.0,
-            elapsed_seconds=1.0,
-            runs=10,
-            first_call_seconds=0.5,
-            import_seconds=0.5,
-            cache="shared",
-            source_file=str(tree / "fla" / "chunk.py"),
-            layer_file=str(tree / "fla" / "chunk.py"),
+            source_file=file,
+            layer_file=file,
             source_digest=digest,
             gate=gate,
             environment=ENVIRONMENT,
-            started_at=datetime(2026, 1, 1, tzinfo=timezone.utc),
         )
 
 

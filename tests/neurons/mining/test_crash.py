@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
 from neurons.mining.journal import Journal
 from neurons.protocol import commitment_hash
-from tests import PROJECT
 from tests.neurons.mining.parts import HOTKEY, make_context
 from tests.neurons.stand_in import StandIn
+from tests.processes import run_python
 
 CHILD = "tests.neurons.mining.crash_child"
 MOMENTS = [
@@ -50,14 +49,7 @@ def live(
     state_dir: Path, url: str, moment: str, mode: str = "commit_reveal"
 ) -> subprocess.CompletedProcess[str]:
     """Run one life of the miner."""
-    return subprocess.run(
-        [sys.executable, "-m", CHILD, str(state_dir), url, mode, moment],
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-m", CHILD, state_dir, url, mode, moment)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from neurons.mining import cycle, journal, schema
 from neurons.mining.cycle import CLOSED, State, Submission
 from neurons.mining.journal import Journal, StaleSubmission
 from tests.neurons.mining.parts import HOTKEY
+from tests.processes import run_python
 
 COMMITTING = {
     "fork_url": "https://github.com/alice/fork",
@@ -198,9 +197,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int)
         "try: s.open_database(Path(sys.argv[1]))\n"
         "except s.QuasarError as error: sys.exit(str(error))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", code, path)
     assert (done.returncode, "start again" in done.stderr) == (1, True), done.stderr
     with Journal(path) as log:  # there is space again
         assert new(log).state is State.NEW

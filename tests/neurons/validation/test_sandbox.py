@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from neurons.errors import Retry
 from neurons.validation.sandbox import BadFork, checked_remote, clear, clone, sandbox
 from tests.neurons.validation.samples import ForkRepository
+from tests.repositories import run_git
 
 
 def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
@@ -41,10 +41,7 @@ def test_the_tip_is_cloned_alone(fork: ForkRepository, tmp_path: Path) -> None:
     tip = fork.commit({"a": "2"})
     tree = take(fork, tip, tmp_path / "box")
     assert (tree / "a").read_text() == "2"
-    log = subprocess.run(
-        ["git", "rev-list", "--count", "HEAD"], cwd=tree, capture_output=True, text=True, check=True
-    )
-    assert log.stdout.strip() == "1"
+    assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
 
 
 def test_an_older_commit_is_fetched_by_its_hash(fork: ForkRepository, tmp_path: Path) -> None:

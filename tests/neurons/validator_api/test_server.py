@@ -22,6 +22,7 @@ from neurons.errors import ConfigError
 from neurons.validator_api.config import utc
 from neurons.validator_api.storage import Miner, Storage
 from tests.neurons.live_api import ALICE
+from tests.processes import wait_for
 
 
 @contextmanager
@@ -46,12 +47,8 @@ def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
         child.communicate()
 
 
-def wait_for(path: Path, child: subprocess.Popen[str]) -> str:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert child.poll() is None, child.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def port_of(path: Path, child: subprocess.Popen[str]) -> str:
+    wait_for(path.exists, 60, child)
     return path.read_text().strip()
 
 
@@ -63,7 +60,7 @@ def test_serves_until_it_is_told_to_stop(
     tmp_path: Path, number: signal.Signals, proxies: str, client: str
 ) -> None:
     with process(tmp_path, TRUSTED_PROXIES=proxies) as (child, port_file):
-        url = f"http://127.0.0.1:{wait_for(port_file, child)}"
+        url = f"http://127.0.0.1:{port_of(port_file, child)}"
         headers = ALICE.headers()
         body = {"hotkey": ALICE.hotkey, "model_name": "m", "league": "1M"}
         forwarded = {**headers, "X-Forwarded-For": "203.0.113.9"}

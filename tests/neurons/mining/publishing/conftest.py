@@ -1,4 +1,4 @@
-"""Fixtures of the publishing tests: the upstream, the fork's remote, an overlay to change."""
+"""Fixtures of the publishing tests: the fork's remote, an overlay to change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from neurons.mining.publishing import fork as fork_module
 from neurons.mining.publishing import overlay as overlay_module
 from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY
-from tests.neurons.githost import make_repository, run_git
-from tests.neurons.mining.publishing.forks import UPSTREAM_FILES, MakeFork
-
-
-@pytest.fixture(scope="session")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
+from tests.neurons.mining.publishing.forks import MakeFork
+from tests.repositories import run_git
 
 
 @pytest.fixture

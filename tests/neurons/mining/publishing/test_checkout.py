@@ -10,8 +10,8 @@ import pytest
 from neurons.errors import Held
 from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY, overlay_files
-from tests.neurons.githost import GIT_ENVIRONMENT, make_repository, run_git
 from tests.neurons.mining.publishing.forks import publish
+from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
 
 CHUNK = "fla/ops/quasar/chunk.py"
 

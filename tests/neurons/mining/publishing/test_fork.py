@@ -14,13 +14,13 @@ from neurons.errors import Held
 from neurons.mining.context import overlay_digest
 from neurons.mining.publishing.fork import Fork, open_fork
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
-from tests.neurons.githost import run_git
+from tests.neurons.githost import UPSTREAM_FILES
 from tests.neurons.mining.publishing.forks import (
-    UPSTREAM_FILES,
     MakeFork,
     commit_elsewhere,
     publish,
 )
+from tests.repositories import run_git
 
 
 def test_a_validator_gets_the_overlay_byte_for_byte(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from neurons.errors import ConfigError, Held
 from neurons.mining.publishing.fork import Fork
-from tests.neurons.githost import make_repository, run_git
 from tests.neurons.mining.publishing.forks import MakeFork, commit_elsewhere, publish
+from tests.processes import run_python
+from tests.repositories import make_repository, run_git
 
 # Crashes
 
@@ -51,8 +49,7 @@ def test_killed_between_clone_and_rename_it_starts_over(
         "Fork(sys.argv[1], None, Path(sys.argv[2])).prepare()"
     )
     worktree = tmp_path / "state" / "fork"
-    killed = subprocess.run([sys.executable, "-c", code, remote, worktree], cwd=os.getcwd())
-    assert killed.returncode == -signal.SIGKILL
+    assert run_python("-c", code, remote, worktree).returncode == -signal.SIGKILL
     assert not worktree.exists()
     assert list(worktree.parent.glob(".fork.partial-*"))
     publish(make_fork())
@@ -77,8 +74,7 @@ def test_killed_while_laying_or_committing_it_goes_on(
         "fork = Fork(sys.argv[1], None, Path(sys.argv[2])); fork.prepare(); fork.commit()"
     )
     worktree = tmp_path / "state" / "fork"
-    killed = subprocess.run([sys.executable, "-c", script, remote, worktree], cwd=os.getcwd())
-    assert killed.returncode == -signal.SIGKILL
+    assert run_python("-c", script, remote, worktree).returncode == -signal.SIGKILL
     publish(make_fork())
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 

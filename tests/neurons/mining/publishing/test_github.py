@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from neurons.errors import ConfigError, Held, Retry
 from neurons.mining.publishing.github import check_token, ensure_fork, web_address
-from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, make_repository, serve
+from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub
 
 FORK = "flash-linear-attention"
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("upstream")
-    return make_repository(folder / "upstream.git", {"README.md": "upstream"})
-
-
-@pytest.fixture
-def host(upstream: Path, tmp_path: Path) -> Iterator[GitHub]:
-    with serve(tmp_path, upstream) as host:
-        yield host
 
 
 def ensure(host: GitHub, **options: object) -> str:

@@ -1,0 +1,48 @@
+"""Processes of a test's own: commands that run to their end, and waiting for what they do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests import PROJECT
+
+
+def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in the project's folder and return its end and its output.
+
+    Args:
+        options: what `subprocess.run` takes besides, such as `env`, or `check` to raise on failure.
+    """
+    defaults = {"cwd": PROJECT, "check": False, "timeout": 120}
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, **{**defaults, **options})
+
+
+run_python = partial(run, sys.executable)
+
+
+def wait_for(
+    condition: Callable[[], object],
+    seconds: float = 20.0,
+    child: subprocess.Popen[str] | None = None,
+) -> None:
+    """Wait until a condition holds; fail after some seconds, or as soon as `child` has ended."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert child is None or child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

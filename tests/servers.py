@@ -1,0 +1,81 @@
+"""Real HTTP servers on loopback, for tests to script."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for no time
+
+
+class Server(ThreadingHTTPServer):
+    """A server on a free port, with a thread a connection."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection: `serve` answers each GET and POST."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 2**20  # headers and body in one packet, or each reply costs a delayed ACK
+
+    def serve(self) -> None:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self.serve()
+
+    do_POST = do_GET
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole reply, without a Server or a Date of its own."""
+        self.send_response_only(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def reset(self) -> None:
+        """Break the connection without a reply, as a process does that is killed."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.close_connection = True
+        self.connection.close()
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):  # the connection was broken on purpose
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the terminal for what the test has to say."""
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[None]:
+    """Serve in a thread until the block is left."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
