@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -105,5 +106,7 @@ def test_the_pythons_are_the_same_wherever_they_are_named() -> None:
     assert [version for version in named if version[0].isdigit()] == PYTHONS
     assert ASKED["project"]["requires-python"] == ">=3.10,<3.14"
     assert f"    {' | '.join(PYTHONS)}) ;;" in (PROJECT / "scripts/install.sh").read_text()
+    workflow = (PROJECT / ".github/workflows/ci.yml").read_text()
+    assert f"python: {json.dumps(PYTHONS)}" in workflow
     for document in ("README.md", "docs/operating.md"):
         assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in (PROJECT / document).read_text()
