@@ -12,13 +12,11 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import triton
-
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr: name, type, flags, address, offset, size, ...
-_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: name, info, other, section, value, size
-_SYMBOLS = 2  # SHT_SYMTAB
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 
 class Usage(NamedTuple):
@@ -42,7 +40,8 @@ def resource_usage(path: Path) -> dict[str, Usage]:
     if run.returncode:
         raise RuntimeError(f"cuobjdump failed:\n{run.stderr or run.stdout}")
     rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", run.stdout)
-    launches = dict(_launches(path.read_bytes()))
+    with path.open("rb") as file:
+        launches = dict(_launches(file))
     return {
         name: Usage(int(registers), int(stack), int(static), launches.get(_stem(name), 0))
         for name, registers, stack, static in rows
@@ -53,19 +52,14 @@ def _stem(kernel: str) -> str:
     return kernel.removesuffix("_bf16").removesuffix("_fp16")
 
 
-def _launches(code: bytes) -> Iterator[tuple[str, int]]:
+def _launches(file: BinaryIO) -> Iterator[tuple[str, int]]:
     """Yield each `NAME_launch` array's NAME and its second int."""
-    (start,) = struct.unpack_from("<Q", code, 0x28)
-    size, count = struct.unpack_from("<HH", code, 0x3A)
-    sections = [_SECTION.unpack_from(code, start + i * size) for i in range(count)]
-    for _, kind, _, _, table, length, names, *_ in sections:
-        if kind != _SYMBOLS:
-            continue
-        strings = sections[names][4]
-        for place in range(table, table + length, _SYMBOL.size):
-            name, _, _, section, value, _ = _SYMBOL.unpack_from(code, place)
-            first = strings + name
-            text = code[first : code.index(b"\0", first)].decode()
-            if text.endswith("_launch") and section < count:
-                _, dynamic = struct.unpack_from("<2i", code, sections[section][4] + value)
-                yield text.removesuffix("_launch"), dynamic
+    elf = ELFFile(file)
+    symbols = elf.get_section_by_name(".symtab")
+    assert isinstance(symbols, SymbolTableSection)  # noqa: S101 nvcc and ptxas always write one
+    for symbol in symbols.iter_symbols():
+        name, section = symbol.name, symbol["st_shndx"]
+        if name.endswith("_launch") and isinstance(section, int):  # else it is defined elsewhere
+            data = elf.get_section(section).data()
+            _, dynamic = struct.unpack_from("<2i", data, symbol["st_value"])
+            yield name.removesuffix("_launch"), dynamic
