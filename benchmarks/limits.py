@@ -32,9 +32,23 @@ class Criterion(NamedTuple):
 
 def missed(criteria: Iterable[Criterion]) -> list[str]:
     """Describe what misses its limit."""
-    return [f"{c.what}: {c.value:.4g}, limit {c.limit:g}" for c in criteria if not c.met]
+    return [
+        f"{c.what}: {c.value * c.scale:.4g}, limit {c.limit * c.scale:g}"
+        for c in criteria
+        if not c.met
+    ]
+
+
+def summary(criteria: Sequence[Criterion]) -> str:
+    """Say how many limits are kept, and name every one that is missed."""
+    out = missed(criteria)
+    if not out:
+        return f"All {len(criteria)} limits are kept."
+    listed = "\n".join(f"- {line}" for line in out)
+    return f"{len(out)} of {len(criteria)} limits are missed:\n\n{listed}"
 
 
 def limits_table(criteria: Sequence[Criterion]) -> str:
-    """Return every limit beside its figure, met or missed."""
-    return table(("what", "measured", "limit", "verdict"), [c.cells() for c in criteria])
+    """Return every limit beside its figure, met or missed, below their summary."""
+    header = ("what", "measured", "limit", "verdict")
+    return f"{summary(criteria)}\n\n{table(header, [c.cells() for c in criteria])}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
+# Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About 18
+# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). About 22
 # minutes on an H200. COMMIT names what is measured where git cannot tell. All steps run, so that one
 # failure costs its own figures alone; it decides the exit status.
 set -uo pipefail
@@ -25,7 +25,8 @@ step() {
   printf '   %d s\n' $((SECONDS - since))
 }
 
-# the layer first: what a machine has time for is what counts most
+step gpu_tests.run --out "$out/gpu-tests.json"
+# the layer next: what a machine has time for is what counts most
 step layer.speed --fork "$fork" --out "$out"
 step layer.training --fork "$fork" --out "$out/layer-training.json"
 step operator.inference --out "$out/operator.json"

@@ -39,6 +39,11 @@ SHAPES = (
     Shape(2048, 16, 128, 4, 4096),
 )
 
+STEP_LEAD = {512: 2.5, 1024: 2.5, 2048: 1.5}
+"""How many times faster than the peer's a step must be, by the layer's width."""
+GRAPHS = 1 << 23
+"""Elements of an input up to which calls are replayed as CUDA graphs, which hold their memory."""
+
 
 class Cost(Frozen):
     """What training steps cost with one implementation."""
@@ -115,12 +120,12 @@ def _errors(training: Training) -> str:
     return table(("layer, input", "gradient of", "error"), rows)
 
 
-GRAPHS = 1 << 23
-"""Elements of an input up to which calls are replayed as CUDA graphs, which hold their memory."""
-
-
 def training_criteria(training: Training) -> Iterator[Criterion]:
     """Return every limit of training steps with its figure."""
+    for row in training.rows:
+        lead = row.costs["peer"].step_ms / row.costs["ours"].step_ms
+        what = f"training step, {row.shape.label()}, times the peer's speed"
+        yield Criterion(what, lead, STEP_LEAD[row.shape.hidden_size], True, digits=".2f")
     for row in training.rows:
         if row.shape.batch * row.shape.tokens * row.shape.hidden_size <= GRAPHS:
             continue

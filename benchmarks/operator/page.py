@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.documents import filled
-from benchmarks.limits import missed
+from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
+from benchmarks.limits import Criterion, missed, summary
 from benchmarks.line_plot import Line, line_plot
 from benchmarks.markdown import facts, table
 from benchmarks.nsight.results import Profile
@@ -203,6 +204,7 @@ class Runs(NamedTuple):
     training: TrainingResults
     profile: Profile
     sanitizer: SanitizerResults
+    gpu_tests: GpuTests
 
 
 def load_runs() -> Runs:
@@ -216,6 +218,7 @@ def load_runs() -> Runs:
         load(TrainingResults, DATA / "operator_training.json"),
         load(Profile, DATA / "profile.json"),
         load(SanitizerResults, DATA / "sanitizer.json"),
+        load(GpuTests, DATA / "gpu-tests.json"),
     )
 
 
@@ -229,6 +232,8 @@ SECTIONS: Mapping[str, Callable[[Runs], str]] = {
     "profile": lambda runs: profile_tables(runs.profile),
     "accuracy": lambda runs: accuracy(runs.operator),
     "gradients": lambda runs: gradients(runs.training),
+    "limits": lambda runs: summary(limits(runs)),
+    "gpu_tests": lambda runs: gpu_tests_table(runs.gpu_tests),
     "sanitizer": lambda runs: sanitizer_table(runs.sanitizer),
 }
 """What makes each section's figures, in the document's order."""
@@ -261,7 +266,12 @@ def documents(runs: Runs) -> dict[Path, str]:
     return {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
 
 
+def limits(runs: Runs) -> list[Criterion]:
+    """Return every limit of the operator with its figure."""
+    return [*operator_criteria(runs.operator), *training_criteria(runs.training)]
+
+
 def outside(runs: Runs) -> list[str]:
-    """Name every figure outside of its limit, and what the sanitizer found."""
-    figures = [*operator_criteria(runs.operator), *training_criteria(runs.training)]
-    return [*missed(figures), *sanitizer_misses(runs.sanitizer)]
+    """Name every figure outside of its limit, and what the tests and the sanitizer found."""
+    failed = [f"failed: {one}" for one in failures(runs.gpu_tests)]
+    return [*missed(limits(runs)), *failed, *sanitizer_misses(runs.sanitizer)]

@@ -12,6 +12,7 @@ import pytest
 from tests import PROJECT
 
 STEPS = (
+    "gpu_tests.run",
     "layer.speed",
     "layer.training",
     "operator.inference",
@@ -57,7 +58,7 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
     assert done.returncode == 1
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
     assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
-    assert called[0][1:5] == ["--fork", str(fork), "--out", "data"]
+    assert called[1][1:5] == ["--fork", str(fork), "--out", "data"]
     assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)
     assert (project / "data").is_dir()
 
