@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include "entry.cuh"
+
 namespace quasar {
 
 typedef unsigned int u32;
@@ -43,6 +45,14 @@ __device__ __forceinline__ void for_each_element(const F& f) {
     for (int m = 0; m < 8; ++m)
 #pragma unroll
       for (int e = 0; e < 4; ++e) f(p, m, e);
+}
+
+template <int COUNT>
+__device__ __forceinline__ void clear(float (&tiles)[COUNT][4]) {
+#pragma unroll
+  for (int n = 0; n < COUNT; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) tiles[n][e] = 0.f;
 }
 
 // ---- conversions ----
@@ -89,6 +99,15 @@ __device__ __forceinline__ void pack_tiles(u32 (&out)[4], const float (&left)[4]
   out[1] = pack_saturated<T>(left[2], left[3]);
   out[2] = pack_saturated<T>(right[0], right[1]);
   out[3] = pack_saturated<T>(right[2], right[3]);
+}
+
+// 16 columns of a chunk that load_columns loaded, as two accumulator tiles of their transpose
+template <Scalar T>
+__device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2][4]) {
+  unpack<T>(x[0], out[0][0], out[0][1]);
+  unpack<T>(x[1], out[1][0], out[1][1]);
+  unpack<T>(x[2], out[0][2], out[0][3]);
+  unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
 // rounded to tf32 once truncated to it; one addition, where cvt.rna.tf32 is a dozen instructions

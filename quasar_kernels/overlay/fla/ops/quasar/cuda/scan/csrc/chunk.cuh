@@ -121,6 +121,26 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
   out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
 }
 
+// x <- diag(root) x diag(root); `columns` are what spread gives of the roots
+__device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&root)[2],
+                                               const float (&columns)[2][2]) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)  // both roots are negative
+      x[n][e] *= -root[e >> 1] * columns[n][e & 1];
+}
+
+// -A diag(a), whose A is (I + strict_tril(a K K^T))^-1, from a chunk's products, which are lost
+__device__ __forceinline__ void find_mix(ChunkKeys& at, const BlockMasks& mask, float (&out)[2][4],
+                                         int lane) {
+  float columns[2][2];
+  spread(at.root, columns, lane);
+  scale_by_roots(at.gram, at.root, columns);
+  invert(at.gram, mask, out);
+  scale_by_roots(out, at.root, columns);
+}
+
 // the blocks (0, 0), (0, 1) and (1, 1) of its transpose, packed; (1, 0) is zero
 __device__ __forceinline__ void invert_transposed(const float (&minus)[2][4],
                                                   const BlockMasks& mask, u32 (&out)[3]) {

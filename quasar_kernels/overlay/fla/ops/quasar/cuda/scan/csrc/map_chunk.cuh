@@ -95,12 +95,7 @@ __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, con
   }
   float columns[2][2];
   spread(at.root, columns, lane);
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)  // both roots are negative
-      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
-  }
+  scale_by_roots(at.gram, at.root, columns);
   u32 mix[3];
   invert_transposed(at.gram, mask, mix);
   spread(scales.root, columns, lane);
@@ -190,15 +185,11 @@ typedef u32 NearIdentity[2];
 // they are its t-th
 __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
                                               const NearIdentity& near) {
-  constexpr Scalar H = Scalar::fp16;
   u32 k[4];
   load_columns(k, at);
 #pragma unroll
   for (int i = 0; i < 4; ++i) k[i] &= near[i >> 1];
-  unpack<H>(k[0], out[0][0], out[0][1]);
-  unpack<H>(k[1], out[1][0], out[1][1]);
-  unpack<H>(k[2], out[0][2], out[0][3]);
-  unpack<H>(k[3], out[1][2], out[1][3]);
+  unpack_columns<Scalar::fp16>(k, out);
 }
 
 // f(x, here) for the elements of rows g + 8 R that can be on the diagonal of G, and whether this

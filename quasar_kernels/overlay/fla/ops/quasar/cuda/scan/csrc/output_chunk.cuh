@@ -70,19 +70,9 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta,
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e > lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
   keep_triangle(scores, P, lane);
-  float columns[2][2], inverse[2][4];
-  spread(at.root, columns, lane);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)  // both roots are negative
-      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
-  invert(at.gram, mask, inverse);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) inverse[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
-  keep_triangle(mix, inverse, lane);
+  float mixed[2][4];
+  find_mix(at, mask, mixed, lane);
+  keep_triangle(mix, mixed, lane);
 }
 
 // x as the sum of two operands' tiles
@@ -131,11 +121,7 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
   }
 #endif
 #pragma unroll
-  for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) read[b][n][e] = 0.f;
+  for (int b = 0; b < BLOCKS; ++b) clear(read[b]);
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
@@ -261,10 +247,7 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     float D[2][4];
-    unpack<T>(v[b][0], D[0][0], D[0][1]);
-    unpack<T>(v[b][1], D[1][0], D[1][1]);
-    unpack<T>(v[b][2], D[0][2], D[0][3]);
-    unpack<T>(v[b][3], D[1][2], D[1][3]);
+    unpack_columns<T>(v[b], D);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll

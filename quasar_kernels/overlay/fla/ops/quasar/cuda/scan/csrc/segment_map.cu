@@ -158,23 +158,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
       }
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_segment_map_launch[2] = {32 * MAP_WARPS, sizeof(MapShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS)
-    quasar_segment_map_bf16(const __grid_constant__ Arguments arg,
-                            const __grid_constant__ TensorMaps maps) {
-  segment_map<Scalar::bf16>(arg, maps);
-}
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS)
-    quasar_segment_map_fp16(const __grid_constant__ Arguments arg,
-                            const __grid_constant__ TensorMaps maps) {
-  segment_map<Scalar::fp16>(arg, maps);
-}
-#endif
+QUASAR_LAUNCH(segment_map, 32 * MAP_WARPS, sizeof(MapShared))
+QUASAR_KERNEL(segment_map, __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS),
+              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps), (arg, maps))
 
 }  // namespace quasar::scan

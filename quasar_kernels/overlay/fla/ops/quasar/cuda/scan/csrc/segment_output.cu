@@ -160,26 +160,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     });
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_segment_output_launch[2] = {
-    32 * OUTPUT_WARPS, sizeof(OutputShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS)
-    quasar_segment_output_bf16(const __grid_constant__ Arguments arg,
-                               const __grid_constant__ TensorMaps maps) {
-  segment_output<Scalar::bf16>(arg, maps);
-}
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS)
-    quasar_segment_output_fp16(const __grid_constant__ Arguments arg,
-                               const __grid_constant__ TensorMaps maps) {
-  segment_output<Scalar::fp16>(arg, maps);
-}
-#endif
+QUASAR_LAUNCH(segment_output, 32 * OUTPUT_WARPS, sizeof(OutputShared))
+QUASAR_KERNEL(segment_output,
+              QUASAR_IN_PAIRS __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS),
+              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps), (arg, maps))
 
 }  // namespace quasar::scan

@@ -117,9 +117,7 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   }
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_segment_scan_launch[2] = {SCAN_THREADS, sizeof(ScanShared)};
-
+QUASAR_LAUNCH(segment_scan, SCAN_THREADS, sizeof(ScanShared))
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     quasar_segment_scan(const __grid_constant__ Arguments arg) {
   segment_scan(arg);

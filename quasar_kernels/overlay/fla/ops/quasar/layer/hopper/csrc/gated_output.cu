@@ -216,20 +216,10 @@ __device__ __forceinline__ void gated_output(const OutputArguments& arg) {
   cluster_sync();  // a block must not leave while the other may still write or report to it
 }
 
-extern "C" __constant__ int quasar_gated_output_launch[2] = {BLOCK_THREADS, sizeof(OutputShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1)
-    quasar_gated_output_bf16(const __grid_constant__ OutputArguments arg) {
-  gated_output<Scalar::bf16>(arg);
-}
-#endif
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1)
-    quasar_gated_output_fp16(const __grid_constant__ OutputArguments arg) {
-  gated_output<Scalar::fp16>(arg);
-}
-#endif
+QUASAR_LAUNCH(gated_output, BLOCK_THREADS, sizeof(OutputShared))
+QUASAR_KERNEL(gated_output, __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1),
+              (const __grid_constant__ OutputArguments arg), (arg))
 
 }  // namespace quasar::layer
+
 #endif

@@ -84,19 +84,8 @@ __device__ __forceinline__ void pack_weights(const PackArguments& arg) {
   ((uint4*)m.images)[piece] = make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-extern "C" __constant__ int quasar_pack_weights_launch[2] = {PACK_THREADS, 0};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __launch_bounds__(PACK_THREADS)
-    quasar_pack_weights_bf16(const __grid_constant__ PackArguments arg) {
-  pack_weights<Scalar::bf16>(arg);
-}
-#endif
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __launch_bounds__(PACK_THREADS)
-    quasar_pack_weights_fp16(const __grid_constant__ PackArguments arg) {
-  pack_weights<Scalar::fp16>(arg);
-}
-#endif
+QUASAR_LAUNCH(pack_weights, PACK_THREADS, 0)
+QUASAR_KERNEL(pack_weights, __launch_bounds__(PACK_THREADS),
+              (const __grid_constant__ PackArguments arg), (arg))
 
 }  // namespace quasar::layer

@@ -229,22 +229,10 @@ __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
   cluster_sync();  // neither block leaves while the other may signal it
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_projection_launch[2] = {THREADS, sizeof(ProjectionShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
-    quasar_projection_bf16(const __grid_constant__ ProjectionArguments arg) {
-  projection<Scalar::bf16>(arg);
-}
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
-    quasar_projection_fp16(const __grid_constant__ ProjectionArguments arg) {
-  projection<Scalar::fp16>(arg);
-}
-#endif
+QUASAR_LAUNCH(projection, THREADS, sizeof(ProjectionShared))
+QUASAR_KERNEL(projection, __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1),
+              (const __grid_constant__ ProjectionArguments arg), (arg))
 
 }  // namespace quasar::layer
+
 #endif

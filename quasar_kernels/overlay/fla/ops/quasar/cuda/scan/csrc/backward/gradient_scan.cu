@@ -100,10 +100,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   }
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_gradient_scan_launch[2] = {SCAN_THREADS,
-                                                              sizeof(GradientScanShared)};
-
+QUASAR_LAUNCH(gradient_scan, SCAN_THREADS, sizeof(GradientScanShared))
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     quasar_gradient_scan(const __grid_constant__ GradientArguments arg) {
   gradient_scan(arg);

@@ -44,19 +44,16 @@ static_assert(!Tiles::RUN_OVER || WALK_TOKENS == 64, "the tensor maps' tiles hav
 
 typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, transposed
 
-// where element e of tile m is in a state [S, S], keys' channels first
-__device__ __forceinline__ int state_place(int column, int p, int m, int e, int lane) {
-  return (p * PANEL + 8 * m + 2 * (lane & 3) + (e & 1)) * S + column + (lane >> 2) + 8 * (e >> 1);
-}
-
-// f(b, place, element) for all of a state's elements that this warp owns, `column` its first
+// f(place, element) for all of a state's elements that this warp owns, `column` its first; `place`
+// is where one is in a state [S, S], keys' channels first
 template <class F>
 __device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane,
                                                const F& f) {
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
     for_each_element([&](int p, int m, int e) {
-      f(state_place(column + 16 * b, p, m, e, lane), state[b][p][m][e]);
+      const int channel = p * PANEL + 8 * m + 2 * (lane & 3) + (e & 1);
+      f(channel * S + column + 16 * b + (lane >> 2) + 8 * (e >> 1), state[b][p][m][e]);
     });
 }
 
@@ -144,11 +141,7 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
   settle(read[0]);
 #else
 #pragma unroll
-  for (int b = 0; b < COLUMN_BLOCKS; ++b)
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) read[b][n][e] = 0.f;
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) clear(read[b]);
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll

@@ -63,12 +63,7 @@ __device__ __forceinline__ void settle_all(Rows64 (&d)[COUNT]) {
 template <Scalar T, bool FIRST>
 __device__ __forceinline__ void add_by_rows(Rows64& d, const Operand& a, u32 b, int lane) {
 #if !QUASAR_WGMMA
-  if (FIRST) {
-#pragma unroll
-    for (int m = 0; m < 8; ++m)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) d[m][e] = 0.f;
-  }
+  if (FIRST) clear(d);
 #endif
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -515,25 +510,12 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   store(maps.dk, arg.dk, at.d_state);
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_input_gradient_launch[2] = {32 * INPUT_WARPS,
-                                                               sizeof(InputShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void __launch_bounds__(32 * INPUT_WARPS, INPUT_BLOCKS)
-    quasar_input_gradient_bf16(const __grid_constant__ GradientArguments arg,
-                               const __grid_constant__ GradientMaps maps) {
-  input_gradient<Scalar::bf16>(arg, maps);
-}
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void __launch_bounds__(32 * INPUT_WARPS, INPUT_BLOCKS)
-    quasar_input_gradient_fp16(const __grid_constant__ GradientArguments arg,
-                               const __grid_constant__ GradientMaps maps) {
-  input_gradient<Scalar::fp16>(arg, maps);
-}
-#endif
+QUASAR_LAUNCH(input_gradient, 32 * INPUT_WARPS, sizeof(InputShared))
+QUASAR_KERNEL(input_gradient, __launch_bounds__(32 * INPUT_WARPS, INPUT_BLOCKS),
+              (const __grid_constant__ GradientArguments arg,
+               const __grid_constant__ GradientMaps maps),
+              (arg, maps))
 
 }  // namespace quasar::scan
+
 #endif

@@ -31,19 +31,9 @@ __device__ __forceinline__ void prepare_mix(u32 keys, float beta, const BlockMas
       add_products<T>(at.gram, k, k);
     }
   find_step_sizes(at, beta, lane);
-  float columns[2][2], inverse[2][4];
-  spread(at.root, columns, lane);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)  // both roots are negative
-      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
-  invert(at.gram, mask, inverse);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) inverse[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
-  keep_triangle(mix, inverse, lane);
+  float mixed[2][4];
+  find_mix(at, mask, mixed, lane);
+  keep_triangle(mix, mixed, lane);
 }
 
 // the state's columns take one chunk, and leave its V' where its values were
@@ -61,10 +51,7 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     float D[2][4];
-    unpack<T>(v[b][0], D[0][0], D[0][1]);
-    unpack<T>(v[b][1], D[1][0], D[1][1]);
-    unpack<T>(v[b][2], D[0][2], D[0][3]);
-    unpack<T>(v[b][3], D[1][2], D[1][3]);
+    unpack_columns<T>(v[b], D);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -191,26 +178,10 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   }
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_state_checkpoint_launch[2] = {
-    32 * WALK_WARPS, sizeof(CheckpointShared)};
-
-#ifndef QUASAR_ONLY_FP16
-extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)
-    quasar_state_checkpoint_bf16(const __grid_constant__ GradientArguments arg,
-                                 const __grid_constant__ GradientMaps maps) {
-  state_checkpoint<Scalar::bf16>(arg, maps);
-}
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-extern "C" __global__ void QUASAR_IN_PAIRS
-    __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)
-    quasar_state_checkpoint_fp16(const __grid_constant__ GradientArguments arg,
-                                 const __grid_constant__ GradientMaps maps) {
-  state_checkpoint<Scalar::fp16>(arg, maps);
-}
-#endif
+QUASAR_LAUNCH(state_checkpoint, 32 * WALK_WARPS, sizeof(CheckpointShared))
+QUASAR_KERNEL(state_checkpoint, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
+              (const __grid_constant__ GradientArguments arg,
+               const __grid_constant__ GradientMaps maps),
+              (arg, maps))
 
 }  // namespace quasar::scan

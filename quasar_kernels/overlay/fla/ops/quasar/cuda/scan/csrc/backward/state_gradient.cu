@@ -72,21 +72,14 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, float be
   keep_triangle(scores, P, lane);
   float columns[2][2], mixed[2][4];
   spread(at.root, columns, lane);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)  // both roots are negative
-      at.gram[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  scale_by_roots(at.gram, at.root, columns);
   u32 inverse[3];
   invert_transposed(at.gram, mask, inverse);
   unpack<Scalar::fp16>(inverse[0], mixed[0][0], mixed[0][1]);
   unpack<Scalar::fp16>(inverse[1], mixed[1][0], mixed[1][1]);
   unpack<Scalar::fp16>(inverse[2], mixed[1][2], mixed[1][3]);
   mixed[0][2] = mixed[0][3] = 0.f;
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) mixed[n][e] *= -at.root[e >> 1] * columns[n][e & 1];
+  scale_by_roots(mixed, at.root, columns);
   keep_triangle(mix, mixed, lane);
 }
 
@@ -102,10 +95,7 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
     u32 x[4];
     load_columns(x, outputs ^ 32 * b);
     o[b][0] = x[0], o[b][1] = x[2], o[b][2] = x[1], o[b][3] = x[3];
-    unpack<T>(x[0], O[b][0][0], O[b][0][1]);
-    unpack<T>(x[1], O[b][1][0], O[b][1][1]);
-    unpack<T>(x[2], O[b][0][2], O[b][0][3]);
-    unpack<T>(x[3], O[b][1][2], O[b][1][3]);
+    unpack_columns<T>(x, O[b]);
     if (scale != 1.f) {
       const float scaled[2][4] = {
           {scale * O[b][0][0], scale * O[b][0][1], scale * O[b][0][2], scale * O[b][0][3]},
@@ -139,8 +129,8 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
 
 // One block a segment, head and panel of values.
 template <Scalar T, bool MAP>
-__device__ __forceinline__ void state_gradient(const GradientArguments& arg,
-                                               const GradientMaps& maps) {
+__device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
+                                              const GradientMaps& maps) {
   extern __shared__ __align__(1024) uint4 raw[];
   GradientShared& shared = *(GradientShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
@@ -265,30 +255,27 @@ __device__ __forceinline__ void state_gradient(const GradientArguments& arg,
   if (out) for_each_place(state, column, lane, [&](int at, float& x) { out[at] = x; });
 }
 
-// threads and shared bytes of a block, for whoever launches it
-extern "C" __constant__ int quasar_state_gradient_launch[2] = {32 * WALK_WARPS,
-                                                               sizeof(GradientShared)};
-extern "C" __constant__ int quasar_state_gradient_map_launch[2] = {
-    32 * WALK_WARPS, sizeof(GradientShared)};
+template <Scalar T>
+__device__ __forceinline__ void state_gradient(const GradientArguments& arg,
+                                               const GradientMaps& maps) {
+  walk_gradient<T, false>(arg, maps);
+}
 
-#define QUASAR_STATE_GRADIENT(NAME, TYPE, MAP)            \
-  extern "C" __global__ void QUASAR_IN_PAIRS              \
-      __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS)     \
-      NAME(const __grid_constant__ GradientArguments arg, \
-           const __grid_constant__ GradientMaps maps) {   \
-    state_gradient<Scalar::TYPE, MAP>(arg, maps);         \
-  }
+template <Scalar T>
+__device__ __forceinline__ void state_gradient_map(const GradientArguments& arg,
+                                                   const GradientMaps& maps) {
+  walk_gradient<T, true>(arg, maps);
+}
 
-#ifndef QUASAR_ONLY_FP16
-QUASAR_STATE_GRADIENT(quasar_state_gradient_bf16, bf16, false)
-QUASAR_STATE_GRADIENT(quasar_state_gradient_map_bf16, bf16, true)
-#endif
-
-#ifndef QUASAR_ONLY_BF16
-QUASAR_STATE_GRADIENT(quasar_state_gradient_fp16, fp16, false)
-QUASAR_STATE_GRADIENT(quasar_state_gradient_map_fp16, fp16, true)
-#endif
-
-#undef QUASAR_STATE_GRADIENT
+QUASAR_LAUNCH(state_gradient, 32 * WALK_WARPS, sizeof(GradientShared))
+QUASAR_KERNEL(state_gradient, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
+              (const __grid_constant__ GradientArguments arg,
+               const __grid_constant__ GradientMaps maps),
+              (arg, maps))
+QUASAR_LAUNCH(state_gradient_map, 32 * WALK_WARPS, sizeof(GradientShared))
+QUASAR_KERNEL(state_gradient_map, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
+              (const __grid_constant__ GradientArguments arg,
+               const __grid_constant__ GradientMaps maps),
+              (arg, maps))
 
 }  // namespace quasar::scan

@@ -1,0 +1,21 @@
+// How a kernel is made known to whoever launches it.
+
+#pragma once
+
+#define QUASAR_ENTRY(DTYPE, NAME, ATTRIBUTES, PARAMETERS, ARGUMENTS)                        \
+  extern "C" __global__ void ATTRIBUTES quasar_##NAME##_##DTYPE PARAMETERS {                \
+    NAME<Scalar::DTYPE> ARGUMENTS;                                                          \
+  }
+
+// The entry points quasar_NAME_bf16 and quasar_NAME_fp16 of NAME<T>; a program has but one of them.
+#if defined(QUASAR_ONLY_BF16)
+#define QUASAR_KERNEL(...) QUASAR_ENTRY(bf16, __VA_ARGS__)
+#elif defined(QUASAR_ONLY_FP16)
+#define QUASAR_KERNEL(...) QUASAR_ENTRY(fp16, __VA_ARGS__)
+#else
+#define QUASAR_KERNEL(...) QUASAR_ENTRY(bf16, __VA_ARGS__) QUASAR_ENTRY(fp16, __VA_ARGS__)
+#endif
+
+// what a launch asks for: a block's threads and its bytes of dynamic shared memory
+#define QUASAR_LAUNCH(NAME, THREADS, SHARED) \
+  extern "C" __constant__ int quasar_##NAME##_launch[2] = {THREADS, SHARED};
