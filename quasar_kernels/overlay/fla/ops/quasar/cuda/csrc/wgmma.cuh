@@ -54,104 +54,90 @@ __device__ __forceinline__ void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// OUT is how d is used; KEEP 0 where its old values do not count
-#define QUASAR_WGMMA_ROWS(TYPE, OUT, KEEP)                                                      \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE                      \
-               " {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, " KEEP ", 1, 1, 0;"           \
-               : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]),          \
-                 OUT(d[1][1]), OUT(d[1][2]), OUT(d[1][3])                                       \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+// ---- products of 16 inputs; with FIRST, d's old values do not count ----
 
-// d [64, 16] += a [64, 16] b^T, b 16 columns of 16 rows of a tile
-template <Scalar T>
+// d's tiles, used as OUT says, and how the instruction names their registers
+#define QUASAR_OUT_2(OUT, m)                                                                  \
+  OUT(d[m][0]), OUT(d[m][1]), OUT(d[m][2]), OUT(d[m][3]), OUT(d[m + 1][0]), OUT(d[m + 1][1]), \
+      OUT(d[m + 1][2]), OUT(d[m + 1][3])
+#define QUASAR_OUT_4(OUT, m) QUASAR_OUT_2(OUT, m), QUASAR_OUT_2(OUT, m + 2)
+#define QUASAR_OUT_8(OUT, m) QUASAR_OUT_4(OUT, m), QUASAR_OUT_4(OUT, m + 4)
+#define QUASAR_OUT_16(OUT, m) QUASAR_OUT_8(OUT, m), QUASAR_OUT_8(OUT, m + 8)
+#define QUASAR_D_2 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define QUASAR_D_4 QUASAR_D_2 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define QUASAR_D_8 \
+  QUASAR_D_4 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define QUASAR_D_16                                                                   \
+  QUASAR_D_8 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
+             "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+#define QUASAR_PRODUCT_OF(TYPE, OUT, KEEP, TILES, COLUMNS, OPERANDS, MAJOR, ...)             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {"     \
+               QUASAR_D_##TILES "}, " OPERANDS ", " KEEP ", 1, 1, " MAJOR ";"                \
+               : QUASAR_OUT_##TILES(OUT, 0)                                                  \
+               : __VA_ARGS__)
+
+// of so many TILES, 8 COLUMNS each; A and B are given as OPERANDS, MAJOR is how they lie in memory
+#define QUASAR_PRODUCT(...)                              \
+  if constexpr (T == Scalar::bf16 && FIRST)              \
+    QUASAR_PRODUCT_OF("bf16", "=&f", "0", __VA_ARGS__);  \
+  else if constexpr (T == Scalar::bf16)                  \
+    QUASAR_PRODUCT_OF("bf16", "+f", "1", __VA_ARGS__);   \
+  else if constexpr (FIRST)                              \
+    QUASAR_PRODUCT_OF("f16", "=&f", "0", __VA_ARGS__);   \
+  else                                                   \
+    QUASAR_PRODUCT_OF("f16", "+f", "1", __VA_ARGS__)
+#define QUASAR_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+// d [64, 8 TILES] += a [64, 16] b^T, b 16 columns of as many rows as d has columns
+template <Scalar T, bool FIRST = false>
 __device__ __forceinline__ void wgmma_rows(float (&d)[2][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16) {
-    QUASAR_WGMMA_ROWS("bf16", "+f", "1");
-  } else {
-    QUASAR_WGMMA_ROWS("f16", "+f", "1");
-  }
+  QUASAR_PRODUCT(2, "16", "{%8,%9,%10,%11}, %12", "0", QUASAR_A, "l"(b));
 }
 
-// d = a b^T
-template <Scalar T>
-__device__ __forceinline__ void wgmma_first_rows(float (&d)[2][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16) {
-    QUASAR_WGMMA_ROWS("bf16", "=&f", "0");
-  } else {
-    QUASAR_WGMMA_ROWS("f16", "=&f", "0");
-  }
-}
-
-#define QUASAR_WGMMA_TWO(TYPE, OUT, KEEP)                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE                      \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, "  \
-               "%20, " KEEP ", 1, 1, 0;"                                                        \
-               : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]),          \
-                 OUT(d[1][1]), OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]),          \
-                 OUT(d[2][2]), OUT(d[2][3]), OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]),          \
-                 OUT(d[3][3])                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-
-// d [64, 32] += a [64, 16] b^T, b 16 columns of 32 rows: two chunks that follow one another
-template <Scalar T>
+template <Scalar T, bool FIRST = false>
 __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16) {
-    QUASAR_WGMMA_TWO("bf16", "+f", "1");
-  } else {
-    QUASAR_WGMMA_TWO("f16", "+f", "1");
-  }
+  QUASAR_PRODUCT(4, "32", "{%16,%17,%18,%19}, %20", "0", QUASAR_A, "l"(b));
 }
 
-// d = a b^T
-template <Scalar T>
-__device__ __forceinline__ void wgmma_first_rows(float (&d)[4][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16) {
-    QUASAR_WGMMA_TWO("bf16", "=&f", "0");
-  } else {
-    QUASAR_WGMMA_TWO("f16", "=&f", "0");
-  }
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const u32 (&a)[4], u64 b) {
+  QUASAR_PRODUCT(8, "64", "{%32,%33,%34,%35}, %36", "0", QUASAR_A, "l"(b));
 }
 
-#define QUASAR_WGMMA_COLUMNS(TYPE, OUT, KEEP, TURNED)                                            \
-  asm volatile(                                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, " KEEP ", 1, 1, " TURNED ";"    \
-      : OUT(d[0][0]), OUT(d[0][1]), OUT(d[0][2]), OUT(d[0][3]), OUT(d[1][0]), OUT(d[1][1]),      \
-        OUT(d[1][2]), OUT(d[1][3]), OUT(d[2][0]), OUT(d[2][1]), OUT(d[2][2]), OUT(d[2][3]),      \
-        OUT(d[3][0]), OUT(d[3][1]), OUT(d[3][2]), OUT(d[3][3]), OUT(d[4][0]), OUT(d[4][1]),      \
-        OUT(d[4][2]), OUT(d[4][3]), OUT(d[5][0]), OUT(d[5][1]), OUT(d[5][2]), OUT(d[5][3]),      \
-        OUT(d[6][0]), OUT(d[6][1]), OUT(d[6][2]), OUT(d[6][3]), OUT(d[7][0]), OUT(d[7][1]),      \
-        OUT(d[7][2]), OUT(d[7][3])                                                               \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_rows(float (&d)[16][4], const u32 (&a)[4], u64 b) {
+  QUASAR_PRODUCT(16, "128", "{%64,%65,%66,%67}, %68", "0", QUASAR_A, "l"(b));
+}
 
 // d [64, 64] += a [64, 16] b, b 16 rows of a tile
-template <Scalar T>
+template <Scalar T, bool FIRST = false>
 __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16) {
-    QUASAR_WGMMA_COLUMNS("bf16", "+f", "1", "1");
-  } else {
-    QUASAR_WGMMA_COLUMNS("f16", "+f", "1", "1");
-  }
+  QUASAR_PRODUCT(8, "64", "{%32,%33,%34,%35}, %36", "1", QUASAR_A, "l"(b));
 }
 
-// d [64, 64] += a [64, 16] b^T, b 16 columns of a tile's 64 rows; d = a b^T if FIRST
-template <Scalar T, bool FIRST>
-__device__ __forceinline__ void wgmma_tile_rows(float (&d)[8][4], const u32 (&a)[4], u64 b) {
-  if (T == Scalar::bf16 && FIRST) {
-    QUASAR_WGMMA_COLUMNS("bf16", "=&f", "0", "0");
-  } else if (T == Scalar::bf16) {
-    QUASAR_WGMMA_COLUMNS("bf16", "+f", "1", "0");
-  } else if (FIRST) {
-    QUASAR_WGMMA_COLUMNS("f16", "=&f", "0", "0");
-  } else {
-    QUASAR_WGMMA_COLUMNS("f16", "+f", "1", "0");
-  }
+// d += a b^T, a [64, 16] in shared memory, in 16 columns of a tile
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_tile(float (&d)[8][4], u64 a, u64 b) {
+  QUASAR_PRODUCT(8, "64", "%32, %33", "0, 0", "l"(a), "l"(b));
 }
 
-#undef QUASAR_WGMMA_ROWS
-#undef QUASAR_WGMMA_TWO
-#undef QUASAR_WGMMA_COLUMNS
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_tile(float (&d)[16][4], u64 a, u64 b) {
+  QUASAR_PRODUCT(16, "128", "%64, %65", "0, 0", "l"(a), "l"(b));
+}
+
+#undef QUASAR_OUT_2
+#undef QUASAR_OUT_4
+#undef QUASAR_OUT_8
+#undef QUASAR_OUT_16
+#undef QUASAR_D_2
+#undef QUASAR_D_4
+#undef QUASAR_D_8
+#undef QUASAR_D_16
+#undef QUASAR_PRODUCT_OF
+#undef QUASAR_PRODUCT
+#undef QUASAR_A
 
 }  // namespace quasar
 #endif

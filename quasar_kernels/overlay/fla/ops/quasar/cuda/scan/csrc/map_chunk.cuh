@@ -257,7 +257,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
   for (int i = 0; i < 4 * PANELS; ++i) {
     const u64 columns = at_columns(tile_descriptor(keys + i / 4 * MAP_PANEL_BYTES), i % 4);
     if (i == 0 && !ANY_NEAR)
-      wgmma_first_rows<H>(Z, rows[i], columns);
+      wgmma_rows<H, true>(Z, rows[i], columns);
     else
       wgmma_rows<H>(Z, rows[i], columns);
   }

@@ -110,7 +110,7 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
       for (int t = 0; t < 4; ++t) {
         const u64 rows = at_columns(tile_descriptor(chunk.keys(p)), t);
         if (p + t == 0)
-          wgmma_first_rows<T>(read[0], s[p][t], rows);
+          wgmma_rows<T, true>(read[0], s[p][t], rows);
         else
           wgmma_rows<T>(read[0], s[p][t], rows);
       }

@@ -79,9 +79,9 @@ struct Worker {
     const u64 b = gate_image + h % 2 * (IMAGE_BYTES / 2 / 16);
     const u64 a = tile_descriptor(shared_address(shared.narrow[worker]));
     warpgroup_arrive();
-    multiply_tile<T, true>(d, a, b);
+    wgmma_tile<T, true>(d, a, b);
 #pragma unroll
-    for (int t = 1; t < 4; ++t) multiply_tile<T, false>(d, at_columns(a, t), at_columns(b, t));
+    for (int t = 1; t < 4; ++t) wgmma_tile<T>(d, at_columns(a, t), at_columns(b, t));
     warpgroup_commit();
   }
 

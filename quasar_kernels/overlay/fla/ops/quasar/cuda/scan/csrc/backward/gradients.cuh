@@ -131,7 +131,7 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
     for (int t = 0; t < 4; ++t) {
       const u64 rows = at_columns(tile_descriptor(keys + p * WALK_PANEL_BYTES), t);
       if (p + t == 0)
-        wgmma_first_rows<T>(read[0], high[p][t], rows);
+        wgmma_rows<T, true>(read[0], high[p][t], rows);
       else
         wgmma_rows<T>(read[0], high[p][t], rows);
       if (EXACT) wgmma_rows<T>(read[0], low[p][t], rows);

@@ -70,9 +70,9 @@ __device__ __forceinline__ void add_by_rows(Rows64& d, const Operand& a, u32 b, 
 #if QUASAR_WGMMA
     const u64 columns = at_columns(tile_descriptor(b), t);
     if (FIRST && t == 0)
-      wgmma_tile_rows<T, true>(d, a[t], columns);
+      wgmma_rows<T, true>(d, a[t], columns);
     else
-      wgmma_tile_rows<T, false>(d, a[t], columns);
+      wgmma_rows<T>(d, a[t], columns);
 #else
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
