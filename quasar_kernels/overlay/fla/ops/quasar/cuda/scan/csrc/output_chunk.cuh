@@ -48,6 +48,18 @@ __device__ __forceinline__ void multiply(float (&d0)[4], float (&d1)[4], const f
   mma_tf32(d1, x1, corner.x, corner.y);
 }
 
+// -V'^T = D^T mix^T += D = V - K S, of 16 columns: values as load_columns loads them, and -S^T K^T
+template <Scalar T>
+__device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)[4],
+                                           const float (&read0)[4], const float (&read1)[4],
+                                           float4 left, float2 corner) {
+  float D[2][4];
+  unpack_columns<T>(values, D);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) D[0][e] += read0[e], D[1][e] += read1[e];
+  multiply(d[0], d[1], D[0], D[1], left, corner);
+}
+
 // Phase A: -A diag(a) and tril(Q K^T) of this warp's chunk.
 template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta,
@@ -246,13 +258,7 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
   u32 high[BLOCKS][4], low[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-    float D[2][4];
-    unpack_columns<T>(v[b], D);
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) D[n][e] += read[b][n][e];
-    multiply(V[b][0], V[b][1], D[0], D[1], m, m_corner);
+    add_values<T>(V[b], v[b], read[b][0], read[b][1], m, m_corner);
     split<T>(V[b], high[b], low[b]);
   }
   write_state<T, BLOCKS>(state, high, low, chunk, lane);

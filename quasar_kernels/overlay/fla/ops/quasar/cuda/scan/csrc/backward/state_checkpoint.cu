@@ -50,13 +50,7 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
   read_keys<T, false>(state, read, keys, lane);
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
-    float D[2][4];
-    unpack_columns<T>(v[b], D);
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) D[n][e] += read[b][n][e];
-    multiply(V[b][0], V[b][1], D[0], D[1], left, corner);
+    add_values<T>(V[b], v[b], read[b][0], read[b][1], left, corner);
     pack_tiles<T>(rounded[b], V[b][0], V[b][1]);
   }
   open_products();
