@@ -20,6 +20,7 @@ from quasar_kernels.contract import OVERLAY
 _CUDA = OVERLAY / "fla/ops/quasar/cuda"
 _HERE = Path(__file__).with_name("emulated")
 _SOURCES = (
+    "csrc/entry.cuh",
     "csrc/fragments.cuh",
     "scan/csrc/chunk.cuh",
     "scan/csrc/map_chunk.cuh",
