@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ def test_a_subject_past_72_characters_is_refused(
     shutil.copy(PROJECT / ".pre-commit-config.yaml", tmp_path)
     message = tmp_path / "message"
     message.write_text("x" * length + "\n\n" + "y" * 100 + "\n")
+    hook = [sys.executable, "-m", "pre_commit", "run", "--hook-stage"]
     for command in (
         ["git", "init", "--quiet"],
         ["git", "add", ".pre-commit-config.yaml"],
-        ["pre-commit", "run", "--hook-stage", "commit-msg", "--commit-msg-filename", message],
+        [*hook, "commit-msg", "--commit-msg-filename", message],
     ):
         run = subprocess.run(
             command,
