@@ -16,12 +16,14 @@ test: ## every check, as CI runs it
 
 lint: install ## formatting and lint, nothing is changed
 	.venv/bin/ruff format --check .
+	git ls-files -z "*.cu" "*.cuh" | xargs -0 .venv/bin/clang-format --dry-run --Werror
 	.venv/bin/ruff check .
 	.venv/bin/shellcheck START_*.sh scripts/*.sh .ci/run
 
 fix: install ## rewrite what the formatter and the linter can mend
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+	git ls-files -z "*.cu" "*.cuh" | xargs -0 .venv/bin/clang-format -i
 
 types: install ## strict type check
 	.venv/bin/mypy

@@ -22,6 +22,11 @@ stage() {
 }
 
 # shellcheck disable=SC2329 # stage calls it
+check_cuda_format() {
+  git ls-files -z '*.cu' '*.cuh' | xargs -0 clang-format --dry-run --Werror
+}
+
+# shellcheck disable=SC2329 # stage calls it
 scan_secrets() {
   git ls-files -z | xargs -0 detect-secrets-hook --no-verify --baseline .secrets.baseline || {
     echo 'Not a secret? Look twice, then run "make baseline" and commit .secrets.baseline.'
@@ -30,6 +35,7 @@ scan_secrets() {
 }
 
 stage format ruff format --check .
+stage "format of CUDA" check_cuda_format
 stage lint ruff check .
 stage shell shellcheck START_*.sh scripts/*.sh .ci/run
 stage types mypy

@@ -2,9 +2,9 @@
 
 #pragma once
 
-#define QUASAR_ENTRY(DTYPE, NAME, ATTRIBUTES, PARAMETERS, ARGUMENTS)                        \
-  extern "C" __global__ void ATTRIBUTES quasar_##NAME##_##DTYPE PARAMETERS {                \
-    NAME<Scalar::DTYPE> ARGUMENTS;                                                          \
+#define QUASAR_ENTRY(DTYPE, NAME, ATTRIBUTES, PARAMETERS, ARGUMENTS)         \
+  extern "C" __global__ void ATTRIBUTES quasar_##NAME##_##DTYPE PARAMETERS { \
+    NAME<Scalar::DTYPE> ARGUMENTS;                                           \
   }
 
 // The entry points quasar_NAME_bf16 and quasar_NAME_fp16 of NAME<T>; a program has but one of them.

@@ -24,10 +24,10 @@ enum class Scalar { bf16, fp16 };
 #define QUASAR_HEAD 64
 #endif
 
-constexpr int S = QUASAR_HEAD;     // channels of a head, for keys and values: 64 or 128
-constexpr int PANEL = 64;          // channels of a tile; wider rows are tiles side by side
+constexpr int S = QUASAR_HEAD;  // channels of a head, for keys and values: 64 or 128
+constexpr int PANEL = 64;       // channels of a tile; wider rows are tiles side by side
 constexpr int PANELS = S / PANEL;
-constexpr int CHUNK = 16;          // tokens of a chunk
+constexpr int CHUNK = 16;             // tokens of a chunk
 constexpr int ROW_BYTES = 2 * PANEL;  // one token's row of a tile
 constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
 constexpr u32 ALL = 0xffffffffu;
@@ -224,10 +224,7 @@ __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
 
 // 16 bytes from device to shared memory, under way when it returns (cp.async)
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-               :
-               : "r"(to), "l"(from)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void commit_loads() {

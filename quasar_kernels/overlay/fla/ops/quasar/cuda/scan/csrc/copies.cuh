@@ -140,12 +140,13 @@ struct Copies {
   // Stores run behind this; finish_stores waits until they have read shared memory.
   __device__ __forceinline__ void store(u32 from, int token, int channel) const {
     if (elect_lane())
-      asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-                   " [%0, {%1, %2, %3, %4}], [%5];\n"
-                   "cp.async.bulk.commit_group;"
-                   :
-                   : "l"(&map), "r"(channel), "r"(head), "r"(begin + token), "r"(row), "r"(from)
-                   : "memory");
+      asm volatile(
+          "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+          " [%0, {%1, %2, %3, %4}], [%5];\n"
+          "cp.async.bulk.commit_group;"
+          :
+          : "l"(&map), "r"(channel), "r"(head), "r"(begin + token), "r"(row), "r"(from)
+          : "memory");
   }
   __device__ __forceinline__ void finish_stores() const {
     if (elect_lane()) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

@@ -66,8 +66,8 @@ struct Scales {
 
   __device__ __forceinline__ Scales(const ChunkKeys& at, float beta) {
     // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
-    const u32 largest = __reduce_max_sync(
-        ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
+    const u32 largest =
+        __reduce_max_sync(ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
     const float bound = fminf(beta * __uint_as_float(largest), 1.f);
     descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
 #pragma unroll
@@ -104,8 +104,7 @@ __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, con
     const float row = scales.root[i >> 1] * scales.scale(), *column = columns[(i + 1) >> 1];
     mix[i] = multiply_fp16(mix[i], pack<H>(row * column[0], row * column[1]));
   }
-  out.mix[lane] =
-      make_uint4(mix[0], mix[1], mix[2], pack<H>(-scales.descale, -scales.descale));
+  out.mix[lane] = make_uint4(mix[0], mix[1], mix[2], pack<H>(-scales.descale, -scales.descale));
 }
 
 // Phase A: this warp's chunk: its keys become fp16 in place, and `out` is filled.
@@ -152,8 +151,8 @@ __device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4&
                                             const uint2& u) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
-  const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]),
-                    pack<H>(Z[1][0], Z[1][1]), pack<H>(Z[1][2], Z[1][3])};
+  const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
+                    pack<H>(Z[1][2], Z[1][3])};
   // the inverse is triangular: tokens 8..15 get nothing from tokens 0..7
   mma<H>(Y[0], z, m.x, m.y);
   mma_half<H>(Y[1], z[2], z[3], m.z);
@@ -212,15 +211,13 @@ template <int R>
 __device__ __forceinline__ void leave_identity(MapRows& G, NearIdentity& near, float bound, int row,
                                                int lane) {
   u32 x = 0;
-  for_diagonal<R>(G, row, lane, [&](float value, bool here) {
-    x |= here ? __float_as_uint(value) : 0;
-  });
+  for_diagonal<R>(G, row, lane,
+                  [&](float value, bool here) { x |= here ? __float_as_uint(value) : 0; });
   const int owner = (lane & 28) | lane >> 3;  // of the diagonal's element
   const float diagonal = __uint_as_float(__shfl_sync(ALL, x, owner));
   const bool leaves = near[R] && diagonal <= bound;
-  for_diagonal<R>(G, row, lane, [&](float& value, bool here) {
-    value += leaves && here ? 1.f : 0.f;
-  });
+  for_diagonal<R>(G, row, lane,
+                  [&](float& value, bool here) { value += leaves && here ? 1.f : 0.f; });
   if (leaves) near[R] = 0;
 }
 

@@ -22,9 +22,7 @@ struct KeysQueries {
   static constexpr int BYTES = PANELS * 2 * CHUNK_BYTES;
   u32 address;
 
-  __device__ __forceinline__ u32 keys(int panel) const {
-    return address + panel * 2 * CHUNK_BYTES;
-  }
+  __device__ __forceinline__ u32 keys(int panel) const { return address + panel * 2 * CHUNK_BYTES; }
   __device__ __forceinline__ u32 queries(int panel) const { return keys(panel) + CHUNK_BYTES; }
 };
 
@@ -35,8 +33,8 @@ struct Triangle {
 };
 
 __device__ __forceinline__ void keep_triangle(Triangle& out, const float (&x)[2][4], int lane) {
-  out.left[lane] = make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[0][2]),
-                               to_tf32(x[0][3]));
+  out.left[lane] =
+      make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[0][2]), to_tf32(x[0][3]));
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
 }
 
@@ -62,9 +60,8 @@ __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)
 
 // Phase A: -A diag(a) and tril(Q K^T) of this warp's chunk.
 template <Scalar T>
-__device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta,
-                                              const BlockMasks& mask, Triangle& mix,
-                                              Triangle& scores, int lane) {
+__device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta, const BlockMasks& mask,
+                                              Triangle& mix, Triangle& scores, int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};
 #pragma unroll

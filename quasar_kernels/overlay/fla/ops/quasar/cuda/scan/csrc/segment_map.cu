@@ -7,7 +7,7 @@
 namespace quasar::scan {
 
 constexpr int MAP_BLOCKS = S > 64 ? 2 : QUASAR_WGMMA ? 4 : 3;  // that share a multiprocessor
-constexpr int LOOK = 4;  // tiles
+constexpr int LOOK = 4;                                        // tiles
 
 struct MapShared {
   static constexpr int TILE = PANELS * MAP_PANEL_BYTES;
@@ -148,9 +148,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     for (int m = 0; m < 8; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float(&g)[4] = G[p][m], (&x)[4] = R[p][m];
-        const i64 at =
-            own + (row + (lane >> 2) + 8 * r) * S + p * PANEL + 8 * m + 2 * (lane & 3);
+        const float (&g)[4] = G[p][m], (&x)[4] = R[p][m];
+        const i64 at = own + (row + (lane >> 2) + 8 * r) * S + p * PANEL + 8 * m + 2 * (lane & 3);
         *(float2*)(arg.maps + at) =
             stops ? make_float2(0.f, 0.f)
                   : make_float2(round_tf32(g[2 * r]), round_tf32(g[2 * r + 1]));
@@ -160,6 +159,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
 
 QUASAR_LAUNCH(segment_map, 32 * MAP_WARPS, sizeof(MapShared))
 QUASAR_KERNEL(segment_map, __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS),
-              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps), (arg, maps))
+              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps),
+              (arg, maps))
 
 }  // namespace quasar::scan

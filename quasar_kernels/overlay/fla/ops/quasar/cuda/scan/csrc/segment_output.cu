@@ -90,9 +90,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   };
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
-    for_each_element([&](int p, int m, int e) {
-      state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f;
-    });
+    for_each_element(
+        [&](int p, int m, int e) { state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f; });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
   // where another sequence follows in the same tile
@@ -161,8 +160,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 }
 
 QUASAR_LAUNCH(segment_output, 32 * OUTPUT_WARPS, sizeof(OutputShared))
-QUASAR_KERNEL(segment_output,
-              QUASAR_IN_PAIRS __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS),
-              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps), (arg, maps))
+QUASAR_KERNEL(segment_output, QUASAR_IN_PAIRS __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS),
+              (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps),
+              (arg, maps))
 
 }  // namespace quasar::scan

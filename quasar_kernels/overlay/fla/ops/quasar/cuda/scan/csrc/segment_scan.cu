@@ -15,7 +15,7 @@ constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * 
 constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are copied at once
 
 struct ScanShared {
-  float map[STAGES][S][WIDTH];     // 16-byte pieces permuted by the row's last 2 bits
+  float map[STAGES][S][WIDTH];  // 16-byte pieces permuted by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
   float state[2][COLUMNS][S + 8];          // transposed, rounded to tf32
   unsigned short rest[2][COLUMNS][S + 8];  // what that leaves, in bf16

@@ -10,10 +10,10 @@ namespace quasar::scan {
 struct Arguments {
   const void *q, *k, *v;
   void* o;
-  const float *beta, *initial_state;  // initial_state may be null
-  float *final_state, *maps, *states; // any may be null where a launch does not use it
-  const i64 *table, *first;           // packed sequences; else null
-  int *stops, *unfinished;            // see is_idle; null: pass 1 never stops
+  const float *beta, *initial_state;   // initial_state may be null
+  float *final_state, *maps, *states;  // any may be null where a launch does not use it
+  const i64 *table, *first;            // packed sequences; else null
+  int *stops, *unfinished;             // see is_idle; null: pass 1 never stops
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, repeat;
   float scale;
@@ -52,8 +52,9 @@ __device__ __forceinline__ Segment find_segment(const Given& arg, int index) {
   const i64 sequence = index / arg.per_sequence;
   const int place = index % arg.per_sequence;
   const i64 begin = place * arg.length, rest = arg.T - begin;
-  return {sequence, sequence, begin, (int)(rest < arg.length ? rest : arg.length), place == 0,
-          place == arg.per_sequence - 1};
+  return {sequence,   sequence,
+          begin,      (int)(rest < arg.length ? rest : arg.length),
+          place == 0, place == arg.per_sequence - 1};
 }
 
 }  // namespace quasar::scan

@@ -11,17 +11,14 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-constexpr int CHANNELS = 3 * 512;    // q, k and v
+constexpr int CHANNELS = 3 * 512;  // q, k and v
 constexpr int TAPS = 4, BEFORE = TAPS - 1;
 constexpr u32 RESULT_ROW = 2 * IMAGE_ROWS, RESULT_PITCH = RESULT_ROW + 16;
 constexpr int RESULT_THREADS = 256;  // a worker and who convolves for it, at their barriers
 
 __device__ __forceinline__ uint2 load_shared(u32 address) {
   uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
   return v;
 }
 

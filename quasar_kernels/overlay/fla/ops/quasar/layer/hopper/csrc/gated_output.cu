@@ -170,8 +170,8 @@ struct Worker {
   }
 
   __device__ __forceinline__ void run() {
-    i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 +
-              lane / 4;
+    i64 row =
+        ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 + lane / 4;
     for (int step = 0; step < arg.steps; ++step) {
       gate_and_norm(step & 1);
       for (int i = 0; i < arg.tiles; ++i) {

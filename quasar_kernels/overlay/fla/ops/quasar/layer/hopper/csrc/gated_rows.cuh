@@ -7,9 +7,9 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
-constexpr int GATE_IMAGES = HEADS / 2;       // an image holds two heads
-constexpr int RING = 9, CHUNKS = 4;          // as much as shared memory holds
+constexpr int HEADS = 8, WIDTH = HEADS * S;          // channels of o
+constexpr int GATE_IMAGES = HEADS / 2;               // an image holds two heads
+constexpr int RING = 9, CHUNKS = 4;                  // as much as shared memory holds
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
 // mirrored by gated_output.py

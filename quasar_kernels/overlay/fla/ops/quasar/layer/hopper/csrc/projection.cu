@@ -31,8 +31,8 @@ struct ProjectionArguments {
   const void* images;     // 8 of 128 rows for each product, and 8 of 64 rows for `narrow`
   void *qkv, *narrow;     // [T, 1536], [T, 64]
   i64 T;
-  int steps;              // tiles of 64 tokens in a run
-  int lag;                // products that worker 1 begins after worker 0
+  int steps;  // tiles of 64 tokens in a run
+  int lag;    // products that worker 1 begins after worker 0
 };
 
 struct ProjectionShared {
@@ -85,8 +85,8 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
     }
 #pragma unroll
     for (int i = 0; i < FLIGHT; ++i) {
-      const u32 x[4] = {pack<T>(u[i].x, u[i].y), pack<T>(l[i].x, l[i].y),
-                        pack<T>(u[i].z, u[i].w), pack<T>(l[i].z, l[i].w)};
+      const u32 x[4] = {pack<T>(u[i].x, u[i].y), pack<T>(l[i].x, l[i].y), pack<T>(u[i].z, u[i].w),
+                        pack<T>(l[i].z, l[i].w)};
       const int rest = t + i - KEPT;
       if (rest < 0)
 #pragma unroll
@@ -100,8 +100,8 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
 // Store a result [64, 64] as it is: its image's rows are permuted so that tiles 4i .. 4i + 3 of an
 // accumulator hold 8 neighbours of a row in each thread.
 template <Scalar T>
-__device__ __forceinline__ void store_narrow(const float (&d)[8][4],
-                                             const ProjectionArguments& arg, const Tile& tile) {
+__device__ __forceinline__ void store_narrow(const float (&d)[8][4], const ProjectionArguments& arg,
+                                             const Tile& tile) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_narrow(const float (&d)[8][4],
     if (row >= tile.begin && row < tile.end)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const auto& m = *(const float(*)[4][4])(d + 4 * i);
+        const auto& m = *(const float (*)[4][4])(d + 4 * i);
         *(uint4*)(to + 32 * i) = make_uint4(
             pack<T>(m[0][2 * h], m[0][2 * h + 1]), pack<T>(m[1][2 * h], m[1][2 * h + 1]),
             pack<T>(m[2][2 * h], m[2][2 * h + 1]), pack<T>(m[3][2 * h], m[3][2 * h + 1]));
@@ -194,10 +194,9 @@ __device__ __forceinline__ void convolve_all(const ProjectionArguments& arg,
       const int own = i - worker * arg.lag;
       if (own < 0 || own >= CYCLE * arg.steps) continue;
       const Tile tile(arg, worker, own / CYCLE);
-      const Result of = {
-          result + worker * (u32)sizeof(shared.result[0]),
-          before + (worker * PRODUCTS + product) * BEFORE * RESULT_ROW,
-          taps + product * RESULT_ROW, FULL + worker, FREE + worker};
+      const Result of = {result + worker * (u32)sizeof(shared.result[0]),
+                         before + (worker * PRODUCTS + product) * BEFORE * RESULT_ROW,
+                         taps + product * RESULT_ROW, FULL + worker, FREE + worker};
       convolve<T>((unsigned short*)arg.qkv + tile.first * CHANNELS + product * IMAGE_ROWS,
                   tile.begin, tile.end, of);
     }
@@ -211,8 +210,8 @@ __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
   if (threadIdx.x == 0) init_ring(shared.ring);
   for (int i = threadIdx.x; i < TAPS * CHANNELS / 4; i += THREADS) {
     const float4 w = ((const float4*)arg.taps)[i];
-    shared.taps[0][i] = make_uint2(pack_finite<Scalar::fp16>(w.x, w.y),
-                                   pack_finite<Scalar::fp16>(w.z, w.w));
+    shared.taps[0][i] =
+        make_uint2(pack_finite<Scalar::fp16>(w.x, w.y), pack_finite<Scalar::fp16>(w.z, w.w));
   }
   cluster_sync();
   const int group = __shfl_sync(ALL, threadIdx.x >> 7, 0);  // uniform to the compiler

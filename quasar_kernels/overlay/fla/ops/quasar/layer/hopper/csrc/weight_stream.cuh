@@ -16,10 +16,10 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-constexpr int WORKERS = 2;           // warpgroups of a block that multiply
+constexpr int WORKERS = 2;  // warpgroups of a block that multiply
 constexpr int BLOCK_THREADS = 128 * (WORKERS + 1);
-constexpr int PEERS = 2;             // blocks of a cluster
-constexpr int TILE_TOKENS = 64;      // that a worker holds
+constexpr int PEERS = 2;         // blocks of a cluster
+constexpr int TILE_TOKENS = 64;  // that a worker holds
 constexpr int IMAGE_ROWS = 128, IMAGE_INPUTS = 64;
 constexpr u32 IMAGE_BYTES = IMAGE_ROWS * ROW_BYTES;
 
@@ -152,10 +152,10 @@ struct Feeder {
 // A worker's side; all its threads.
 template <int STAGES>
 struct Stream {
-  u64 descriptor;  // of stage 0
-  u32 full, empty; // empty: in the block to which this lane reports, of lanes 0 and 1
+  u64 descriptor;   // of stage 0
+  u32 full, empty;  // empty: in the block to which this lane reports, of lanes 0 and 1
   bool reports;
-  int held = 0;    // the oldest stage not released
+  int held = 0;  // the oldest stage not released
   Place<STAGES> place;
 
   __device__ __forceinline__ explicit Stream(const RingShared<STAGES>& ring)

@@ -37,13 +37,13 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
 
   constexpr int ACROSS = S / 4, DOWN = SCAN_THREADS / ACROSS;  // threads of a copy
   const int from_row = tid / ACROSS, from_column = tid % ACROSS * 4;
-  const u32 map_to = shared_address(shared.map[0][from_row]) +
-                     (from_column ^ (from_row >> 1 & 3) << 3) * 4;
+  const u32 map_to =
+      shared_address(shared.map[0][from_row]) + (from_column ^ (from_row >> 1 & 3) << 3) * 4;
   const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
   auto load = [&](int n) {
     if (n < steps * PARTS) {
-      const float* from = maps - n / PARTS * stride + (n % PARTS * HEIGHT + from_row) * S +
-                          from_column;
+      const float* from =
+          maps - n / PARTS * stride + (n % PARTS * HEIGHT + from_row) * S + from_column;
 #pragma unroll
       for (int i = 0; i < HEIGHT / DOWN; ++i)  // DOWN rows further keep the permutation
         copy16(map_to + n % STAGES * sizeof(shared.map[0]) + i * DOWN * S * 4, from + i * DOWN * S);
@@ -58,8 +58,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
 
   auto keep = [&](int step, const float (&x)[4]) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = x[e];
+    for (int e = 0; e < 4; ++e) shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = x[e];
   };
   float* out = states + row * S + 2 * c;
   const float2 upper = *(const float2*)(out + stride);

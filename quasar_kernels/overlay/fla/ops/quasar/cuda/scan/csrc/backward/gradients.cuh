@@ -19,9 +19,9 @@ namespace quasar::scan {
 struct GradientArguments {
   const void *q, *k, *v, *d_o;
   void *dq, *dk, *dv, *checkpoints;
-  const float *beta, *initial_state, *d_final, *maps, *states;  // all but beta may be null
-  float *d_states, *d_initial, *d_beta;                         // the first two may be null
-  const i64 *table, *first;                                     // packed sequences; else null
+  const float *beta, *initial_state, *d_final, *maps, *states;        // all but beta may be null
+  float *d_states, *d_initial, *d_beta;                               // the first two may be null
+  const i64 *table, *first;                                           // packed sequences; else null
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
   float scale;
@@ -47,8 +47,7 @@ typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, t
 // f(place, element) for all of a state's elements that this warp owns, `column` its first; `place`
 // is where one is in a state [S, S], keys' channels first
 template <class F>
-__device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane,
-                                               const F& f) {
+__device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane, const F& f) {
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
     for_each_element([&](int p, int m, int e) {
@@ -115,8 +114,7 @@ __device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const 
 // read = state K^T, `keys` a chunk: two tiles of tokens. EXACT: of the state as two operands.
 template <Scalar T, bool EXACT>
 __device__ __forceinline__ void read_keys(const WalkState& state,
-                                          float (&read)[COLUMN_BLOCKS][2][4], u32 keys,
-                                          int lane) {
+                                          float (&read)[COLUMN_BLOCKS][2][4], u32 keys, int lane) {
 #if QUASAR_WGMMA
   u32 high[PANELS][4][4], low[PANELS][4][4];
 #pragma unroll

@@ -34,13 +34,12 @@ __device__ __forceinline__ u32 square(u32 matrix, int row, int column) {
   return matrix + (row * PANELS + column) * SQUARE_BYTES;
 }
 
-typedef float Rows64[8][4];              // a warp's 16 rows of a product [64, 64]
-typedef u32 Operand[4][4];               // 16 rows of 64 columns
-typedef Operand OperandRows[PANELS];     // 16 rows of S columns
+typedef float Rows64[8][4];           // a warp's 16 rows of a product [64, 64]
+typedef u32 Operand[4][4];            // 16 rows of 64 columns
+typedef Operand OperandRows[PANELS];  // 16 rows of S columns
 
 // x's rows that this warp owns, of the 64 at `row`
-__device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, int warp,
-                                             int lane) {
+__device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, int warp, int lane) {
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
@@ -397,9 +396,9 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   const float beta = arg.beta[head];
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
-  const TileOperands at = {shared_address(shared.q),     shared_address(shared.k),
-                           shared_address(shared.d_o),   shared_address(shared.fresh),
-                           shared_address(shared.dv),    shared_address(shared.state),
+  const TileOperands at = {shared_address(shared.q),      shared_address(shared.k),
+                           shared_address(shared.d_o),    shared_address(shared.fresh),
+                           shared_address(shared.dv),     shared_address(shared.state),
                            shared_address(shared.d_state)};
 
   // one warp copies for all, or each warp of a warpgroup its chunk of that one's rows; what dQ needs
@@ -472,8 +471,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     add_key_gradient<T, 0>(dK, d_values, at, arg.scale, warp, lane);
   float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-    pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, warp, lane);
+  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, warp, lane);
   // a row's lanes have the same: one of them counts
   d_beta = lane & 3 ? 0.f : d_beta;
 #pragma unroll
@@ -494,15 +492,13 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
       const Rows to(x, arg.o_stride, segment, head, lane);
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
-        to.store(square(from, row, p) + (warp & 3) * CHUNK_BYTES, first + warp * CHUNK,
-                 p * PANEL);
+        to.store(square(from, row, p) + (warp & 3) * CHUNK_BYTES, first + warp * CHUNK, p * PANEL);
     } else if (warp == 0) {
       const Tiles to(map, x, arg.o_stride, segment, head, warp & 3, lane);
 #pragma unroll
       for (int r = 0; r < PANELS; ++r)
 #pragma unroll
-        for (int p = 0; p < PANELS; ++p)
-          to.store(square(from, r, p), first + r * PANEL, p * PANEL);
+        for (int p = 0; p < PANELS; ++p) to.store(square(from, r, p), first + r * PANEL, p * PANEL);
       to.finish_stores();
     }
   };

@@ -113,10 +113,10 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
 
   WalkState state;  // -S^T
   const float* enter =
-      segment.is_first ? (arg.initial_state
-                              ? arg.initial_state + (segment.sequence * arg.heads + head) * S * S
-                              : nullptr)
-                       : arg.states + ((i64)unit - arg.heads) * S * S;
+      segment.is_first
+          ? (arg.initial_state ? arg.initial_state + (segment.sequence * arg.heads + head) * S * S
+                               : nullptr)
+          : arg.states + ((i64)unit - arg.heads) * S * S;
   for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? -enter[at] : 0.f; });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * COLUMN_BLOCKS;
@@ -148,8 +148,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
 #pragma unroll
     for (int i = 0; i < WALK_WARPS; ++i)
       walk_values<T>(state, chunks + i * CHUNK_BYTES,
-                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i],
-                     lane);
+                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i], lane);
     finish_state<COLUMN_BLOCKS>(state);
     const int behind = (s + 1) * WALK_TOKENS;
     if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))

@@ -31,8 +31,8 @@ struct GradientShared {
 
 __device__ __forceinline__ void keep_triangle(UpperTriangle& out, const float (&x)[2][4],
                                               int lane) {
-  out.upper[lane] = make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[1][0]),
-                                to_tf32(x[1][1]));
+  out.upper[lane] =
+      make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[1][0]), to_tf32(x[1][1]));
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
 }
 
@@ -86,8 +86,8 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, float be
 // The columns of dS take one chunk, and leave its dv where its dO was unless MAP.
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
-                                             const UpperTriangle& mix,
-                                             const UpperTriangle& scores, float scale, int lane) {
+                                             const UpperTriangle& mix, const UpperTriangle& scores,
+                                             float scale, int lane) {
   float O[COLUMN_BLOCKS][2][4], read[COLUMN_BLOCKS][2][4];
   u32 o[COLUMN_BLOCKS][4], v[COLUMN_BLOCKS][4];  // dO^T and -dv^T as operands
 #pragma unroll
