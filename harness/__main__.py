@@ -76,6 +76,8 @@ class _PrintedSeries(Series):
         _say(f"{measurement.length:>9} tokens: {run}: {speed}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
+        if error.kind not in self.policy.left_out:
+            return  # it ends the series, and is told by who started that
         if error.log_tail and error.kind != "gate":
             _say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
         _say(f"{length:>9} tokens: failed {error.kind}: {error.reason}")
@@ -114,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report, series = _measure(arguments)
     except MeasurementError as error:
-        _say(f"{error.kind}: {error.reason}")
+        _say(" ".join(filter(None, (f"{error.kind}: {error.reason}", error.remedy))))
         _say(error.log_tail)
         return 1
     if arguments.json:

@@ -10,12 +10,10 @@ import traceback
 from pathlib import Path
 
 DISTRIBUTION = "quasar-miner"
-TO_MEND_IT = "; to mend it, "
-"""Stands between what happened and the remedy, as in the overlay's own reasons."""
 
 
-def explain_import(error: ImportError, tree: Path) -> str | None:
-    """Return what the tree imports in vain and how to install it; None for the tree's own modules.
+def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:
+    """Return what the tree imports in vain and the remedy; None for the tree's own modules.
 
     Args:
         error: as raised while something in `tree` was imported.
@@ -31,7 +29,7 @@ def explain_import(error: ImportError, tree: Path) -> str | None:
         what = f"{who} needs {module}, which is not installed"
     else:
         what = f"{who} needs another {module}: {error.msg}"
-    return f"{what}{TO_MEND_IT}run {install_command(module)}"
+    return what, f"Run {install_command(module)}."
 
 
 def install_command(module: str) -> str:

@@ -50,11 +50,12 @@ class Job(BaseModel):
 
 
 class Reply(BaseModel):
-    """What a worker answers: a `body` for its task, or the kind and the reason of a failure."""
+    """What a worker answers: a `body` for its task, or a failure with its remedy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     nonce: str
     failure: Kind | None = None
     reason: str = ""
+    remedy: str = ""
     body: dict[str, JsonValue] | None = None

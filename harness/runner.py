@@ -13,7 +13,6 @@ from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
-from harness.imports import TO_MEND_IT
 from harness.job import Job, Reply
 from harness.kernels import Builds, PathsTaken
 from harness.process import RESULT_LIMIT, Ended, run_supervised
@@ -69,21 +68,23 @@ class MeasurementError(Exception):
             imports), `crash`, `protocol`, `disturbed` or `stopped`.
         log_tail: the end of what the worker printed, for diagnosis.
         gate: the gate's result when that is the reason.
+        remedy: what to do about it, as a sentence, where the worker knows.
     """
 
     def __init__(
-        self, reason: str, kind: Kind, log_tail: str = "", gate: GateResult | None = None
+        self,
+        reason: str,
+        kind: Kind,
+        log_tail: str = "",
+        gate: GateResult | None = None,
+        remedy: str = "",
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kind: Kind = kind
         self.log_tail = log_tail
         self.gate = gate
-
-    def told(self) -> tuple[str, str]:
-        """Return what happened and, where the worker named one, the remedy, as a sentence."""
-        what, _, remedy = self.reason.partition(TO_MEND_IT)
-        return what, remedy and f"{remedy[0].upper()}{remedy[1:]}"
+        self.remedy = remedy
 
 
 def child_environment(
@@ -140,7 +141,7 @@ def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
         raise MeasurementError("the result did not come from the worker", "protocol", log)
     if reply.failure is not None:
-        raise MeasurementError(reply.reason, reply.failure, log)
+        raise MeasurementError(reply.reason, reply.failure, log, remedy=reply.remedy)
     if reply.body is None:
         raise MeasurementError("the worker's result is empty", "protocol", log)
     return reply.body

@@ -33,9 +33,10 @@ _ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
 class WorkerError(Exception):
     """A failure whose kind is known."""
 
-    def __init__(self, reason: str, kind: Kind) -> None:
+    def __init__(self, reason: str, kind: Kind, remedy: str = "") -> None:
         super().__init__(reason)
         self.kind: Kind = kind
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ def load_tree(tree: Path) -> Loaded:
         import_seconds = time.monotonic() - started
         operator = importlib.import_module("fla.ops.quasar.chunk")
     except ImportError as error:
-        reason = explain_import(error, tree)
-        if reason is None:
+        explained = explain_import(error, tree)
+        if explained is None:
             raise
-        raise WorkerError(reason, "import") from error
+        reason, remedy = explained
+        raise WorkerError(reason, "import", remedy) from error
     for name, module in list(sys.modules.items()):
         if any(name == own or name.startswith(f"{own}.") for own in _ONLY_FROM_TREE):
             origin = getattr(module, "__file__", None)
@@ -215,7 +217,7 @@ def perform(job: Job) -> tuple[Reply, Exit]:
         body = _TASKS[job.task](job)
         return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
     except WorkerError as error:
-        reply = Reply(nonce=job.nonce, failure=error.kind, reason=str(error))
+        reply = Reply(nonce=job.nonce, failure=error.kind, reason=str(error), remedy=error.remedy)
         return reply, _STATUS.get(error.kind, Exit.CRASH)
     except Exception as error:  # the code under test may raise anything
         traceback.print_exc()

@@ -241,9 +241,9 @@ def fork(settings: Settings) -> Check:
     try:
         seconds = check_import(tree)
     except MeasurementError as error:
-        what, remedy = error.told()
-        own_words = f"`python -m harness --tree {tree}` shows the process's own words"
-        return failure("fork", f"{tree} cannot be imported: {what}", f"{remedy or own_words}.")
+        own_words = f"`python -m harness --tree {tree}` shows the process's own words."
+        detail = f"{tree} cannot be imported: {error.reason}"
+        return failure("fork", detail, error.remedy or own_words)
     return ok("fork", f"imported from {tree} in {seconds:.1f} s")
 
 

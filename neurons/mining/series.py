@@ -176,8 +176,7 @@ def _meaning(error: MeasurementError, length: int, crashes: int) -> Held | Retry
             "Mend them (`python -m harness` shows the same); a change is picked up by itself.",
         )
     if error.kind == "import":
-        what, remedy = error.told()
-        return Held(f"The fork cannot be imported: {what}.", f"{remedy}.")
+        return Held(f"The fork cannot be imported: {error.reason}.", error.remedy)
     if error.kind == "disturbed":
         return Held(f"{error.reason}.", "Stop what else uses the GPU, or cool it.")
     if crashes + 1 < CRASHES_ALLOWED:

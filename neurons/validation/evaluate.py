@@ -111,7 +111,7 @@ class Evaluator:
             return verdict
         except MeasurementError as error:
             self._check_stop()
-            return reject(f"No measurement ({error.kind}): {error.told()[0]}")
+            return reject(f"No measurement ({error.kind}): {error.reason}")
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

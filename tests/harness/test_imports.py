@@ -36,16 +36,15 @@ def test_what_is_missing_is_named_with_who_needs_it(
 ) -> None:
     error = failed(make_tree(layer=code))
     assert error.kind == "import"
-    what, remedy = error.told()
-    assert what.startswith(f"fla/layers/quasar.py needs {needs}")
-    assert remedy == f"Run {install_command(module)}"
+    assert error.reason.startswith(f"fla/layers/quasar.py needs {needs}")
+    assert error.remedy == f"Run {install_command(module)}."
 
 
 @pytest.mark.parametrize("code", ["from fla.nowhere import x", "from json import gone"])
 def test_a_fault_of_the_tree_itself_is_a_crash(make_tree: Any, code: str) -> None:
     error = failed(make_tree(layer=code))
     assert error.kind == "crash"
-    assert error.told() == (error.reason, "")
+    assert error.remedy == ""
 
 
 def test_gate_and_timing_say_the_same(make_tree: Any) -> None:
@@ -60,7 +59,9 @@ def test_the_command_line_ends_with_the_sentence(make_tree: Any) -> None:
     tree = make_tree(layer="import no_such_module")
     done = run_python("-m", "harness", "--tree", tree, "--device", "cpu")
     assert done.returncode == 1
-    assert done.stderr.count(failed(tree).reason) == 1  # once, not for every length
+    error = failed(tree)
+    assert done.stderr.count(f"{error.reason} {error.remedy}") == 1  # once, not for every length
+    assert done.stderr.count(error.reason) == 1
     assert "nvidia-smi" not in done.stderr
 
 

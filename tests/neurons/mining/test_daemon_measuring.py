@@ -117,8 +117,9 @@ def test_a_crashing_worker_is_held_after_three(tmp_path: Path, url: str) -> None
 
 
 def test_a_missing_module_is_held_at_once_by_its_name(tmp_path: Path, url: str) -> None:
-    reason = "fla/layers/attn.py needs transformers, which is not installed; to mend it, run pip x"
-    bench = StandInBench(faults={512: [MeasurementError(reason, "import")]})
+    reason = "fla/layers/attn.py needs transformers, which is not installed"
+    missing = MeasurementError(reason, "import", remedy="Run pip x.")
+    bench = StandInBench(faults={512: [missing]})
     held = run_cycle(make_context(tmp_path / "state", url, measure=bench))
     assert (held.state, bench.calls) == (State.HELD, [512])
     assert str(held.reason).endswith("attn.py needs transformers, which is not installed.")

@@ -78,7 +78,7 @@ def test_a_short_fall_is_measured_a_second_time(
 def test_a_failed_measurement_scores_nothing(
     tmp_path: Path, submission: QueuedSubmission, kind: str, calls: int
 ) -> None:
-    failure = MeasurementError("so it was; to mend it, do", kind)  # type: ignore[arg-type]
+    failure = MeasurementError("so it was", kind, remedy="Do.")  # type: ignore[arg-type]
     measured = Measured(answers=[failure, failure])
     verdict = evaluator(tmp_path, measured).evaluate(submission)
     assert verdict.score == 0.0
