@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 EX_CONFIG = 78
 """Exit status for what only a person can mend (sysexits.h); pm2 does not restart on it."""
 
@@ -10,8 +12,27 @@ class QuasarError(Exception):
     """Base of every error that this project raises on purpose."""
 
 
+class Problem(NamedTuple):
+    """What is wrong, as a clause or a sentence, and what mends it where that is known."""
+
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        mark = " " if self.problem.endswith(".") else ": "
+        return mark.join(filter(None, self))
+
+
 class ConfigError(QuasarError):
-    """Settings, wallet, journal or lock need a person before anything can run: exit 78."""
+    """Settings, wallet, journal or lock need a person before anything can run: exit 78.
+
+    Args:
+        problems: every one that was found; a text names its remedy itself. `str` has one a line.
+    """
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(Problem(one) if isinstance(one, str) else one for one in problems)
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 class Held(QuasarError):

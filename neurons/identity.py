@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.process import die_with_parent
-from neurons.errors import ConfigError, QuasarError
+from neurons.errors import ConfigError, Problem, QuasarError
 
 CHAIN_SECONDS = 20.0
 OFFLINE = "offline"
@@ -46,18 +46,17 @@ def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
     return path.expanduser() / name / "hotkeys" / hotkey
 
 
-def wallet_warnings(name: str, hotkey: str, path: Path) -> list[str]:
-    """Return what is unsafe about the wallet's files, one sentence each."""
+def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
+    """Return what is unsafe about the wallet's files."""
     warnings = []
     coldkey = path.expanduser() / name / "coldkey"
     if coldkey.exists():
-        warnings.append(
-            f"the coldkey's private file lies on this machine ({coldkey}); the miner does not need "
-            "it: keep it elsewhere and remove it here"
-        )
+        found = f"the coldkey's private file lies on this machine ({coldkey})"
+        reason = f"{found}; the miner does not need it"
+        warnings.append(Problem(reason, "keep it elsewhere and remove it here"))
     private = hotkey_file(name, hotkey, path)
     if private.exists() and private.stat().st_mode & 0o077:
-        warnings.append(f"others can read the hotkey file: chmod 600 {private}")
+        warnings.append(Problem("others can read the hotkey file", f"chmod 600 {private}"))
     return warnings
 
 
@@ -73,34 +72,34 @@ def load_identity(name: str, hotkey: str, path: Path) -> Identity:
     try:
         there = private.is_file()
     except PermissionError:
-        raise ConfigError(
-            f"The hotkey at {private} is out of this user's reach ({setting}). Start the program "
-            "as the user that owns the wallet, or give this user a copy of the hotkey file."
-        ) from None
-    if not there:
-        raise ConfigError(
-            f"No hotkey at {private} ({setting}). Create it with `btcli wallet new-hotkey {btcli}` "
-            "or copy the hotkey file from where it was made."
+        remedy = (
+            "Start the program as the user that owns the wallet, or give this user a copy of the "
+            "hotkey file."
         )
+        found = f"The hotkey at {private} is out of this user's reach ({setting})."
+        raise ConfigError(Problem(found, remedy)) from None
+    if not there:
+        remedy = (
+            f"Create it with `btcli wallet new-hotkey {btcli}` or copy the hotkey file from where "
+            "it was made."
+        )
+        raise ConfigError(Problem(f"No hotkey at {private} ({setting}).", remedy))
     import bittensor as bt
 
+    again = f"`btcli wallet regen-hotkey --overwrite {btcli}`"
     wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path.expanduser()))
     try:
         if wallet.hotkey_file.is_encrypted():
-            raise ConfigError(
-                f"The hotkey at {private} is encrypted ({setting}) and a daemon cannot type its "
-                f"password. Write it again without one: `btcli wallet regen-hotkey --overwrite "
-                f"{btcli}`."
-            )
+            found = f"The hotkey at {private} is encrypted ({setting})"
+            reason = f"{found} and a daemon cannot type its password."
+            raise ConfigError(Problem(reason, f"Write it again without one: {again}."))
         keypair = wallet.hotkey
     except ConfigError:
         raise
     except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
-        raise ConfigError(
-            f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting}). Check "
-            f"`chmod 600 {private}` and its owner, or write it again: `btcli wallet regen-hotkey "
-            f"--overwrite {btcli}`."
-        ) from None  # the cause may quote the file
+        found = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
+        remedy = f"Check `chmod 600 {private}` and its owner, or write it again: {again}."
+        raise ConfigError(Problem(found, remedy)) from None  # the cause may quote the file
     return Identity(keypair.ss58_address, keypair)
 
 

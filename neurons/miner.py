@@ -172,8 +172,8 @@ def _wallet(settings: Settings) -> tuple[str, str, Path]:
 def _greet(context: Context, given: argparse.Namespace) -> None:
     """Say in a few lines what this run works with, and what is worth a warning."""
     settings = context.settings
-    for sentence in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
-        log.warning(sentence)
+    for problem in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
+        log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)
     if given.agent_iterations:

@@ -119,11 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(flags, given.env_file, process="validator")
         observe.configure(settings.log_level, settings.log_format, settings.secrets())
         for warning in settings.warnings:
-            log.warning(warning)
+            log.warning(str(warning))
         return run(settings, once=given.once)
     except ConfigError as error:
-        for problem in str(error).splitlines():
-            log.error(problem)
+        for problem in error.problems:
+            log.error(str(problem))
         return EX_CONFIG
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -75,31 +76,30 @@ def show_doctor(given: argparse.Namespace) -> int:
     if given.kernels:
         settings, _ = read_settings(given, process=None)
         return _tell(kernel_checks.examine(settings.device), given.json, gap=" -> ")
-    checks = []
+    findings = []
     try:
         settings, embedded = read_settings(given)
     except ConfigError as error:
         # The machine's own checks need no settings, so they are still made.
-        problems = str(error).splitlines()
-        checks = [doctor.failure("settings", line, "Edit .env.") for line in problems]
+        findings = [doctor.failure("settings", *one) for one in error.problems]
         settings = load_settings({}, Path(os.devnull), {})
-        checks += doctor.machine(settings)
+        findings += doctor.machine(settings)
     else:
-        checks += doctor.examine(settings, embedded=embedded)
-    return _tell(checks, given.json, gap=f"\n{'':23}-> ")
+        findings += doctor.examine(settings, embedded=embedded)
+    return _tell(findings, given.json, gap=f"\n{'':23}-> ")
 
 
-def _tell(checks: Iterable[doctor.Check], as_json: bool, gap: str) -> int:
-    """Print each check when it is there, `gap` before a remedy; return 1 when one failed."""
+def _tell(findings: Iterable[doctor.Finding], as_json: bool, gap: str) -> int:
+    """Print each finding when it is there, `gap` before a remedy; return 1 for a failure."""
     told = []
-    for check in checks:
-        told.append(check)
+    for one in findings:
+        told.append(one)
         if not as_json:
-            remedy = f"{gap}{check.remedy}" if check.remedy else ""
-            say(f"{check.level:<8} {check.name:<13} {check.detail}{remedy}")
+            remedy = f"{gap}{one.remedy}" if one.remedy else ""
+            say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
     if as_json:
-        say(json.dumps([check.as_json() for check in told], indent=2))
-    return int(any(check.level == "failure" for check in told))
+        say(json.dumps([asdict(one) for one in told], indent=2))
+    return int(any(one.level == "failure" for one in told))
 
 
 def bench(given: argparse.Namespace) -> int:

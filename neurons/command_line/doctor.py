@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -40,35 +40,31 @@ CHAIN_SECONDS = 12.0
 
 
 @dataclass(frozen=True)
-class Check:
-    """One finding. `remedy` is empty when `level` is ok."""
+class Finding:
+    """What a check found. `remedy` is empty when `level` is ok."""
 
     name: str
     level: Level
     detail: str
     remedy: str = ""
 
-    def as_json(self) -> dict[str, str]:
-        """Return the finding as it stands in `doctor --json`."""
-        return asdict(self)
 
-
-def ok(name: str, detail: str) -> Check:
+def ok(name: str, detail: str) -> Finding:
     """A check that passed."""
-    return Check(name, "ok", detail)
+    return Finding(name, "ok", detail)
 
 
-def warning(name: str, detail: str, remedy: str) -> Check:
+def warning(name: str, detail: str, remedy: str) -> Finding:
     """Something that does not stop the miner."""
-    return Check(name, "warning", detail, remedy)
+    return Finding(name, "warning", detail, remedy)
 
 
-def failure(name: str, detail: str, remedy: str) -> Check:
+def failure(name: str, detail: str, remedy: str) -> Finding:
     """Something that the miner cannot work with."""
-    return Check(name, "failure", detail, remedy)
+    return Finding(name, "failure", detail, remedy)
 
 
-def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
+def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
     """Yield every check that applies, the quick ones first.
 
     Args:
@@ -91,7 +87,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Check]:
     yield registration(settings)
 
 
-def machine(settings: Settings) -> Iterator[Check]:
+def machine(settings: Settings) -> Iterator[Finding]:
     """Yield the checks of this machine alone."""
     yield python()
     yield from software(settings.device)
@@ -103,7 +99,7 @@ def machine(settings: Settings) -> Iterator[Check]:
     yield disk(settings.state_dir)
 
 
-def python() -> Check:
+def python() -> Finding:
     """The interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MINIMUM:
@@ -111,7 +107,7 @@ def python() -> Check:
     return ok("python", f"{version} at {sys.executable}")
 
 
-def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Check]:
+def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
     """torch and triton, as a child process sees them: this one never imports torch."""
     repair = "Remove .venv and run scripts/install.sh."
     try:
@@ -133,7 +129,7 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
         yield ok("triton", "not installed; a CPU does not need it")
 
 
-def gpu(device: str) -> Check:
+def gpu(device: str) -> Finding:
     """The GPUs and the driver, read from NVML."""
     found = gpus()
     if found:
@@ -148,7 +144,7 @@ def gpu(device: str) -> Check:
     return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
 
 
-def compiler() -> Check:
+def compiler() -> Finding:
     """The C compiler and Python's headers, with which Triton builds its launcher on a GPU."""
     header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
     path = shutil.which("gcc") or shutil.which("clang")
@@ -163,7 +159,7 @@ def compiler() -> Check:
     )
 
 
-def nvcc() -> Check:
+def nvcc() -> Finding:
     """The CUDA compiler, which only people who change the .cu files need."""
     path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if path is None:
@@ -172,7 +168,7 @@ def nvcc() -> Check:
     return ok("nvcc", f"{release[1] if release else 'unknown release'} at {path}")
 
 
-def git() -> Check:
+def git() -> Finding:
     """The git program."""
     text = _output(["git", "--version"])
     numbers = re.search(r"(\d+)\.(\d+)", text)
@@ -193,7 +189,7 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip()
 
 
-def disk(folder: Path) -> Check:
+def disk(folder: Path) -> Finding:
     """Free space where the state lies, and the right to write there."""
     present = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(present, os.W_OK):
@@ -207,16 +203,15 @@ def disk(folder: Path) -> Check:
     return ok("disk", detail)
 
 
-def environment_file(settings: Settings) -> Iterator[Check]:
+def environment_file(settings: Settings) -> Iterator[Finding]:
     """What the .env holds that is worth a look; its values were checked when it was read."""
-    for sentence in settings.warnings:
-        detail, _, mode = sentence.partition(": chmod ")
-        yield warning(".env", detail, f"chmod {mode}" if mode else "Edit .env.")
+    for problem, remedy in settings.warnings:
+        yield warning(".env", problem, remedy or "Remove the line from .env.")
     if not settings.warnings:
         yield ok(".env", "every line is understood and nobody else can read it")
 
 
-def scope(settings: Settings, *, embedded: bool) -> Check:
+def scope(settings: Settings, *, embedded: bool) -> Finding:
     """What of the kernels is published."""
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
@@ -227,7 +222,7 @@ def scope(settings: Settings, *, embedded: bool) -> Check:
     return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
 
 
-def fork(settings: Settings) -> Check:
+def fork(settings: Settings) -> Finding:
     """Whether the fork's code can be imported here: a child imports it, this process never does."""
     tree = settings.repo_path or settings.state_dir / "fork"
     if missing_files(tree):
@@ -247,22 +242,19 @@ def fork(settings: Settings) -> Check:
     return ok("fork", f"imported from {tree} in {seconds:.1f} s")
 
 
-def wallet(settings: Settings) -> Iterator[Check]:
+def wallet(settings: Settings) -> Iterator[Finding]:
     """The hotkey's file."""
     place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
     try:
         me = identity.load_identity(*place)
     except ConfigError as error:
-        reason, _, remedy = str(error).partition(". ")
-        yield failure("wallet", reason, remedy)
+        yield from (failure("wallet", *one) for one in error.problems)
         return
     yield ok("wallet", f"hotkey {me.hotkey}")
-    for sentence in identity.wallet_warnings(*place):
-        detail, _, remedy = sentence.partition(": ")
-        yield warning("wallet", detail, remedy)
+    yield from (warning("wallet", *one) for one in identity.wallet_warnings(*place))
 
 
-def api(settings: Settings) -> Iterator[Check]:
+def api(settings: Settings) -> Iterator[Finding]:
     """The validator API, and its clock against this machine's."""
     url = str(settings.validator_api_url)
     with httpx.Client(timeout=HTTP_SECONDS, follow_redirects=False) as client:
@@ -293,7 +285,7 @@ def api(settings: Settings) -> Iterator[Check]:
         yield ok("clock", detail)
 
 
-def token(settings: Settings) -> Check:
+def token(settings: Settings) -> Finding:
     """Whose the GitHub token is and what it may do."""
     secret = settings.github_token.get_secret_value() if settings.github_token else ""
     try:
@@ -311,7 +303,7 @@ def token(settings: Settings) -> Check:
     return ok("token", f"classic token of {owner} with {', '.join(sorted(scopes))}")
 
 
-def registration(settings: Settings) -> Check:
+def registration(settings: Settings) -> Finding:
     """The hotkey's uid on the subnet."""
     if settings.subtensor_network == identity.OFFLINE:
         return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")

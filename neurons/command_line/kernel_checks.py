@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from harness.kernels import TOLERANCE, Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
-from neurons.command_line.doctor import Check, failure, gpu, ok, warning
+from neurons.command_line.doctor import Finding, failure, gpu, ok, warning
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
 
@@ -28,7 +28,7 @@ def examine(
     *,
     look: Callable[..., PathsTaken] = find_paths,
     build: Callable[[tuple[int, int]], Builds] = compile_kernels,
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Yield what is found, as it is found; each capability is built in a process of its own.
 
     A failure is what leaves the GPU at hand without the CUDA path that it should have; without a
@@ -62,7 +62,7 @@ def examine(
         )
 
 
-def serves(path: PathTaken) -> Check:
+def serves(path: PathTaken) -> Finding:
     """Which implementation serves on a device, and whether its result is right."""
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
@@ -79,7 +79,7 @@ def serves(path: PathTaken) -> Check:
 
 def compiles(
     capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
-) -> Check:
+) -> Finding:
     """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
     name = "sm_{}{}".format(*capability)
     level = failure if needed else warning

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from dotenv.parser import parse_stream
 
+from neurons.errors import Problem
+
 WITHOUT_EFFECT = {
     "AGENT_ITERATIONS": "there is no tuner yet; it has no effect",
     "ENABLE_LOGIT_VERIFICATION": "there is no logit verification yet; it has no effect",
@@ -38,15 +40,15 @@ class EnvFile:
 
     Attributes:
         values: name to text, without empty ones (an empty value means unset).
-        warnings: sentences for the log; they quote no value.
-        misspelt: those of the warnings that know which setting was meant.
-        problems: lines that cannot be read, as sentences that quote no value.
+        ignored: names that are no settings; the remedy is the name that may have been meant.
+        unsafe: what is wrong with the file's mode.
+        problems: lines that cannot be read. None of these quotes a value.
     """
 
     values: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    misspelt: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    ignored: list[Problem] = field(default_factory=list)
+    unsafe: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
@@ -56,23 +58,24 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         with path.open(encoding="utf-8-sig") as stream:
             bindings = list(parse_stream(stream))
     except (OSError, UnicodeDecodeError) as error:
-        result.problems.append(f"{path} cannot be read ({type(error).__name__}): save it as UTF-8.")
+        found = f"{path} cannot be read ({type(error).__name__})"
+        result.problems.append(Problem(found, "save it as UTF-8."))
         return result
     for binding in bindings:
         if binding.error or (binding.key is not None and binding.value is None):
-            number = binding.original.line
-            result.problems.append(f"line {number} of {path} cannot be read: write NAME=value.")
+            found = f"line {binding.original.line} of {path} cannot be read"
+            result.problems.append(Problem(found, "write NAME=value."))
         elif binding.key and binding.value:
             result.values[binding.key] = binding.value
-    result.warnings += [_explain(name, known) for name in result.values if name not in known]
-    result.misspelt += [sentence for sentence in result.warnings if sentence.endswith("?")]
+    result.ignored += [_explain(name, known) for name in result.values if name not in known]
     if path.stat().st_mode & 0o077:
-        result.warnings.append(f"others can read {path}: chmod 600 {path}")
+        result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {path}"))
     return result
 
 
-def _explain(name: str, known: Collection[str]) -> str:
+def _explain(name: str, known: Collection[str]) -> Problem:
     if name in WITHOUT_EFFECT:
-        return f"{name} is ignored: {WITHOUT_EFFECT[name]}"
+        return Problem(f"{name} is ignored: {WITHOUT_EFFECT[name]}")
     close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.75)
-    return f"{name} is not a setting and is ignored" + (f": is {close[0]} meant?" if close else "")
+    meant = f"is {close[0]} meant?" if close else ""
+    return Problem(f"{name} is not a setting and is ignored", meant)

@@ -12,12 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
 from neurons.configuration.env_file import EnvFile, read_env_file
 from neurons.configuration.values import (
@@ -32,7 +27,7 @@ from neurons.configuration.values import (
     Url,
     Words,
 )
-from neurons.errors import ConfigError
+from neurons.errors import ConfigError, Problem
 
 ENV_FILE = PROJECT / ".env"
 
@@ -49,12 +44,12 @@ MEASURE, LOGS = "Measuring and claiming", "State and logs"
 VALIDATOR, SERVER = "Validator", "Validator API server"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The settings of this run, checked. Secrets are SecretStr and print as stars."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True)
 
-    _warnings: tuple[str, ...] = PrivateAttr(())
+    _warnings: tuple[Problem, ...] = PrivateAttr(())
 
     github_token: Token | None = _setting(
         None,
@@ -258,19 +253,8 @@ class Settings(BaseSettings):
         "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names.",
     )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the merging to `load_settings`, which knows where each value came from."""
-        return (init_settings,)
-
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Problem, ...]:
         """What is worth a warning in the log about where the settings came from."""
         return self._warnings
 
@@ -295,7 +279,9 @@ def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None
     if str(chosen) == os.devnull:
         return None
     if not chosen.is_file():
-        raise ConfigError(f"No settings file at {chosen}. Copy .env.example there and fill it in.")
+        raise ConfigError(
+            Problem(f"No settings file at {chosen}.", "Copy .env.example there and fill it in.")
+        )
     return chosen
 
 
@@ -347,38 +333,40 @@ def _build(
         problems += _field_problems(error, sources)
     problems += _missing(values, process)
     if problems:
-        problems += file.misspelt  # the likely reason why something is missing
-        raise ConfigError("\n".join(problems))
-    settings._warnings = tuple(file.warnings)
+        # a misspelt name is the likely reason why something is missing
+        raise ConfigError(*problems, *(one for one in file.ignored if one.remedy))
+    settings._warnings = (*file.ignored, *file.unsafe)
     return settings
 
 
-def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]]) -> list[str]:
-    lines: dict[str, str] = {}
+def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]]) -> list[Problem]:
+    problems: dict[str, Problem] = {}
     for detail in error.errors():
         name = str(detail["loc"][0])
         origin = next(source for source, values in sources.items() if name in values)
         field = Settings.model_fields[name]
         secret = "SecretStr" in str(field.annotation)
         value = "[redacted]" if secret else repr(str(sources[origin][name]))
-        reason = ""
-        if detail["type"] == "value_error":
-            reason = str(detail["msg"]).removeprefix("Value error, ") + "; "
+        reason = f": {detail['ctx']['error']}" if detail["type"] == "value_error" else ""
         form = dict(field.json_schema_extra or {})["form"]  # type: ignore[arg-type]
-        lines.setdefault(name, f"{name.upper()}={value} ({origin}): {reason}give {form}.")
-    return list(lines.values())
+        problem = Problem(f"{name.upper()}={value} ({origin}){reason}", f"give {form}.")
+        problems.setdefault(name, problem)
+    return list(problems.values())
 
 
-def _missing(values: Mapping[str, Any], process: Process | None) -> list[str]:
+def _missing(values: Mapping[str, Any], process: Process | None) -> list[Problem]:
     """Return what this process needs and does not have."""
-    lines = []
-    if process in ("miner", "validator") and not values.get("validator_api_url"):
-        lines.append("VALIDATOR_API_URL is not set: give the address of the subnet's API.")
+    remedies = {}
+    if process in ("miner", "validator"):
+        remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."
     if process == "miner" and not (values.get("repo_path") or values.get("fork_remote")):
-        lines += [
-            f"{name} is not set: the fork is published with GITHUB_TOKEN and GITHUB_USERNAME "
-            "together (or set REPO_PATH to a checkout of yours)."
-            for name in ("GITHUB_TOKEN", "GITHUB_USERNAME")
-            if not values.get(name.lower())
-        ]
-    return lines
+        both = (
+            "the fork is published with GITHUB_TOKEN and GITHUB_USERNAME together (or set "
+            "REPO_PATH to a checkout of yours)."
+        )
+        remedies |= dict.fromkeys(("GITHUB_TOKEN", "GITHUB_USERNAME"), both)
+    return [
+        Problem(f"{name} is not set", remedy)
+        for name, remedy in remedies.items()
+        if not values.get(name.lower())
+    ]

@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(flags, given.env_file, process="api")
         observe.configure(settings.log_level, settings.log_format, settings.secrets())
         for warning in settings.warnings:
-            log.warning(warning)
+            log.warning(str(warning))
         if not settings.validator_hotkeys:
             log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
         server = Server(settings, given.port_file)
     except ConfigError as error:
-        for problem in str(error).splitlines():
-            log.error(problem)
+        for problem in error.problems:
+            log.error(str(problem))
         return EX_CONFIG
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):

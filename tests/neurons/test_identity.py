@@ -98,8 +98,8 @@ def test_warnings_about_a_coldkey_and_an_open_hotkey(tmp_path: Path) -> None:
     identity.hotkey_file("w", "hot", tmp_path).chmod(0o644)
     (tmp_path / "w" / "coldkey").write_text("{}")
     coldkey, open_file = identity.wallet_warnings("w", "hot", tmp_path)
-    assert "coldkey" in coldkey
-    assert "chmod 600" in open_file
+    assert "coldkey" in coldkey.problem
+    assert "chmod 600" in open_file.remedy
 
 
 def test_offline_asks_no_chain() -> None:

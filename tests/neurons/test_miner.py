@@ -220,8 +220,11 @@ def test_doctor_lists_every_problem_of_the_settings_and_fails(tmp_path: Path) ->
     done = run("doctor", "--json", NETUID="x", PORT="y", STATE_DIR=str(tmp_path))
     assert done.returncode == 1
     checks = json.loads(done.stdout)
-    details = [check["detail"] for check in checks if check["name"] == "settings"]
-    assert [line.split("=")[0] for line in details] == ["NETUID", "PORT"]
+    found = [(one["detail"], one["remedy"]) for one in checks if one["name"] == "settings"]
+    assert found == [
+        ("NETUID='x' (environment)", "give a whole number."),
+        ("PORT='y' (environment)", "give a port."),
+    ]
     assert {"python", "git", "disk"} <= {check["name"] for check in checks}
 
 

@@ -206,7 +206,7 @@ def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> N
     file.write_text("NETUID=24\nAGENT_ITERATIONS=3\n")
     file.chmod(0o644)
     ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
-    assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Edit .env.")
+    assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Remove the line from .env.")
     assert mode.remedy == f"chmod 600 {file}"
 
 

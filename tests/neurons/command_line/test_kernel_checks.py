@@ -13,7 +13,7 @@ import pytest
 from harness.kernels import Build, Builds, PathsTaken, PathTaken
 from harness.runner import MeasurementError, compile_kernels, find_paths
 from neurons.command_line import kernel_checks
-from neurons.command_line.doctor import Check
+from neurons.command_line.doctor import Finding
 from quasar_kernels import compile_failures as known
 from tests.neurons.miner_command import run
 
@@ -87,7 +87,7 @@ def _path(
 
 def _examine(
     *paths: PathTaken, broken: tuple[tuple[int, int], ...] = (), nvrtc_error: str = ""
-) -> dict[str, Check]:
+) -> dict[str, Finding]:
     def build(capability: tuple[int, int]) -> Builds:
         error = "nvrtc: error: invalid value for --gpu-architecture (-arch)"
         bad = capability in broken
@@ -100,7 +100,7 @@ def _examine(
     return {check.name: check for check in checks}
 
 
-def _failed(checks: dict[str, Check]) -> set[str]:
+def _failed(checks: dict[str, Finding]) -> set[str]:
     return {name for name, check in checks.items() if check.level == "failure"} - {"gpu"}
 
 
