@@ -66,10 +66,10 @@ __device__ __forceinline__ void publish_shared() {
 #define QUASAR_D_2 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define QUASAR_D_4 QUASAR_D_2 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define QUASAR_D_8 QUASAR_D_4 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define QUASAR_D_16                                                               \
-  QUASAR_D_8                                                                      \
-      ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
-      "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define QUASAR_D_16                                                           \
+  QUASAR_D_8                                                                  \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
+  "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 #define QUASAR_PRODUCT_OF(TYPE, OUT, KEEP, TILES, COLUMNS, OPERANDS, MAJOR, ...)    \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE \
