@@ -94,6 +94,7 @@ explain_failure() {
     grep -qE 'Connection(Error|Reset|Refused)|from versions: none|ResolutionImpossible' "$log"; then
     say 'The package index could not be reached, or lacks a version of requirements/lock.txt. Check' \
       'the network, proxy and pip configuration, then start again.'
+    say '(After a change of pyproject.toml: scripts/lock.sh brings the lock up to date.)'
   else
     say 'The message above is from pip. Mend what it names, then start again.'
   fi

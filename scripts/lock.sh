@@ -9,7 +9,11 @@
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 
+[ -x .venv/bin/uv ] || {
+  echo 'lock: .venv has no uv. Run scripts/install.sh dev, then this again.' >&2
+  exit 1
+}
 # PyTorch moves by hand: it pins Triton, and benchmarks/kernel_resources.json holds what that compiles.
 exec .venv/bin/uv pip compile pyproject.toml --output-file requirements/lock.txt --quiet \
   --all-extras --universal --python-version 3.10 --constraint <(echo 'torch==2.13.0') \
-  --no-annotate --custom-compile-command scripts/lock.sh "$@"
+  --annotation-style line --custom-compile-command scripts/lock.sh "$@"

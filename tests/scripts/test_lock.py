@@ -22,11 +22,12 @@ else:
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 THIS = "{}.{}".format(*sys.version_info)
 ASKED = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-LOCK = [
-    line
+LOCK = dict(
+    re.split(" +# via ", line)
     for line in (PROJECT / "requirements/lock.txt").read_text().splitlines()
     if not line.startswith("#")
-]
+)
+"""Who asks for a pinned version, by the pin."""
 
 
 def holds(requirement: Requirement, python: str) -> bool:
@@ -81,6 +82,12 @@ def test_every_dependency_and_extra_is_pinned_within_its_range(python: str) -> N
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is not pinned: run scripts/lock.sh"
         assert requirement.specifier.contains(version), f"{requirement}: {version} is pinned"
+
+
+def test_what_is_no_longer_asked_for_is_no_longer_pinned() -> None:
+    pinned = {Requirement(pin).name for pin, askers in LOCK.items() if "quasar-miner" in askers}
+    names = {canonicalize_name(wanted.name) for python in PYTHONS for wanted in asked(python)}
+    assert pinned == names, "run scripts/lock.sh"
 
 
 def test_what_the_installed_packages_ask_for_is_pinned_within_its_range() -> None:
