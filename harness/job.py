@@ -26,24 +26,24 @@ class Job(BaseModel):
     """What a worker has to do.
 
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
-    `import` only imports the tree, `probe` only describes the machine. `compile` builds the
-    overlay's CUDA kernels for `capability`, `paths` runs its operator on `device`. `checked`
-    compares the last timed output too. Processes that share the file `turn` import side by side
-    and are timed one after another.
+    `import` only imports the tree, `probe` only describes the machine, `call` only calls `function`
+    (`module:name`) with `arguments`. `checked` compares the last timed output too. Processes that
+    share the file `turn` import side by side and are timed one after another.
     `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Literal["gate", "time", "import", "probe", "compile", "paths"]
+    task: Literal["gate", "time", "import", "probe", "call"]
     tree: str | None = None
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"
     source_digest: str = ""
     checked: bool = True
     turn: str | None = None
-    capability: tuple[int, int] | None = None
+    function: str = ""
+    arguments: tuple[JsonValue, ...] = ()
     result_fd: int = Field(gt=2)
     nonce: str
     parent: int

@@ -14,7 +14,6 @@ from typing import Protocol
 from pydantic import JsonValue, ValidationError
 
 from harness.job import Job, Reply
-from harness.kernels import Builds, PathsTaken
 from harness.process import RESULT_LIMIT, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest
@@ -194,32 +193,21 @@ def probe(*, device: str = "auto", timeout: float = 120.0) -> Environment:
     return Environment.model_validate(body)
 
 
-def compile_kernels(capability: tuple[int, int], *, timeout: float = 120.0) -> Builds:
-    """Compile the CUDA kernels in a fresh process with empty caches, as at first use.
+def call(function: str, *arguments: JsonValue, device: str, timeout: float) -> dict[str, JsonValue]:
+    """Call a function of this project in a fresh process with empty caches of compiled kernels.
 
     Args:
-        capability: (major, minor) of a GPU, which need not be here.
+        function: `module:name`; it returns a pydantic model.
+        device: `cpu` hides the GPUs from it.
+
+    Returns:
+        The model as JSON values.
 
     Raises:
-        MeasurementError: the process came to no result.
+        MeasurementError: it raised, or came to no result.
     """
-    job: dict[str, JsonValue] = {"task": "compile", "capability": list(capability)}
-    body = _work(job, device="cpu", timeout=timeout, cold_cache=True)
-    return Builds.model_validate(body)
-
-
-def find_paths(*, device: str, timeout: float = 300.0) -> PathsTaken:
-    """Run the operator in a fresh process with empty caches and tell what served it.
-
-    Args:
-        device: `cuda` for every GPU, `cpu`.
-
-    Raises:
-        MeasurementError: the process came to no result, or torch cannot use the device.
-    """
-    job: dict[str, JsonValue] = {"task": "paths"}
-    body = _work(job, device=device, timeout=timeout, cold_cache=True)
-    return PathsTaken.model_validate(body)
+    job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
+    return _work(job, device=device, timeout=timeout, cold_cache=True)
 
 
 def check_import(tree: Path, *, timeout: float = 120.0) -> float:

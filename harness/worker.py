@@ -101,18 +101,10 @@ def _probe(job: Job) -> Mapping[str, Any]:
     return describe(_device(job.device)).model_dump(mode="json")
 
 
-def _compile(job: Job) -> Mapping[str, Any]:
-    from harness.kernels import compile_for
-
-    if job.capability is None:
-        raise WorkerError("a job to compile names no capability", "protocol")
-    return compile_for(job.capability).model_dump(mode="json")
-
-
-def _paths(job: Job) -> Mapping[str, Any]:
-    from harness.kernels import find_paths
-
-    return find_paths(job.device).model_dump(mode="json")
+def _call(job: Job) -> Mapping[str, Any]:
+    module, _, name = job.function.partition(":")
+    found = getattr(importlib.import_module(module), name)(*job.arguments)
+    return found.model_dump(mode="json")  # type: ignore[no-any-return]
 
 
 def _import(job: Job) -> Mapping[str, Any]:
@@ -194,8 +186,7 @@ _TASKS = {
     "import": _import,
     "gate": _gate,
     "time": _time,
-    "compile": _compile,
-    "paths": _paths,
+    "call": _call,
 }
 _STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT}
 

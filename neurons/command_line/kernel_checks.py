@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from harness.kernels import TOLERANCE, Build, Builds, PathsTaken, PathTaken
-from harness.runner import MeasurementError, compile_kernels, find_paths
+from harness.runner import MeasurementError, call
 from neurons.command_line.doctor import Finding, failure, gpu, ok, warning
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
+from quasar_kernels.diagnosis import TOLERANCE, Build, Builds, PathsTaken, PathTaken
 
 CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
 """(major, minor) of every GPU that the kernels are kept for."""
@@ -23,10 +23,30 @@ AT_ONCE = 3
 _UNKNOWN = "Report this line: its cause is not a known one."
 
 
+def compile_kernels(capability: tuple[int, int]) -> Builds:
+    """Compile the CUDA kernels for (major, minor), which need not be here, as at first use.
+
+    Raises:
+        MeasurementError: the process came to no result.
+    """
+    function = "quasar_kernels.diagnosis:compile_for"
+    return Builds.model_validate(call(function, *capability, device="cpu", timeout=120))
+
+
+def find_paths(device: str) -> PathsTaken:
+    """Run the operator on every GPU (`cuda`) or on the `cpu`, and tell what served it.
+
+    Raises:
+        MeasurementError: the process came to no result, or torch cannot use the device.
+    """
+    function = "quasar_kernels.diagnosis:find_paths"
+    return PathsTaken.model_validate(call(function, device, device=device, timeout=300))
+
+
 def examine(
     device: str,
     *,
-    look: Callable[..., PathsTaken] = find_paths,
+    look: Callable[[str], PathsTaken] = find_paths,
     build: Callable[[tuple[int, int]], Builds] = compile_kernels,
 ) -> Iterator[Finding]:
     """Yield what is found, as it is found; each capability is built in a process of its own.
@@ -39,7 +59,7 @@ def examine(
     """
     yield gpu(device)
     try:
-        found = look(device=device)
+        found = look(device)
     except MeasurementError as error:
         yield failure(device, *told(_with_last_line(error)))
         return

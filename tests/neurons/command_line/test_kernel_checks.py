@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from harness.kernels import Build, Builds, PathsTaken, PathTaken
-from harness.runner import MeasurementError, compile_kernels, find_paths
+from harness.runner import MeasurementError
 from neurons.command_line import kernel_checks
 from neurons.command_line.doctor import Finding
+from neurons.command_line.kernel_checks import compile_kernels, find_paths
 from quasar_kernels import compile_failures as known
+from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken
 from tests.neurons.miner_command import run
 
 NO_NVRTC = "NVRTC was not found; to mend it, install nvidia-cuda-nvrtc"
@@ -48,7 +49,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def nvrtc() -> str:
     """The NVRTC that a worker finds."""
-    found = find_paths(device="cpu")
+    found = find_paths("cpu")
     if found.nvrtc_error:
         pytest.skip("NVRTC is not installed")
     return found.nvrtc

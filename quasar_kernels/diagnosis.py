@@ -1,7 +1,7 @@
 """How the CUDA kernels fare on this machine: compiled for one capability, and run as they are used.
 
-What is said here is what the worker answers; torch is imported inside the functions, since the
-process that reads the answers never does.
+`compile_for` and `find_paths` are for a process of their own. They import torch, which the process
+that reads their answers never does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from harness.workload import WORKLOAD
-
 TOLERANCE = 1e-2
 """Relative RMS error above which a result is wrong: twice what bf16 tensor cores are left with."""
 
 _TOKENS = 128
+_D, _H, _S = 512, 8, 64  # hidden_size, num_heads and head_dim that a validator times
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -79,8 +78,11 @@ class PathsTaken(BaseModel):
     paths: tuple[PathTaken, ...]
 
 
-def compile_for(capability: tuple[int, int]) -> Builds:
-    """Compile the kernels by NVRTC as at first use; needs no GPU. Unknown errors are raised."""
+def compile_for(major: int, minor: int) -> Builds:
+    """Compile the kernels for a capability by NVRTC as at first use; needs no GPU.
+
+    Unknown errors are raised.
+    """
     from quasar_kernels.mount import mount
 
     mount()
@@ -89,6 +91,7 @@ def compile_for(capability: tuple[int, int]) -> Builds:
     from fla.ops.quasar.cuda.scan.forward import compile_program
     from fla.ops.quasar.layer.hopper.program import compile_program as compile_products
 
+    capability = (major, minor)
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(compile_program, capability, options=()),
         "operator 128": partial(compile_program, capability, options=(), width=128),
@@ -205,15 +208,14 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     from quasar_kernels.reference import quasar_layer, relative_rms
 
     torch.manual_seed(0)
-    layer = QuasarAttention(**WORKLOAD.layer_arguments())
-    x = torch.randn(1, _TOKENS, WORKLOAD.hidden_size)
-    H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
+    layer = QuasarAttention(hidden_size=_D, num_heads=_H, head_dim=_S)
+    x = torch.randn(1, _TOKENS, _D)
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take the few that are compared
     found: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
-            expected = quasar_layer(layer.state_dict(), x, num_heads=H, head_dim=S)
+            expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
             hopper_products.load_program(device.index, kind)  # where it fails it says why
             y, _, _ = layer.to(device)(x.to(device))
         found |= {"backend": "cuda", "reason": "the layer's kernels take long sequences"}
