@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from neurons.errors import ConfigError
-from neurons.mining.cycle import VERDICTS, describe
+from neurons.mining.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.mining.journal import Journal, Submission
 from neurons.protocol import league_of, weighted_score
 
 JOURNAL = "journal.sqlite"
 SECRET_FIELDS = ("salt",)
+_NEXT_ACTION = {
+    State.NEW: "publish the kernels to the fork",
+    State.PUBLISHED: "measure the fork's commit",
+    State.MEASURED: "derive the claim",
+    State.COMMITTING: "look the commitment up on the server, send it if it is not there",
+    State.COMMITTED: "reveal when the server reaches the reveal block",
+    State.SUBMITTING: "look the submission up on the server, send it if it is not there",
+    State.REVEALING: "look the reveal up on the server, send it if it is not there",
+    State.REVEALED: "wait for a validator's verdict",
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,13 @@ class Status:
             return "\n".join(
                 [*lines, "submission  none yet: ./START_MINER.sh once makes the first"]
             )
-        described = describe(self.submission, time.time())
+        deadline = deadline_of(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
             lines.append(f"  reason    {self.submission.reason}")
-        lines.append(f"  next      {described.next_action}")
-        if described.deadline is not None:
-            lines.append(f"  at        {_moment(described.deadline)}")
+        lines.append(f"  next      {next_action(self.submission)}")
+        if deadline is not None:
+            lines.append(f"  at        {_moment(deadline)}")
         if self.judges_early_at is not None:
             lines.append(
                 "  api       judges commitments before their reveal (seen "
@@ -105,6 +115,32 @@ def summary(submission: Submission, state_dir: Path) -> str:
     return "\n".join(lines)
 
 
+def deadline_of(submission: Submission, now: float) -> float | None:
+    """Return when its state ends by itself, in Unix seconds.
+
+    A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
+    """
+    if submission.state is not State.FAILED:
+        return None
+    return min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)
+
+
+def next_action(submission: Submission) -> str:
+    """Return what happens next, or what the person has to do."""
+    state = submission.state
+    if state is State.HELD:
+        return submission.remedy or "act on the reason"
+    if state is State.FAILED:
+        return f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
+    if state is State.CLAIMED:
+        return "submit the claim" if submission.mode == "direct" else "commit to the claim"
+    if state is State.NEW and submission.publish_at == "before_reveal":
+        return "commit the kernels on this machine; they become public just before the reveal"
+    if state is State.COMMITTED:
+        return f"reveal when the server reaches block {submission.reveal_block}"
+    return _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
+
+
 def _headline(title: str, submission: Submission) -> str:
     verdict = submission.state.value
     if submission.rank is not None:
@@ -137,13 +173,12 @@ def _as_json(submission: Submission | None) -> dict[str, Any] | None:
     if submission is None:
         return None
     fields = {name: value for name, value in vars(submission).items() if name not in SECRET_FIELDS}
-    described = describe(submission, time.time())
     target = submission.target_sequence_length  # 0 until `auto` has decided
     return {
         **fields,
         "league": league_of(target)[0] if target else None,
-        "deadline": described.deadline,
-        "next_action": described.next_action,
+        "deadline": deadline_of(submission, time.time()),
+        "next_action": next_action(submission),
     }
 
 

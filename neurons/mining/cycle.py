@@ -175,15 +175,6 @@ class Submission:
         return self.resume_state or self.state
 
 
-@dataclass(frozen=True)
-class Description:
-    """What `status` shows: the state, when it ends by itself (Unix seconds), what comes next."""
-
-    state: State
-    deadline: float | None
-    next_action: str
-
-
 def next_step(submission: Submission) -> Step | None:
     """Return what to do now; None when it is closed or waits for a person."""
     if submission.state is State.CLAIMED:
@@ -200,15 +191,7 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
     """
     if state not in _NEXT.get(submission.state, ()):
         raise IllegalTransition(f"{submission.state.value} does not lead to {state.value}.")
-    moved = replace(
-        submission,
-        **{"reason": None, "remedy": None, **changes},
-        state=state,
-        resume_state=None,
-        retry_at=None,
-        attempts=0,
-        updated_at=now,
-    )
+    moved = _moved(submission, state, now, **{"attempts": 0, **changes})
     missing = [name for name in _REQUIRED.get(state, ()) if getattr(moved, name) is None]
     if missing:
         raise IllegalTransition(f"{state.value} needs {', '.join(missing)}.")
@@ -217,6 +200,12 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
         if changed:
             raise IllegalTransition(f"{', '.join(changed)} cannot change after the commitment.")
     return moved
+
+
+def _moved(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
+    """Return `submission` in `state`; what its last state alone had to say is gone."""
+    forgotten = dict.fromkeys(("resume_state", "reason", "remedy", "retry_at"))
+    return replace(submission, **{**forgotten, **changes}, state=state, updated_at=now)
 
 
 def backoff_seconds(attempts: int, jitter: float, after: float | None = None) -> float:
@@ -239,15 +228,12 @@ def fail(
     if submission.closed or submission.state in (State.HELD, State.FAILED):
         raise IllegalTransition(f"{submission.state.value} cannot fail.")
     attempts = submission.attempts + 1
-    return replace(
-        submission,
-        state=State.FAILED,
+    return _moved(
+        *(submission, State.FAILED, now),
         resume_state=submission.state,
         reason=reason,
-        remedy=None,
         attempts=attempts,
         retry_at=now + backoff_seconds(attempts, jitter, after),
-        updated_at=now,
     )
 
 
@@ -257,15 +243,8 @@ def hold(
     """Return `submission` as HELD; when `final` it can be abandoned but never go on."""
     if submission.closed or submission.state is State.HELD:
         raise IllegalTransition(f"{submission.state.value} cannot be held.")
-    return replace(
-        submission,
-        state=State.HELD,
-        resume_state=None if final else submission.position,
-        reason=reason,
-        remedy=remedy,
-        retry_at=None,
-        updated_at=now,
-    )
+    back = None if final else submission.position
+    return _moved(submission, State.HELD, now, resume_state=back, reason=reason, remedy=remedy)
 
 
 def resume(submission: Submission, now: float) -> Submission:
@@ -275,31 +254,15 @@ def resume(submission: Submission, now: float) -> Submission:
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
         raise IllegalTransition(f"{submission.state.value} has no state to go back to.")
-    return replace(
-        submission,
-        state=submission.resume_state,
-        resume_state=None,
-        reason=None,
-        remedy=None,
-        retry_at=None,
-        attempts=0 if submission.state is State.HELD else submission.attempts,
-        updated_at=now,
-    )
+    attempts = 0 if submission.state is State.HELD else submission.attempts
+    return _moved(submission, submission.resume_state, now, attempts=attempts)
 
 
 def abandon(submission: Submission, reason: str, now: float) -> Submission:
     """Return `submission` ended without a verdict."""
     if submission.closed:
         raise IllegalTransition(f"{submission.state.value} is an end already.")
-    return replace(
-        submission,
-        state=State.ABANDONED,
-        resume_state=None,
-        reason=reason,
-        remedy=None,
-        retry_at=None,
-        updated_at=now,
-    )
+    return _moved(submission, State.ABANDONED, now, reason=reason)
 
 
 def directly(premature: Submission, now: float) -> Submission:
@@ -329,73 +292,3 @@ def directly(premature: Submission, now: float) -> Submission:
         updated_at=now,
         **{name: getattr(premature, name) for name in taken_over},
     )
-
-
-class RoundNow(str, Enum):
-    """How the server's present round stands to a submission's own."""
-
-    SAME = "same"
-    LATER = "later"
-    OTHER_DATABASE = "other database"  # the server forgot the round, and the submission with it
-
-
-def compare_round(submission: Submission, round_id: int, round_start: str) -> RoundNow:
-    """Tell whether the round that the server names is the one that was submitted to."""
-    own = submission.round_id or 0
-    if round_id > own:
-        return RoundNow.LATER
-    if round_id == own and submission.round_start in (None, round_start):
-        return RoundNow.SAME
-    return RoundNow.OTHER_DATABASE
-
-
-def is_due(
-    last: Submission | None, round_id: int, round_start: str, content_digest: str, mode: str
-) -> bool:
-    """Tell whether a new submission is worth making after `last`, the newest closed one.
-
-    The same content is submitted once a round; after a submission that ended without a verdict
-    there is nothing to repeat, so it is due as well. One that was judged before its reveal, and
-    so was never revealed, is worth a direct submission.
-    """
-    if last is None or last.state not in VERDICTS:
-        return True
-    if last.never_revealed and mode == "direct":
-        return True
-    same_round = compare_round(last, round_id, round_start) is RoundNow.SAME
-    return not same_round or last.content_digest != content_digest
-
-
-_NEXT_ACTION = {
-    State.NEW: "publish the kernels to the fork",
-    State.PUBLISHED: "measure the fork's commit",
-    State.MEASURED: "derive the claim",
-    State.COMMITTING: "look the commitment up on the server, send it if it is not there",
-    State.COMMITTED: "reveal when the server reaches the reveal block",
-    State.SUBMITTING: "look the submission up on the server, send it if it is not there",
-    State.REVEALING: "look the reveal up on the server, send it if it is not there",
-    State.REVEALED: "wait for a validator's verdict",
-}
-
-
-def describe(submission: Submission, now: float) -> Description:
-    """Return what `status` says about `submission` at `now`, in Unix seconds.
-
-    A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
-    """
-    state = submission.state
-    deadline = None
-    if state is State.HELD:
-        action = submission.remedy or "act on the reason"
-    elif state is State.FAILED:
-        deadline = min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)
-        action = f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
-    elif state is State.CLAIMED:
-        action = "submit the claim" if submission.mode == "direct" else "commit to the claim"
-    elif state is State.NEW and submission.publish_at == "before_reveal":
-        action = "commit the kernels on this machine; they become public just before the reveal"
-    elif state is State.COMMITTED:
-        action = f"reveal when the server reaches block {submission.reveal_block}"
-    else:
-        action = _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
-    return Description(state, deadline, action)

@@ -16,6 +16,7 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import State, Step, Submission
 from neurons.mining.early import submission_mode
 from neurons.mining.journal import Journal, StaleSubmission
+from neurons.mining.rounds import is_due
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
 from neurons.processes.runtime import DISK_FAULTS, Stopped
 
@@ -310,7 +311,7 @@ class _Watch:
         self._failures = 0
         last = context.journal.last_closed(context.identity.hotkey, context.target)
         digest, mode = context.content_digest(), submission_mode(context)
-        if cycle.is_due(last, now.id, now.start_time, digest, mode):
+        if is_due(last, now, digest, mode):
             return True
         self._remind("these kernels have their verdict in this round; waiting for a change")
         return False

@@ -13,7 +13,8 @@ from neurons.http.outcomes import (
 )
 from neurons.mining import cycle
 from neurons.mining.context import Context
-from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.cycle import State, Submission
+from neurons.mining.rounds import RoundNow, ask_round
 from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
 from neurons.protocol import Performer, Weight, weighted_score
@@ -28,7 +29,7 @@ JUDGED_EARLY = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """What the API shows of a submission that is no longer queued."""
 
     state: State
@@ -68,7 +69,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
     """Return the submission's end where the round, or its weights alone, show it."""
-    relation = _compare_round(submission, context)
+    relation = ask_round(submission, context.client)
     if relation is RoundNow.LATER and queued:
         reason = f"Round {submission.round_id} ended before a validator looked at it."
         return context.move(submission, State.UNRANKED, reason=reason)
@@ -79,25 +80,20 @@ def _ended(submission: Submission, context: Context, queued: bool) -> Submission
     return None
 
 
-def _compare_round(submission: Submission, context: Context) -> RoundNow:
-    now = context.client.current_round()
-    return cycle.compare_round(submission, now.id, now.start_time)
-
-
 def _conclude(submission: Submission, context: Context, row: Performer | None) -> Submission:
-    relation = _compare_round(submission, context)
+    relation = ask_round(submission, context.client)
     if relation is RoundNow.OTHER_DATABASE and row is None and not _is_held(submission, context):
         reason = f"The server has lost it: its round {submission.round_id} is another one now."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
-    verdict = judge(submission, row, _place(submission, context, relation))
+    found = conclude(submission, row, _place(submission, context, relation))
     return context.move(
         submission,
-        verdict.state,
-        rank=verdict.rank,
-        weight=verdict.weight,
-        score=verdict.score,
+        found.state,
+        rank=found.rank,
+        weight=found.weight,
+        score=found.score,
         weighted_score=_claimed_score(submission),
-        reason=verdict.reason,
+        reason=found.reason,
     )
 
 
@@ -162,39 +158,39 @@ def _claimed_score(submission: Submission) -> float:
     return weighted_score(speed, submission.target_sequence_length)
 
 
-def judge(
+def conclude(
     submission: Submission, row: Performer | None, place: tuple[int, Weight] | None
-) -> Verdict:
-    """Return the verdict that a row of the statistics and a place among the weights show."""
+) -> Conclusion:
+    """Return what a row of the statistics and a place among the weights show of the verdict."""
     rank, weight = (place[0], place[1].weight) if place else (None, None)
     if row is not None and row.rank:
         rank = row.rank
     if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
-        return Verdict(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
+        return Conclusion(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
     if row is not None and row.score is not None and row.score <= 0:
-        return Verdict(
+        return Conclusion(
             State.REJECTED,
             score=row.score,
             reason="A validator scored it 0: it measured less than 90 % of the claim, could not "
             "clone or import the fork, or the logits differed.",
         )
     if row is not None and row.score is not None:
-        return Verdict(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
+        return Conclusion(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
     if rank is not None and submission.reveal_block is not None and submission.queued_at is None:
-        return Verdict(
+        return Conclusion(
             State.UNRANKED,
             reason=f"The API ranks it {rank}, but it was never seen in the queue after its reveal: "
             "it may have been judged before, when there was nothing to measure.",
         )
     if rank is not None:
-        return Verdict(
+        return Conclusion(
             State.RANKED,
             rank=rank,
             weight=weight,
             reason="A validator judged it after its reveal. This API shows no scores, and ranks "
             "claims by what they say: a score of 0 would look the same.",
         )
-    return Verdict(
+    return Conclusion(
         State.UNRANKED,
         reason="The API shows neither a score nor one of the first four ranks: it may rank lower, "
         "or have scored 0.",

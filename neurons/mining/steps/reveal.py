@@ -11,9 +11,10 @@ from neurons.http.outcomes import (
 )
 from neurons.mining import cycle
 from neurons.mining.context import Context
-from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.cycle import State, Submission
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
+from neurons.mining.rounds import RoundNow, ask_round
 from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
 from neurons.protocol import (
@@ -131,12 +132,9 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
 def _is_held(submission: Submission, context: Context) -> bool:
     """Tell whether the server still holds the commitment, asked after it had left the queue."""
     _, row, listed = _own_row(submission, context)
-    return row is not None if listed else _is_same_round(submission, context)
-
-
-def _is_same_round(submission: Submission, context: Context) -> bool:
-    now = context.client.current_round()
-    return cycle.compare_round(submission, now.id, now.start_time) is RoundNow.SAME
+    if listed:
+        return row is not None
+    return ask_round(submission, context.client) is RoundNow.SAME
 
 
 def _check(submission: Submission, context: Context) -> None:
@@ -201,6 +199,6 @@ def _not_in_queue(submission: Submission, context: Context) -> Submission:
     if standing.queued:
         return context.note(submission, queued_at=context.now())
     gone = standing.queued is False and standing.performer is None
-    if gone and _is_same_round(submission, context):
+    if gone and ask_round(submission, context.client) is RoundNow.SAME:
         return note_early_judgement(submission, context)
     return submission

@@ -6,10 +6,10 @@ from datetime import datetime, timezone
 
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
-from neurons.mining import cycle
 from neurons.mining.context import Context
-from neurons.mining.cycle import RoundNow, State, Submission
+from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
+from neurons.mining.rounds import RoundNow, compare_round
 from neurons.mining.signing import signed_claim
 from neurons.mining.standing import LIMITS, look
 from neurons.protocol import Performer, QueuedSubmission, Round, SubmitRequest
@@ -76,7 +76,7 @@ def _in_its_round(submission: Submission, context: Context) -> Submission:
     """
     try:
         now = context.client.current_round()
-        relation = cycle.compare_round(submission, now.id, now.start_time)
+        relation = compare_round(submission, now)
         if relation is not RoundNow.OTHER_DATABASE or not look(submission, context.client).queued:
             return submission
     except (Retry, Held):
@@ -92,7 +92,7 @@ def _surely_absent(submission: Submission, now: Round) -> bool:
     """
     if submission.round_total is None:
         return True
-    relation = cycle.compare_round(submission, now.id, now.start_time)
+    relation = compare_round(submission, now)
     return relation is not RoundNow.SAME or now.total_submissions == submission.round_total
 
 

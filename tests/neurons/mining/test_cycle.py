@@ -144,28 +144,6 @@ def test_pauses_grow_are_capped_and_honour_the_server(
     assert math.isfinite(seconds)
 
 
-def test_the_same_content_is_due_once_a_round() -> None:
-    last = new(state=State.VALIDATED, round_id=3, round_start="monday", content_digest="d")
-
-    def is_due(last: Submission | None, *present: str | int) -> bool:
-        number, start, digest, mode = (*present, *(3, "monday", "d", "direct")[len(present) :])
-        return cycle.is_due(last, int(number), str(start), str(digest), str(mode))
-
-    assert is_due(None)
-    assert not is_due(last)
-    assert is_due(last, 4)
-    assert is_due(last, 3, "tuesday")  # the server counts from 1 again
-    assert is_due(last, 3, "monday", "e")
-    assert not is_due(replace(last, round_start=None))  # of a version that did not write it down
-    for state in (State.REJECTED, State.RANKED, State.UNRANKED):
-        assert not is_due(replace(last, state=state))
-    assert is_due(replace(last, state=State.ABANDONED))
-    early = replace(last, state=State.PREMATURE)
-    assert is_due(early)
-    assert not is_due(early, 3, "monday", "d", "commit_reveal")
-    assert not is_due(replace(early, weighted_score=1.0))  # it was revealed, and may be ranked
-
-
 def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
     early = new(
         state=State.PREMATURE,
@@ -190,25 +168,3 @@ def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
     assert left == (None, None, None, None)
     assert (draft.reason, draft.round_id, draft.created_at) == (None, None, 5.0)
     assert cycle.next_step(draft) is Step.SUBMIT
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_status_says_what_comes_next(state: State) -> None:
-    submission = new(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
-    if state is State.FAILED:
-        submission = replace(submission, resume_state=State.CLAIMED)
-    said = cycle.describe(submission, 1.0)
-    assert said.state is state
-    assert said.next_action
-    assert (said.deadline == 5.0) is (state is State.FAILED)
-    if state is State.HELD:
-        assert said.next_action == "do this"
-    if state is State.COMMITTED:
-        assert "77" in said.next_action
-
-
-def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
-    failed = replace(new(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
-    deadline = cycle.describe(failed, 100.0).deadline
-    assert deadline == 100.0 + cycle.RETRY_AFTER_MAX_SECONDS
-    assert cycle.describe(failed, 30 * 86400.0 - 5).deadline == failed.retry_at

@@ -17,7 +17,7 @@ from neurons.identity import verify
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
 from neurons.mining.signing import signed_claim
-from neurons.mining.steps.follow import judge
+from neurons.mining.steps.follow import conclude
 from neurons.protocol import Performer, RevealRequest, Weight
 from tests.neurons.live_api import ALICE
 from tests.neurons.mining.parts import (
@@ -202,6 +202,6 @@ def test_the_verdict_says_no_more_than_the_api_shows(
         queued_at=1.0,
         judged_early_at=1.0 if early else None,
     )
-    verdict = judge(submission, row, place)
-    assert (verdict.state, verdict.rank, verdict.weight) == (state, rank, weight)
-    assert (verdict.reason is None) is (state is State.VALIDATED)
+    found = conclude(submission, row, place)
+    assert (found.state, found.rank, found.weight) == (state, rank, weight)
+    assert (found.reason is None) is (state is State.VALIDATED)

@@ -1,0 +1,44 @@
+"""Which round it is, and whether that calls for a new submission."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from neurons.mining import rounds
+from neurons.mining.cycle import State, Submission
+from neurons.protocol import Round
+from tests.neurons.mining.parts import HOTKEY
+
+ROUND = Round(
+    id=3, round_number=3, start_time="monday", end_time="", status="active",
+    time_remaining_seconds=1,
+)  # fmt: skip
+
+
+def test_the_same_content_is_due_once_a_round() -> None:
+    last = Submission(
+        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
+        state=State.VALIDATED,
+        round_id=3,
+        round_start="monday",
+        content_digest="d",
+    )
+
+    def is_due(last: Submission | None, *present: str | int) -> bool:
+        number, start, digest, mode = (*present, *(3, "monday", "d", "direct")[len(present) :])
+        now = ROUND.model_copy(update={"id": number, "start_time": start})
+        return rounds.is_due(last, now, str(digest), str(mode))
+
+    assert is_due(None)
+    assert not is_due(last)
+    assert is_due(last, 4)
+    assert is_due(last, 3, "tuesday")  # the server counts from 1 again
+    assert is_due(last, 3, "monday", "e")
+    assert not is_due(replace(last, round_start=None))  # of a version that did not write it down
+    for state in (State.REJECTED, State.RANKED, State.UNRANKED):
+        assert not is_due(replace(last, state=state))
+    assert is_due(replace(last, state=State.ABANDONED))
+    early = replace(last, state=State.PREMATURE)
+    assert is_due(early)
+    assert not is_due(early, 3, "monday", "d", "commit_reveal")
+    assert not is_due(replace(early, weighted_score=1.0))  # it was revealed, and may be ranked
