@@ -139,7 +139,7 @@ class Failure(_Frozen):
 class Report(_Frozen):
     """A whole run of the harness over one tree."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = Field(default=2, description="1: no gates, each in full")
     protocol: str
     commit: str | None = Field(description="commit of the tree, `-dirty` when it has changes")
     checked: bool = Field(description="false when any measurement skipped the gate")
@@ -174,6 +174,31 @@ def build_report(
     )
 
 
+def _folded(report: Report) -> dict[str, Any]:
+    """Return what a file holds: each gate once, and in a measurement its place among them."""
+    body, gates = report.model_dump(mode="json"), list[Any]()
+    for measurement in body["measurements"]:
+        gate = measurement["gate"]
+        if gate is not None:
+            if gate not in gates:
+                gates.append(gate)
+            measurement["gate"] = gates.index(gate)
+    return {**body, "schema_version": 2, "gates": gates}
+
+
+def _unfolded(body: dict[str, Any]) -> Report:
+    """Return the report that a file holds, of either version.
+
+    Raises:
+        ValidationError, LookupError, TypeError: the fields do not fit.
+    """
+    gates = body.pop("gates", [])
+    for measurement in body["measurements"]:
+        if isinstance(measurement["gate"], int):
+            measurement["gate"] = gates[measurement["gate"]]
+    return Report.model_validate(body)
+
+
 def _digest(report: dict[str, Any]) -> str:
     text = json.dumps(report, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -187,7 +212,7 @@ def write_report(path: Path, report: Report) -> str:
     Raises:
         OSError: the folder cannot be written.
     """
-    body = report.model_dump(mode="json")
+    body = _folded(report)
     digest = _digest(body)
     text = json.dumps({"sha256": digest, "report": body}, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,15 +254,24 @@ def load_report(path: Path) -> Report:
     if document.get("sha256") != _digest(body):
         raise ReportError(f"{path}: its content does not match its sha256; {remedy}")
     try:
-        return Report.model_validate(body)
-    except ValidationError as error:
-        raise ReportError(f"{path}: {error.error_count()} fields do not fit; {remedy}") from error
+        return _unfolded(body)
+    except (ValidationError, LookupError, TypeError) as error:
+        raise ReportError(f"{path}: its fields do not fit; {remedy}") from error
 
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON schema of a report file, digest included."""
     schema = Report.model_json_schema(mode="serialization", ref_template="#/$defs/{model}")
     definitions = schema.pop("$defs", {})
+    schema["properties"]["gates"] = {
+        "type": "array",
+        "items": {"$ref": "#/$defs/GateResult"},
+        "description": "each gate once",
+    }
+    definitions["Measurement"]["properties"]["gate"] = {
+        "anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}],
+        "description": "its place in gates; null: the code was not checked",
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Report file",

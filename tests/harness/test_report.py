@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +39,41 @@ def test_round_trip(tmp_path: Path) -> None:
     assert len(digest) == 64
     assert report.environment == HERE
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
+
+
+def test_a_gate_stands_once_in_the_file_and_with_every_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    first, second = (measurement(512), measurement(1024))
+    assert first.gate is not None
+    other = first.gate.model_copy(update={"longest": 2048})
+    third = measurement(2048, gate=other)
+    report = build_report("p", None, [first, second, third, measurement(gate=None)])
+    write_report(path, report)
+    body = json.loads(path.read_text())["report"]
+    assert [one["longest"] for one in body["gates"]] == [first.gate.longest, 2048]
+    assert [one["gate"] for one in body["measurements"]] == [0, 0, 1, None]
+    assert load_report(path) == report
+
+
+def with_digest(body: object) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "report": body})
+
+
+def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refused(
+    tmp_path: Path,
+) -> None:
+    path, report = tmp_path / "report.json", sample()
+    first = {**report.model_dump(mode="json"), "schema_version": 1}
+    path.write_text(with_digest(first))  # each measurement holds its gate
+    assert load_report(path).measurements == report.measurements
+    write_report(path, report)
+    body = json.loads(path.read_text())["report"]
+    broken = ({"gates": []}, {"measurements": 3}, {"measurements": [{}]}, {"schema_version": 3})
+    for change in broken:
+        path.write_text(with_digest({**body, **change}))
+        with pytest.raises(ReportError, match="do not fit; measure again"):
+            load_report(path)
 
 
 def test_every_torn_file_is_refused(tmp_path: Path) -> None:
@@ -109,7 +145,8 @@ def test_the_schema_names_every_field_of_a_report() -> None:
     schema = report_schema()
     fields = schema["$defs"]["Measurement"]["properties"]
     assert set(fields) == set(Measurement.model_fields)
-    assert set(schema["properties"]["report"]["properties"]) == set(Report.model_fields)
+    in_file = set(schema["properties"]["report"]["properties"])
+    assert in_file == {*Report.model_fields, "gates"}
     references = json.dumps(schema).split('"#/$defs/')[1:]
     assert {reference.split('"')[0] for reference in references} <= set(schema["$defs"])
 
