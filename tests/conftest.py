@@ -1,8 +1,14 @@
-"""Tests marked `gpu` are skipped where there is no GPU."""
+"""What every run of pytest needs; it asks for nothing but pytest, as a GPU machine may be bare."""
 
 from __future__ import annotations
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Know the timeout of pyproject.toml where pytest-timeout, which keeps it, is missing."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds after which pytest-timeout fails a test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fla.ops.quasar import chunk_quasar
+from fla.ops.quasar.backend import choose_backend
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked
-from tests.gpu.gpu_inputs import ON_CUDA_KERNELS, H, S, fresh, layer_like  # noqa: F401
-
-mount()
-
-from fla.ops.quasar import chunk_quasar  # noqa: E402
-from fla.ops.quasar.backend import choose_backend  # noqa: E402
-from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
+from tests.gpu.calls import ON_CUDA_KERNELS, H, S, layer_like
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -65,7 +61,7 @@ def test_every_window_behind_a_burst(T, dtype, beta, monkeypatch):
 @pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
 @pytest.mark.parametrize("factor", FACTORS)
 def test_every_width_and_path(factor, width, options):
-    q, k, v, beta = layer_like(50_000, heads=H * S // width, width=width)
+    q, k, v, beta = layer_like(50_000, H=H * S // width, S=width)
     v = with_bursts(v, (factor,), 6)
     expected = quasar_chunked(q, k, v, beta)[0]
     o = cuda_scan.forward(q, k, v, beta, options=options).o

@@ -6,18 +6,14 @@ import threading
 
 import pytest
 import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar.forward_substitution import quasar_forward_substitution
+from fla.ops.quasar.gate import fused_quasar_gate
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
+from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
-from quasar_kernels.mount import mount
-from tests.gpu.gpu_inputs import poison
-
-mount()
-
-from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
-from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
-from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
-from fla.ops.quasar.layer.gate_and_norm import gate_and_norm  # noqa: E402
-from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
+from tests.gpu.calls import poison
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+from fla.ops.quasar import fused_recurrent_quasar
+from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
-
-mount()
-
-from fla.ops.quasar import fused_recurrent_quasar  # noqa: E402
-from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
+from tests.gpu.calls import layer_like, packed
+from tests.quasar_kernels.inputs import rows_of_one_tensor
+from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE, RECURRENCE_STATE
 
 pytestmark = pytest.mark.gpu
 
-LIMIT = {torch.bfloat16: 3e-3, torch.float16: 5e-4, torch.float32: 2e-6}
-"""Largest relative RMS error: the state is fp32, so o's own rounding is nearly all of it."""
-
-STATE_LIMIT = 2e-6
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, 1 << 25)]
-    del junk  # torch.empty hands NaN out, so a value that no kernel writes shows
-
-
-def layer_like(T, B=1, H=8, S=64, dtype=torch.bfloat16):
-    q, k, v = (F.silu(torch.randn(B, T, H, S, device="cuda") * 0.2).to(dtype) for _ in range(3))
-    return q, k, v, torch.rand(H, device="cuda") + 0.1
-
 
 def check(results, expected, dtype):
-    for x, wanted, limit in zip(results, expected, (LIMIT[dtype], STATE_LIMIT), strict=True):
-        assert relative_rms(x, wanted) <= limit
+    (o, state), (wanted, end) = results, expected
+    assert relative_rms(o, wanted) <= RECURRENCE[dtype]
+    assert relative_rms(state, end) <= RECURRENCE_STATE
 
 
-@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("dtype", RECURRENCE)
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("B", [1, 3, 32, 128])
 def test_one_token(B, inplace, dtype):
@@ -75,7 +57,7 @@ def test_packed_sequences_in_place(index):
     lengths = [0, 1, 40, 0, 1, 333, 0]
     inputs = layer_like(sum(lengths), dtype=torch.float32)
     state = torch.randn(len(lengths), 8, 64, 64, device="cuda")
-    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device="cuda", dtype=index)
+    cu = packed(lengths, dtype=index)
     expected = quasar_recurrence(*inputs, state, cu)
     results = fused_recurrent_quasar(*inputs, state, cu_seqlens=cu, inplace_state=True)
     assert results[1].data_ptr() == state.data_ptr()
@@ -84,8 +66,7 @@ def test_packed_sequences_in_place(index):
 
 def test_strided_tokens_of_a_wider_row():
     q, k, v, beta = layer_like(1, B=5)
-    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
-    views = [x.unflatten(-1, (8, 64)) for x in wide.split(512, -1)]
+    views = rows_of_one_tensor(q, k, v)
     state = torch.randn(5, 8, 64, 64, device="cuda")
     expected = fused_recurrent_quasar(q, k, v, beta, state, True)
     found = fused_recurrent_quasar(*views, beta, state, True)
@@ -121,4 +102,4 @@ def test_a_state_that_needs_a_gradient_is_left_alone():
     wide = before.double().requires_grad_()
     expected, end = quasar_recurrence(*inputs, wide)
     (expected.sum() + end.sum()).backward()
-    assert relative_rms(state.grad, wide.grad) <= 1e-2
+    assert relative_rms(state.grad, wide.grad) <= GRADIENT[torch.bfloat16]

@@ -14,16 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fla.ops.quasar.cuda import nvrtc
 
 from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
 from quasar_kernels.compile_failures import Explanation, explain
-from quasar_kernels.mount import mount
 from tests import PROJECT
-
-mount()
-
-from fla.ops.quasar.cuda import nvrtc  # noqa: E402
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'

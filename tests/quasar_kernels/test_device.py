@@ -6,19 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar  # noqa: E402
-from fla.ops.quasar.device import on_its_device  # noqa: E402
-from fla.ops.quasar.forward_substitution import quasar_forward_substitution  # noqa: E402
-from fla.ops.quasar.gate import fused_quasar_gate  # noqa: E402
-from fla.ops.quasar.layer import replay  # noqa: E402
-from fla.ops.quasar.layer.gate_and_norm import gate_and_norm  # noqa: E402
-from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm  # noqa: E402
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.forward_substitution import quasar_forward_substitution
+from fla.ops.quasar.gate import fused_quasar_gate
+from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
+from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 
 class OnGpu(torch.Tensor):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fla.ops.quasar import fused_recurrent_quasar
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
-from tests.quasar_kernels.kernel_inputs import LIMIT, layer_like
-
-mount()
-
-from fla.ops.quasar import fused_recurrent_quasar  # noqa: E402
+from tests.quasar_kernels.inputs import layer_like, packed
+from tests.quasar_kernels.tolerances import OPERATOR
 
 
-@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("dtype", OPERATOR)
 def test_decoding_in_place_equals_the_whole(dtype):
     q, k, v, beta = layer_like(20, B=3, dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -26,26 +23,26 @@ def test_decoding_in_place_equals_the_whole(dtype):
         o, state = fused_recurrent_quasar(*token, beta, state, inplace_state=True)
         assert state.data_ptr() == storage
         steps.append(o)
-    assert relative_rms(torch.cat(steps, 1), expected) <= LIMIT[dtype]
-    assert relative_rms(state, end) <= LIMIT[dtype]
+    assert relative_rms(torch.cat(steps, 1), expected) <= OPERATOR[dtype]
+    assert relative_rms(state, end) <= OPERATOR[dtype]
 
 
 def test_packed_sequences_in_place():
     lengths = [0, 1, 30, 0, 9]
     q, k, v, beta = layer_like(sum(lengths))
     state = torch.randn(len(lengths), 2, 16, 16)
-    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    cu = packed(lengths)
     expected, end = quasar_recurrence(q, k, v, beta, state, cu)
     o, final = fused_recurrent_quasar(q, k, v, beta, state, cu_seqlens=cu, inplace_state=True)
     assert final is state
-    assert relative_rms(o, expected) <= LIMIT[torch.float32]
-    assert relative_rms(state, end) <= LIMIT[torch.float32]
+    assert relative_rms(o, expected) <= OPERATOR[torch.float32]
+    assert relative_rms(state, end) <= OPERATOR[torch.float32]
 
 
 def test_in_place_without_a_state_returns_a_new_one():
     q, k, v, beta = layer_like(7)
     _, final = fused_recurrent_quasar(q, k, v, beta, inplace_state=True)
-    assert relative_rms(final, quasar_recurrence(q, k, v, beta)[1]) <= LIMIT[torch.float32]
+    assert relative_rms(final, quasar_recurrence(q, k, v, beta)[1]) <= OPERATOR[torch.float32]
 
 
 def test_a_state_that_autograd_saved_is_not_overwritten():
@@ -58,8 +55,8 @@ def test_a_state_that_autograd_saved_is_not_overwritten():
     expected, end = quasar_recurrence(q, k, v, beta, wide)
     (expected.sum() + end.sum()).backward()
     assert torch.equal(state, before)
-    assert relative_rms(final, end) <= LIMIT[torch.float32]
-    assert relative_rms(state.grad, wide.grad) <= LIMIT[torch.float32]
+    assert relative_rms(final, end) <= OPERATOR[torch.float32]
+    assert relative_rms(state.grad, wide.grad) <= OPERATOR[torch.float32]
 
 
 @pytest.mark.parametrize(

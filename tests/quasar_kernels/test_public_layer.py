@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
 
 from harness.runner import measure
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, check_tree, overlay_files
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_layer, relative_rms
-
-mount()
-
-from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
-
-from tests.quasar_kernels.public_layer import QuasarAttention as PublicLayer  # noqa: E402
+from tests.quasar_kernels.public_layer import QuasarAttention as PublicLayer
 
 SIZES = {"hidden_size": 48, "head_dim": 16, "num_heads": 3}
 

@@ -15,7 +15,7 @@ from quasar_kernels.reference import (
     relative_rms,
     step_size,
 )
-from tests.quasar_kernels.kernel_inputs import layer_like
+from tests.quasar_kernels.inputs import layer_like
 
 
 def by_matrices(q, k, v, beta, S):

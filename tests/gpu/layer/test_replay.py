@@ -9,14 +9,10 @@ import threading
 
 import pytest
 import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.ops.quasar.layer import replay
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_layer, relative_rms
-
-mount()
-
-from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
-from fla.ops.quasar.layer import replay  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

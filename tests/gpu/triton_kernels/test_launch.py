@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
-from fla.ops.quasar.triton_kernels.launch import Launcher  # noqa: E402
+from fla.ops.quasar.layer import kernels as layer_kernels
+from fla.ops.quasar.triton_kernels.launch import Launcher
 
 pytestmark = pytest.mark.gpu
 

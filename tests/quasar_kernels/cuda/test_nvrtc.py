@@ -15,17 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fla.ops.quasar import backend
+from fla.ops.quasar.cuda import nvrtc
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.layer.hopper import program as hopper_products
 
 from quasar_kernels.contract import OVERLAY
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar import backend  # noqa: E402
-from fla.ops.quasar.cuda import nvrtc  # noqa: E402
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
-from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
-from fla.ops.quasar.layer.hopper import program as hopper_products  # noqa: E402
 
 CSRC = OVERLAY / "fla/ops/quasar/cuda/scan/csrc"
 HOPPER = (9, 0)

@@ -6,13 +6,9 @@ import copy
 
 import pytest
 import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_layer, relative_rms
-
-mount()
-
-from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
 
 D, H, S = 48, 3, 16
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar.layer import node as layer_node  # noqa: E402
-from fla.ops.quasar.layer.forward import Call  # noqa: E402
+from fla.ops.quasar.layer import node as layer_node
+from fla.ops.quasar.layer.forward import Call
 
 CALL = Call(heads=8, head_dim=64, eps=1e-5, dtype=torch.bfloat16, cu_seqlens=None)
 WIDE = CALL._replace(heads=16)

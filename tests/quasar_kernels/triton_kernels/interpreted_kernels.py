@@ -14,22 +14,26 @@ from itertools import pairwise
 import pytest
 import torch
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
-from tests.quasar_kernels.kernel_inputs import HOSTILE_KEYS, LIMIT, layer_like
+from tests.quasar_kernels.inputs import (
+    ADVERSARIAL_KEYS,
+    layer_like,
+    packed,
+    rows_of_one_tensor,
+)
+from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.exit("Triton reads TRITON_INTERPRET when it is imported: set it to 1.", 2)
-mount()
 
-from fla.ops.quasar import chunk as chunk_module  # noqa: E402
-from fla.ops.quasar import gate  # noqa: E402
-from fla.ops.quasar.chunk import ChunkQuasarFunction  # noqa: E402
-from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed  # noqa: E402
-from fla.ops.quasar.forward_substitution import launch_forward_substitution  # noqa: E402
-from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent  # noqa: E402
-from fla.ops.quasar.layer import gate_and_norm  # noqa: E402
-from fla.ops.quasar.layer import kernels as layer_kernels  # noqa: E402
+from fla.ops.quasar import chunk as chunk_module
+from fla.ops.quasar import gate
+from fla.ops.quasar.chunk import ChunkQuasarFunction
+from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
+from fla.ops.quasar.forward_substitution import launch_forward_substitution
+from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent
+from fla.ops.quasar.layer import gate_and_norm
+from fla.ops.quasar.layer import kernels as layer_kernels
 
 NAN = float("nan")
 
@@ -64,8 +68,8 @@ def test_operator_matches_float64(launch, dtype, T, H, S):
     initial = torch.randn(2, H, S, S)
     o, final = launch(q, k, v, beta, initial, True)
     expected, state = quasar_recurrence(q, k, v, beta, initial)
-    assert relative_rms(o, expected) <= LIMIT[dtype]
-    assert relative_rms(final, state) <= LIMIT[dtype]
+    assert relative_rms(o, expected) <= OPERATOR[dtype]
+    assert relative_rms(final, state) <= OPERATOR[dtype]
 
 
 @launches
@@ -73,28 +77,27 @@ def test_packed_sequences(launch):
     lengths = [0, 1, 40, 0, 16, 33, 0]
     q, k, v, beta = layer_like(sum(lengths))
     initial = torch.randn(len(lengths), 2, 16, 16)
-    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    cu = packed(lengths, dtype=torch.int32)
     o, final = launch(q, k, v, beta, initial, True, cu)
     expected, state = quasar_recurrence(q, k, v, beta, initial, cu)
-    assert relative_rms(o, expected) <= LIMIT[torch.float32]
-    assert relative_rms(final, state) <= LIMIT[torch.float32]
+    assert relative_rms(o, expected) <= OPERATOR[torch.float32]
+    assert relative_rms(final, state) <= OPERATOR[torch.float32]
 
 
 @launches
 def test_strided_inputs(launch):
     q, k, v, beta = layer_like(40, B=2)
-    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
-    views = [x.unflatten(-1, (2, 16)) for x in wide.split(32, -1)]
+    views = rows_of_one_tensor(q, k, v)
     assert torch.equal(launch(*views, beta)[0], launch(q, k, v, beta)[0])
 
 
 @launches
-@pytest.mark.parametrize("keys", HOSTILE_KEYS)
-def test_hostile_keys(launch, keys):
+@pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
+def test_adversarial_keys(launch, keys):
     q, k, v, beta = layer_like(80, H=1)
-    k = HOSTILE_KEYS[keys](k)
+    k = ADVERSARIAL_KEYS[keys](k)
     o, _ = launch(q, k, v, beta)
-    assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 1e-4
+    assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= ADVERSARIAL
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
@@ -124,15 +127,15 @@ def test_the_future_does_not_reach_the_past(launch):
 @pytest.mark.parametrize("cu", [None, [0, 0, 1, 4, 4]])
 def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
     q, k, v, beta = layer_like(4, S=24)
-    packed = None if cu is None else torch.tensor(cu)
+    bounds = None if cu is None else torch.tensor(cu)
     state = torch.randn(1 if cu is None else 4, 2, 24, 24)
-    expected, end = quasar_recurrence(q, k, v, beta, state, packed)
+    expected, end = quasar_recurrence(q, k, v, beta, state, bounds)
     o, final = launch_fused_recurrent(
-        q, k, v, beta, state, False, packed, 0.5, inplace_state=True, tiles=tiles
+        q, k, v, beta, state, False, bounds, 0.5, inplace_state=True, tiles=tiles
     )
     assert final is state
-    assert relative_rms(o, 0.5 * expected) <= LIMIT[torch.float32]
-    assert relative_rms(state, end) <= LIMIT[torch.float32]
+    assert relative_rms(o, 0.5 * expected) <= OPERATOR[torch.float32]
+    assert relative_rms(state, end) <= OPERATOR[torch.float32]
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
@@ -148,10 +151,10 @@ def test_gradients_of_packed_sequences():
     check_gradients(layer_like(90), 5, cu)
 
 
-@pytest.mark.parametrize("keys", HOSTILE_KEYS)
-def test_gradients_of_hostile_keys(keys):
+@pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
+def test_gradients_of_adversarial_keys(keys):
     q, k, v, beta = layer_like(80, H=1)
-    check_gradients((q, HOSTILE_KEYS[keys](k), v, beta), 1, None)
+    check_gradients((q, ADVERSARIAL_KEYS[keys](k), v, beta), 1, None)
 
 
 def check_gradients(inputs, sequences, cu):
@@ -174,7 +177,6 @@ def check_gradients(inputs, sequences, cu):
 
 @pytest.mark.parametrize("C", [2, 16, 64])
 def test_forward_substitution(C):
-    torch.manual_seed(0)
     L = torch.randn(3, C, C) * 0.3
     wanted = torch.linalg.inv(L.double().tril(-1) + torch.eye(C, dtype=torch.float64))
     assert relative_rms(launch_forward_substitution(L), wanted) <= 1e-6
@@ -186,9 +188,9 @@ def test_forward_substitution(C):
 @pytest.mark.parametrize("keys", [None, "constant", "mixed norms", "half zeros"])
 def test_chunk_intra(cu, S, dtype, keys):
     q, k, _, beta = layer_like(50, S=S, dtype=dtype)
-    k = HOSTILE_KEYS[keys](k) if keys else k
-    packed = None if cu is None else torch.tensor(cu)
-    plan = chunk_module.plan_segments(q, packed)
+    k = ADVERSARIAL_KEYS[keys](k) if keys else k
+    bounds = None if cu is None else torch.tensor(cu)
+    plan = chunk_module.plan_segments(q, bounds)
     holder = chunk_intra(plan, k, beta, torch.empty_like(k))
     for h in range(k.shape[2]):
         for first, end in pairwise(cu or (0, 50)):
@@ -216,7 +218,6 @@ def unpack(holder, C):
 
 
 def test_gate():
-    torch.manual_seed(0)
     lam = 10.0 ** torch.empty(300, 3).uniform_(-14, 3)
     lam[0] = 0
     beta, dalpha = torch.rand(3) * 5, torch.randn(300, 3)
@@ -235,7 +236,6 @@ def test_gate():
 @pytest.mark.parametrize("kind", ["one", "equal", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolution(R, kind, dtype):
-    torch.manual_seed(0)
     length = R // 2 if R % 2 == 0 else R  # of equal sequences, two of them or one
     position = {"one": None, "equal": length, "packed": (torch.arange(R) % 7).int()}[kind]
     x = torch.randn(R, 48, dtype=dtype)[:, :40]
@@ -247,7 +247,6 @@ def test_convolution(R, kind, dtype):
 
 @pytest.mark.parametrize("S", [16, 24, 64])
 def test_gated_norm(S):
-    torch.manual_seed(0)
     x, gated, weight = torch.randn(70, S), torch.randn(70, S), torch.rand(S)
     y = layer_kernels.launch_gated_rmsnorm(x, gated, weight, 1e-5)
     wanted = layer_kernels.gated_rmsnorm_torch(x.double(), gated.double(), weight, 1e-5)
@@ -256,7 +255,6 @@ def test_gated_norm(S):
 
 @pytest.mark.parametrize(("R", "H", "S"), [(1, 2, 16), (70, 2, 16), (33, 3, 24), (65, 1, 64)])
 def test_gate_and_norm(R, H, S):
-    torch.manual_seed(0)
     o, wide = torch.randn(R, H, S).half(), torch.randn(R, 3 * S).half()
     weight, bias, norm = torch.randn(H * S, S).half(), torch.randn(H * S).half(), torch.rand(S)
     y = gate_and_norm.gate_and_norm(o, wide[:, S : 2 * S], weight, bias, norm, 1e-5)

@@ -6,12 +6,7 @@ import itertools
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar.triton_kernels.launch import Launcher  # noqa: E402
+from fla.ops.quasar.triton_kernels.launch import Launcher
 
 
 class Compiled:

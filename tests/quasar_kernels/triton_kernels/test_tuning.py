@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fla.ops.quasar.triton_kernels import autotune, tuning
+from fla.ops.quasar.triton_kernels.autotune import Gpu, parse_tiles, search
+from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_files
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar.triton_kernels import autotune, tuning  # noqa: E402
-from fla.ops.quasar.triton_kernels.autotune import Gpu, parse_tiles, search  # noqa: E402
-from fla.ops.quasar.triton_kernels.tiles import Tiles  # noqa: E402
 
 BLOCKS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

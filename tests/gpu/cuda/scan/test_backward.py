@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from fla.ops.quasar import chunk_quasar
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
-from tests.gpu.gpu_inputs import (  # noqa: F401
-    ADVERSARIAL_KEYS,
-    ON_CUDA_KERNELS,
-    common_key,
-    fresh,
-    layer_like,
-)
-
-mount()
-
-from fla.ops.quasar import chunk_quasar  # noqa: E402
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
-from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
+from tests.gpu.calls import ON_CUDA_KERNELS, layer_like, packed
+from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, common_key, rows_of_one_tensor
+from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT
 
 pytestmark = [
     *ON_CUDA_KERNELS,
@@ -30,10 +20,7 @@ pytestmark = [
 
 CHANNELS = 512
 """Of all heads together: 8 heads of 64 or 4 of 128."""
-LIMIT = 1e-2
-"""Largest relative RMS error of a gradient against float64 autograd."""
-BETA_LIMIT = 3e-2
-"""The same of beta's, whose terms cancel over all tokens."""
+LIMIT = GRADIENT[torch.bfloat16]
 both_widths = pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
 PORTABLE = ("-DQUASAR_NO_WGMMA",)
 
@@ -53,7 +40,7 @@ def on_cuda(monkeypatch):
 
 def inputs_of(T, width, **options):
     """Layer-like q, k, v and beta for heads of a width; the options are layer_like's."""
-    return layer_like(T, **{"heads": CHANNELS // width, "width": width, **options})
+    return layer_like(T, **{"H": CHANNELS // width, "S": width, **options})
 
 
 def gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
@@ -85,7 +72,7 @@ def assert_near(found, exact, limit=LIMIT):
     """Every gradient is finite and within its limit of float64's."""
     for n, (x, wanted) in enumerate(zip(found, exact, strict=True)):
         assert torch.isfinite(x).all()
-        assert relative_rms(x, wanted) <= (BETA_LIMIT if n == 3 else limit), "qkvbs"[n]
+        assert relative_rms(x, wanted) <= (BETA_GRADIENT if n == 3 else limit), "qkvbs"[n]
 
 
 @both_widths
@@ -100,7 +87,7 @@ def test_gradients_match_float64(T, width):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("B", "heads"), [(1, 8), (2, 3), (5, 1)])
 def test_every_dtype_batch_and_head_count_with_states(dtype, B, heads, width):
-    inputs = layer_like(333, B=B, heads=heads, width=width, dtype=dtype)
+    inputs = layer_like(333, B=B, H=heads, S=width, dtype=dtype)
     initial, d_final = torch.randn(2, B, heads, width, width, device="cuda")
     call = inputs, torch.randn_like(inputs[0]), initial, d_final, None, 0.7
     assert_near(gradients(*call), exact_gradients(*call))
@@ -114,7 +101,7 @@ def test_packed_sequences(lengths, width):
     inputs = inputs_of(sum(lengths), width)
     shape = len(lengths), CHANNELS // width, width, width
     initial, d_final = torch.randn(2, *shape, device="cuda")
-    cu = torch.tensor([0, *itertools.accumulate(lengths)], device="cuda")
+    cu = packed(lengths)
     call = inputs, torch.randn_like(inputs[0]), initial, d_final, cu
     assert_near(gradients(*call), exact_gradients(*call))
 
@@ -164,7 +151,7 @@ def test_the_kernels_of_older_gpus(dtype):
 @pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
 def test_no_less_accurate_than_triton_on_adversarial_keys(keys, width, monkeypatch):
     q, k, v, beta = inputs_of(3000, width)
-    inputs = q, ADVERSARIAL_KEYS[keys](k).to(k.dtype), v, beta
+    inputs = q, ADVERSARIAL_KEYS[keys](k), v, beta
     d_o = torch.randn_like(q)
     found = gradients(inputs, d_o)
     exact = exact_gradients(inputs, d_o)
@@ -209,8 +196,7 @@ def test_reruns_are_bitwise_equal_and_inputs_stay(width):
 @both_widths
 def test_strided_inputs_and_a_gradient_that_is_a_view(width):
     q, k, v, beta = inputs_of(900, width)
-    wide = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
-    views = [x.unflatten(-1, (-1, width)) for x in wide.split(CHANNELS, -1)]
+    views = rows_of_one_tensor(q, k, v)
     storage = torch.randn(q.numel() + 1, device="cuda").bfloat16()
     d_o = storage[1:].view_as(q)  # not aligned to 16 bytes
     found = gradients((*views, beta), d_o)

@@ -8,14 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd  # noqa: E402
-from fla.ops.quasar.cuda.scan import forward as cuda_scan  # noqa: E402
-from fla.ops.quasar.segments import Segments, packed_table  # noqa: E402
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.segments import Segments, packed_table
 
 NAMES = [
     "q",

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from quasar_kernels.mount import mount
-
-mount()
-
-from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar.layer.hopper import projection  # noqa: E402
-from fla.ops.quasar.layer.hopper.attend import attend_fused  # noqa: E402
-from fla.ops.quasar.layer.hopper.program import hopper_program  # noqa: E402
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer.hopper import projection
+from fla.ops.quasar.layer.hopper.attend import attend_fused
+from fla.ops.quasar.layer.hopper.program import hopper_program
 
 
 @pytest.mark.parametrize("runs", [4, 264])

@@ -1,0 +1,78 @@
+"""What chunk_quasar does in Triton alone: any width and dtype, segments, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments
+
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.gpu.calls import layer_like
+from tests.quasar_kernels.inputs import assert_close
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _in_triton(monkeypatch):
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")  # cuda/scan is about the other path
+
+
+@pytest.mark.parametrize("dtype", GRADIENT)
+@pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
+def test_every_dtype_and_width(dtype, heads, width):
+    inputs = layer_like(333, B=2, H=heads, S=width, dtype=dtype)
+    o, _ = chunk_quasar(*inputs)
+    assert_close(o, quasar_recurrence(*inputs)[0], OPERATOR[dtype])
+
+
+def test_the_number_of_segments_changes_the_rounding_only():
+    inputs = layer_like(6000)
+    expected, _ = quasar_chunked(*inputs)
+    for n in (1, 2, 7, 50, 375):
+        plan = plan_segments(inputs[0], None, segments=n)
+        o = chunk_quasar_fwd(*inputs, plan=plan)[0]
+        assert_close(o, expected, OPERATOR[torch.bfloat16])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", GRADIENT)
+@pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
+def test_gradients_match_float64(packed, dtype, heads, width):
+    T = 700
+    q, k, v, beta = layer_like(T, H=heads, S=width, dtype=dtype)
+    n = 3 if packed else 1
+    cu = torch.tensor([0, 200, 200, T], device="cuda") if packed else None
+    initial = torch.randn(n, heads, width, width, device="cuda")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    do, dstate = torch.randn_like(q), torch.randn_like(initial)
+    o, final = chunk_quasar(*leaves, True, cu)
+    torch.autograd.backward([o, final], [do, dstate])
+    expected = quasar_chunked(*wide, cu)
+    torch.autograd.backward(list(expected), [do.double(), dstate.double()])
+    for x, w in zip(leaves, wide, strict=True):
+        # beta's gradient sums terms of both signs over all tokens, so its relative error is larger
+        assert relative_rms(x.grad, w.grad) <= (1e-1 if x is leaves[3] else 1e-2)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_and_grad_mode_change_nothing(grad):
+    inputs = layer_like(640)
+    expected, _ = chunk_quasar(*inputs)
+    with torch.set_grad_enabled(grad), torch.autocast("cuda", torch.bfloat16):
+        o, _ = chunk_quasar(*(x.requires_grad_(grad) for x in inputs))
+    assert torch.equal(o, expected)
+
+
+def test_one_token_at_a_time_equals_the_whole():
+    q, k, v, beta = layer_like(40)
+    expected, _ = quasar_recurrence(q, k, v, beta)
+    state, steps = None, []
+    for t in range(40):
+        at = slice(t, t + 1)
+        o, state = fused_recurrent_quasar(q[:, at], k[:, at], v[:, at], beta, state, True)
+        steps.append(o)
+    assert_close(torch.cat(steps, 1), expected, OPERATOR[torch.bfloat16])

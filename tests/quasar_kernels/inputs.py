@@ -1,0 +1,82 @@
+"""Inputs of the kernels' tests, on any device: what a layer makes, and keys that strain them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quasar_kernels.reference import relative_rms
+
+
+def layer_like(
+    T: int,
+    B: int = 1,
+    H: int = 2,
+    S: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v [B, T, H, S] as a layer with default weights makes them, and beta [H] fp32."""
+
+    def projected() -> Tensor:
+        x = torch.randn(B, T, H * S, device=device) / 3**0.5
+        taps = (torch.rand(H * S, 1, 4, device=device) - 0.5) / 2**0.5
+        y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=H * S).mT
+        return F.silu(y).to(dtype).contiguous().view(B, T, H, S)
+
+    q, k, v = projected(), projected(), projected()
+    return q, k, v, F.softplus(torch.empty(H, device=device).uniform_(1, 16).log())
+
+
+def common_key(k: Tensor, noise: float) -> Tensor:
+    """Keys of k's shape that are one vector a head, and noise."""
+    common = torch.randn(1, 1, *k.shape[2:], device=k.device)
+    return (common + noise * torch.randn(k.shape, device=k.device)).to(k.dtype)
+
+
+def _alternating(k: Tensor) -> Tensor:
+    signs = 1 - 2 * (torch.arange(k.shape[1], device=k.device) % 2)
+    return k[:, :1] * signs.view(1, -1, 1, 1)
+
+
+def _of_norm(k: Tensor, norm: float) -> Tensor:
+    return F.normalize(k.float(), dim=-1).to(k.dtype) * norm
+
+
+ADVERSARIAL_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant": lambda k: torch.ones_like(k) * 0.3,
+    "alternating": _alternating,
+    "one key and 1% noise": lambda k: k[:, :1] + 0.01 * torch.randn_like(k),
+    "mixed norms": lambda k: (k * 10 ** torch.empty_like(k[..., :1]).uniform_(-3, 1)).to(k.dtype),
+    "half zeros": lambda k: k * (torch.rand_like(k[..., :1]) < 0.5),
+    "zeros": torch.zeros_like,
+    "large": lambda k: _of_norm(k, 80),
+    "tiny": lambda k: _of_norm(k, 1e-6),
+}
+"""Keys that strain the kernels, made of layer-like ones [B, T, H, S], by name."""
+
+
+def packed(lengths: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.int64) -> Tensor:
+    """Where packed sequences of some lengths begin and end, [len(lengths) + 1]."""
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device, dtype=dtype)
+
+
+def rows_of_one_tensor(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors [B, T, H, S] as views of one whose rows hold all of them."""
+    width = tensors[0].shape[2] * tensors[0].shape[3]
+    wide = torch.cat([x.flatten(2) for x in tensors], -1)
+    return [x.unflatten(-1, tensors[0].shape[2:]) for x in wide.split(width, -1)]
+
+
+def assert_close(o: Tensor, expected: Tensor, limit: float) -> None:
+    """o is near float64's result as a whole, in every eighth of its tokens, and everywhere."""
+    assert torch.isfinite(o).all()
+    assert relative_rms(o, expected) <= limit
+    for part, wanted in zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True):
+        assert relative_rms(part, wanted) <= limit * 1.05
+    assert (o.double() - expected).abs().max() <= 0.1
+    if expected.any():
+        assert F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0) >= 0.999
