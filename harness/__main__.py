@@ -90,15 +90,16 @@ def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
     _say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
         _say("no GPU: short lengths only, and no figure for a GPU follows from them")
+    lengths = arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device)
     policy = Policy(
         runs=arguments.runs,
         gated=not arguments.ungated,
-        cold_cache=arguments.cold_cache,
+        cold=lengths if arguments.cold_cache else (),
         left_out=frozenset({"timeout", "out_of_memory", "gate", "crash", "protocol"}),
         too_long=frozenset({"out_of_memory"}),
     )
     series = _PrintedSeries(arguments.tree, policy, device=device, timeout=arguments.timeout)
-    series.run(arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device))
+    series.run(lengths)
     protocol = WORKLOAD.describe(device)
     commit = tree_commit(arguments.tree)
     return build_report(protocol, commit, series.measurements, series.failures), series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Policy:
         longest_first: start with the longest length, whose gate then stands for the shorter ones;
             else each length has its own gate, before its first run.
         gated: False measures unchecked code.
-        cold_cache: the first run of each length starts with empty kernel caches.
+        cold: lengths whose first run starts with empty kernel caches.
         samples: how many are taken for one that counts (`stats.rejection`); 1 keeps what comes.
         cooling_seconds: the pause after a sample that does not count.
         repeated: kinds of failure after which a process is started a second time.
@@ -34,7 +34,7 @@ class Policy:
     runs: int = 1
     longest_first: bool = False
     gated: bool = True
-    cold_cache: bool = False
+    cold: Container[int] = ()
     samples: int = 1
     cooling_seconds: float = 30.0
     repeated: frozenset[Kind] = frozenset()
@@ -92,7 +92,32 @@ class Series:
                 reason = f"not tried, as {limit.length} tokens failed: {limit.reason}"
                 self.failures.append(Failure(length=length, kind=limit.kind, reason=reason))
             elif len(self.of(length)) < self.policy.runs:
-                self._take(length)
+                self.started(length)
+                while len(self.of(length)) < self.policy.runs and self.take(length):
+                    pass
+
+    def take(self, length: int) -> bool:
+        """Add one run of a length, or note why it has none; tell which.
+
+        Calls for different lengths may be made at once.
+
+        Raises:
+            MeasurementError: a failure that ends the series.
+        """
+        try:
+            measurement = self.sample(length)
+        except MeasurementError as error:
+            if error.kind not in self.policy.left_out:
+                self.failed(length, error)
+                raise
+            for earlier in self.of(length):
+                self.measurements.remove(earlier)
+            self.failures.append(Failure(length=length, kind=error.kind, reason=error.reason))
+            self.failed(length, error)
+            return False
+        self.measurements.append(measurement)
+        self.measured(measurement)
+        return True
 
     def sample(self, length: int) -> Measurement:
         """Return one more run of a length, which is not added to the series.
@@ -126,23 +151,6 @@ class Series:
     def failed(self, length: int, error: MeasurementError) -> None:
         """Hear why a length is left out, or the series ended; another error may be raised."""
 
-    def _take(self, length: int) -> None:
-        self.started(length)
-        while len(self.of(length)) < self.policy.runs:
-            try:
-                measurement = self.sample(length)
-            except MeasurementError as error:
-                if error.kind in self.policy.left_out:
-                    self.measurements = [m for m in self.measurements if m.length != length]
-                    failure = Failure(length=length, kind=error.kind, reason=error.reason)
-                    self.failures.append(failure)
-                    self.failed(length, error)
-                    return
-                self.failed(length, error)
-                raise
-            self.measurements.append(measurement)
-            self.measured(measurement)
-
     def _process(self, length: int) -> Measurement:
         try:
             return self._measure_once(length)
@@ -158,14 +166,18 @@ class Series:
             self.tree,
             length,
             device=self.device,
-            gate=self._gate(length),
+            gate=self.gate_of(length),
             timeout=self.timeout,
             stop=self.stop,
-            cold_cache=self.policy.cold_cache and not self.of(length),
+            cold_cache=length in self.policy.cold and not self.of(length),
         )
 
-    def _gate(self, length: int) -> bool | GateResult:
-        """Return the gate that stands for a length, or whether one has to run first."""
+    def gate_of(self, length: int) -> bool | GateResult:
+        """Return the gate that stands for a length, or whether one has to run first.
+
+        Raises:
+            MeasurementError: there is none, and why.
+        """
         if not self.policy.gated:
             return False
         checked = self.measurements if self.policy.longest_first else self.of(length)

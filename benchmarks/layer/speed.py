@@ -15,20 +15,21 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from benchmarks import commands
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import project_commit
-from harness.report import Failure, GateResult, Measurement, build_report, write_report
+from harness.report import Failure, GateResult, Kind, Measurement, build_report, write_report
 from harness.runner import MeasurementError, check, measure, probe
+from harness.series import Policy, Series
 from harness.workload import WORKLOAD
 
 AT_ONCE = 10
 """Processes that start side by side: an import of the fork takes ten seconds of one core."""
-
-
-Gate = GateResult | Failure | None
 
 
 def say(name: str, length: int, text: str) -> None:
@@ -48,54 +49,51 @@ def gate(name: str, tree: Path, length: int, device: str) -> GateResult | Failur
     return found
 
 
-def time_one(
-    name: str, tree: Path, length: int, gate: Gate, cold: bool, turn: Path, device: str
-) -> Measurement | Failure:
-    """Time one tree at one length in a fresh process, unless its gate has failed."""
-    if isinstance(gate, Failure):
-        return gate.model_copy(update={"length": length})
-    behind = False if gate is None else gate
-    try:
-        found = measure(tree, length, device=device, gate=behind, cold_cache=cold, turn=turn)
-    except MeasurementError as error:
-        say(name, length, f"{error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
-        return Failure(length=length, kind=error.kind, reason=error.reason)
-    say(name, length, f"{found.tokens_per_sec / 1e6:.3f} M tokens/s")
-    return found
+@dataclass(kw_only=True)
+class TreeSeries(Series):
+    """The measurements of one tree; a length is timed behind the gate of the next of `gates`."""
 
+    name: str
+    gates: Mapping[int, GateResult | Failure]
 
-def gate_of(length: int, gates: Mapping[int, Gate]) -> Gate:
-    """Return the gate of the next length, or of the longest; None where there are no gates."""
-    if not gates:
-        return None
-    return gates[min((n for n in gates if n >= length), default=max(gates))]
+    def gate_of(self, length: int) -> bool | GateResult:
+        """Return the gate of the next length, or of the longest; False where there are none."""
+        if not self.gates:
+            return False
+        gate = self.gates[min((n for n in self.gates if n >= length), default=max(self.gates))]
+        if isinstance(gate, Failure):
+            raise MeasurementError(gate.reason, gate.kind)
+        return gate
+
+    def measured(self, measurement: Measurement) -> None:
+        """Say how fast it was."""
+        say(self.name, measurement.length, f"{measurement.tokens_per_sec / 1e6:.3f} M tokens/s")
+
+    def failed(self, length: int, error: MeasurementError) -> None:
+        """Say why there is no speed."""
+        say(self.name, length, f"{error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
 
 
 def time_tree(
-    name: str, tree: Path, gates: Mapping[int, Gate], turn: Path, device: str
-) -> list[Measurement | Failure]:
-    """Time a tree at its lengths, in batches whose processes start together."""
+    name: str, tree: Path, gates: Mapping[int, GateResult | Failure], turn: Path, device: str
+) -> TreeSeries:
+    """Time a tree at its lengths, in rounds whose processes start together."""
     plan = TREES[name]
-    jobs = []
-    for number in range(plan.runs):
-        for length in plan.lengths:
-            behind = gate_of(length, gates)
-            cold = number == 0 and length in plan.cold
-            jobs.append((name, tree, length, behind, cold, turn, device))
-    found: list[Measurement | Failure] = []
+    policy = Policy(plan.runs, cold=plan.cold, left_out=frozenset(get_args(Kind)))
+    timed = partial(measure, turn=turn)
+    series = TreeSeries(tree, policy, device, measure=timed, name=name, gates=gates)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for start in range(0, len(jobs), AT_ONCE):
-            found += pool.map(lambda job: time_one(*job), jobs[start : start + AT_ONCE])
-    return found
+        for _ in range(plan.runs):
+            failed = {failure.length for failure in series.failures}
+            list(pool.map(series.take, [n for n in plan.lengths if n not in failed]))
+    return series
 
 
-def report(found: Sequence[Measurement | Failure], path: Path, commit: str | None) -> None:
-    """Write a tree's report; a length that has failed once gives no measurement."""
-    failures = {f.length: f for f in found if isinstance(f, Failure)}
-    kept = [m for m in found if isinstance(m, Measurement) and m.length not in failures]
-    kept.sort(key=lambda m: m.length)
+def report(series: Series, path: Path, commit: str | None) -> None:
+    """Write a tree's report."""
+    kept = sorted(series.measurements, key=lambda m: m.length)
     protocol = WORKLOAD.describe(probe().device)
-    write_report(path, build_report(protocol, commit, kept, list(failures.values())))
+    write_report(path, build_report(protocol, commit, kept, series.failures))
 
 
 def run(module: str, *arguments: object) -> None:
@@ -120,8 +118,8 @@ def benchmark(names: Sequence[str], fork: Path, out: Path, commit: str | None) -
         pool.shutdown()  # nothing else runs while something is timed
         for name in names:
             checked = {length: found.result() for length, found in gates[name].items()}
-            found = time_tree(name, trees[name], checked, folder / "turn", device)
-            report(found, out / f"{name}.json", commit)
+            series = time_tree(name, trees[name], checked, folder / "turn", device)
+            report(series, out / f"{name}.json", commit)
             profile = TREES[name].profile
             if on_gpu and profile is not None:
                 run("profile", *settings, "--tree", name, "--out", out / profile)

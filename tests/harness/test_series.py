@@ -49,7 +49,7 @@ GREEN = gate_result()
 
 def test_each_length_is_gated_once_and_run_in_processes_of_its_own(tmp_path: Path) -> None:
     stand = Stand()
-    found = series(tmp_path, stand, runs=2, cold_cache=True)
+    found = series(tmp_path, stand, runs=2, cold=(512, 1024))
     found.run([1024, 512, 512])
     assert stand.calls == [
         *((512, True, True), (512, GREEN, False)),

@@ -1,0 +1,68 @@
+"""A tree's speed: which gate stands for a length, which caches are cold, what a failure costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.layer import speed
+from harness.report import Failure, load_report
+from harness.runner import MeasurementError
+from tests.harness.samples import gate_result, measurement
+
+CALLS: list[tuple[int, Any, bool]] = []
+SHORT, LONG = gate_result(), gate_result(digest="e" * 64)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take notes in place of measurements; 2,048 tokens fail in the second round."""
+    CALLS.clear()
+    monkeypatch.setattr(speed, "AT_ONCE", 1)
+
+    def measure(_: Path, length: int, *, gate: Any, cold_cache: bool, **__: Any) -> Any:
+        CALLS.append((length, gate, cold_cache))
+        if [call[0] for call in CALLS].count(2048) == 2 and length == 2048:
+            raise MeasurementError("no memory", "out_of_memory")
+        return measurement(length, gate=gate or None)
+
+    monkeypatch.setattr(speed, "measure", measure)
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    tree = speed.TREES["overlay"]._replace(**changes)
+    monkeypatch.setitem(speed.TREES, "overlay", tree)
+
+
+def test_rounds_behind_the_gate_of_the_next_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 1024, 2048, 4096), runs=2, cold=(512, 4096))
+    gates = {512: SHORT, 2048: LONG}
+    found = speed.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
+    first = [(512, SHORT, True), (1024, LONG, False), (2048, LONG, False), (4096, LONG, True)]
+    assert [*first, *((length, gate, False) for length, gate, _ in first)] == CALLS
+    speed.report(found, tmp_path / "report.json", None)
+    report = load_report(tmp_path / "report.json")
+    assert [m.length for m in report.measurements] == [512, 512, 1024, 1024, 4096, 4096]
+    assert [(f.length, f.kind) for f in report.failures] == [(2048, "out_of_memory")]
+
+
+def test_nothing_is_timed_behind_a_failed_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 1024), runs=2)
+    gates = {512: SHORT, 1024: Failure(length=1024, kind="crash", reason="it died")}
+    found = speed.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
+    assert [length for length, *_ in CALLS] == [512, 512]
+    assert [(f.length, f.kind, f.reason) for f in found.failures] == [(1024, "crash", "it died")]
+
+
+def test_a_tree_without_gates_is_timed_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512,), runs=1)
+    speed.time_tree("overlay", tmp_path, {}, tmp_path / "turn", "cpu")
+    assert CALLS == [(512, False, True)]
