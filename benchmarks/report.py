@@ -1,4 +1,4 @@
-"""Make README.md's table, docs/benchmarks.md, docs/kernels.md and their plots from the data.
+"""Make README.md's table, the figures of three documents, and their plots from the data.
 
     python -m benchmarks.report [--check]
 
@@ -16,6 +16,7 @@ from benchmarks.documents import update
 from benchmarks.layer import page as layer
 from benchmarks.limits import missed
 from benchmarks.operator import page as operator
+from benchmarks.recall import page as recall
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
     of_layer, of_operator = layer.load_runs(), operator.load_runs()
-    wanted = layer.documents(of_layer) | operator.documents(of_operator)
+    wanted = {**layer.documents(of_layer), **operator.documents(of_operator), **recall.documents()}
     update(wanted, check=args.check, command="python -m benchmarks.report")
     for line in (*missed(layer.limits(of_layer)), *operator.outside(of_operator)):
         print(line, file=sys.stderr)

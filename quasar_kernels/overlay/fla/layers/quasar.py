@@ -130,6 +130,7 @@ class QuasarAttention(nn.Module):
         self.o_norm = GatedRMSNorm(head_dim)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
+    @torch.compiler.disable  # a compiler sees none of the kernels, nor the graphs of short calls
     @on_its_device
     def forward(
         self,
@@ -158,6 +159,7 @@ class QuasarAttention(nn.Module):
 
         Raises:
             ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`.
+            TypeError: FSDP2 or tensor parallelism shards a projection by itself.
         """
         B, T, _ = hidden_states.shape
         x, kept = hidden_states, None
@@ -268,6 +270,11 @@ class QuasarAttention(nn.Module):
 
     def _weights(self) -> tuple[torch.Tensor | None, ...]:
         parts = self._modules
+        if hasattr(_parameter(parts["q_proj"]), "placements"):  # kernels read plain memory
+            raise TypeError(
+                "q_proj.weight is a DTensor while the layer runs: give fully_shard the layer or "
+                "the block around it, not its projections, and do not parallelize them by tensor"
+            )
         narrow, wide = parts["g_proj"]._modules.values()
         names = ("q_conv1d", "k_conv1d", "v_conv1d") if self.use_short_conv else ()
         convs = [parts[name] for name in names]

@@ -87,7 +87,6 @@ class LayerFunction(torch.autograd.Function):
             )
 
 
-@torch.compiler.disable
 def apply_layer(
     call: Call, run: Callable[..., torch.Tensor], x: torch.Tensor, weights: Weights
 ) -> torch.Tensor:

@@ -1,0 +1,68 @@
+"""A language model of QuasarAttention layers, no larger than recall needs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+
+
+class Block(nn.Module):
+    """Mixes tokens, then channels, each on a normed residual stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.mixer_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.mixer = QuasarAttention(width, head_dim=width // heads, num_heads=heads)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[B, T, width]` of as much."""
+        x = x + self.mixer(self.mixer_norm(x))[0]
+        return torch.add(x, self.mlp(self.mlp_norm(x)))
+
+
+class Model(nn.Module):
+    """Predicts the token after some places of a sequence; input and output share an embedding.
+
+    Args:
+        checkpointed: whether the backward pass computes each block again.
+    """
+
+    def __init__(
+        self, vocabulary: int, width: int, heads: int, layers: int = 2, checkpointed: bool = False
+    ) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Return logits `[B, P, vocabulary]` behind the places `[B, P]` of the tokens `[B, T]`."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+def recall_loss(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits `[B, P, V]` for the answers `[B, P]`, in nats."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), answers.flatten())
+
+
+def recalled(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return the share of queries whose likeliest token is the answer."""
+    return (logits.argmax(-1) == answers).float().mean()

@@ -1,0 +1,105 @@
+"""The figures and the plots of docs/layer.md: models that learn to recall, trained in every way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.documents import filled
+from benchmarks.line_plot import Line, line_plot
+from benchmarks.markdown import facts, table
+from benchmarks.recall.results import WAYS, Curve, Recall, Setting
+from benchmarks.results import DATA, ROOT, load
+
+RUN = DATA / "recall.json"
+DOCUMENT, PLOT = ROOT / "docs" / "layer.md", ROOT / "docs" / "recall.svg"
+COLOURS = {
+    "fp32": "#777777",
+    "bf16": "#0b6e4f",
+    "compiled": "#2a5ca8",
+    "checkpointed": "#b5432a",
+    "ddp": "#8a5fb0",
+    "fsdp": "#c28a00",
+}
+
+
+def plot(setting: Setting, gpu: str) -> str:
+    """Return the SVG of the losses against the steps, fp32's dashed."""
+    every = setting.recipe.every
+    lines = [
+        Line(
+            curve.way,
+            COLOURS[curve.way],
+            [(every * (n + 1), loss) for n, loss in enumerate(curve.losses)],
+            dashed=curve.way == "fp32",
+        )
+        for curve in setting.curves
+    ]
+    title = f"Loss of recall over {setting.task.tokens:,} tokens, {gpu}"
+    return line_plot(title, "steps", "nats", lines)
+
+
+def apart(curve: Curve, exact: Curve) -> float:
+    """Return the largest relative difference of two curves before either learns to recall."""
+    steps = len(exact.losses)
+    for n, losses in enumerate(zip(curve.losses, exact.losses, strict=True)):
+        if min(losses) < exact.losses[0] / 2:
+            steps = n
+            break
+    pairs = zip(curve.losses[:steps], exact.losses[:steps], strict=True)
+    return max(abs(a - b) / b for a, b in pairs)
+
+
+def trainings(run: Recall) -> str:
+    """Return the table of every training."""
+    header = (
+        "tokens, training", "GPUs", "recall", "over 99% after, steps", "loss at the end",
+        "loss from fp32's before it halves", "a step, ms", "in all, s",
+    )  # fmt: skip
+    rows = []
+    for setting in run.settings:
+        exact = next(curve for curve in setting.curves if curve.way == "fp32")
+        for curve in setting.curves:
+            rows.append(
+                (
+                    f"{setting.task.tokens:,}, {WAYS[curve.way]}",
+                    str(curve.gpus),
+                    f"{curve.recall:.2%}",
+                    "never" if curve.reached is None else f"{curve.reached:,}",
+                    f"{curve.losses[-1]:.1e}",
+                    f"{apart(curve, exact):.1e}" if curve is not exact else "",
+                    f"{curve.step_ms:.1f}",
+                    f"{curve.seconds:.0f}",
+                )
+            )
+    return table(header, rows)
+
+
+def _task(setting: Setting) -> str:
+    vocabulary, tokens, pairs, batch = setting.task
+    return f"{batch} x {tokens:,} tokens, {pairs} pairs, vocabulary {vocabulary:,}"
+
+
+def recall(run: Recall) -> str:
+    """Return where and how it was measured, and the tables."""
+    e = run.environment
+    tasks = "; ".join(f"{_task(s)}, {s.recipe.steps:,} steps" for s in run.settings)
+    model = run.settings[0].recipe
+    rows = {
+        "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}, CUDA {e.cuda}",
+        "model": f"{model.layers} blocks of {model.width} channels, {model.heads} heads",
+        "rate": f"{model.rate:g}",
+        "tasks": tasks,
+        "date, commit": f"{run.created}, {run.commit}",
+        "protocol": run.protocol,
+    }
+    return f"{facts(rows)}\n\n{trainings(run)}"
+
+
+def documents() -> Mapping[Path, str]:
+    """Return the text of docs/layer.md and its plot, by path; nothing before the first run."""
+    if not RUN.exists():
+        return {}
+    run = load(Recall, RUN)
+    text = filled(DOCUMENT, DOCUMENT.read_text(), {"recall": recall(run)})
+    return {DOCUMENT: text, PLOT: plot(run.settings[0], run.environment.gpu or "unknown GPU")}

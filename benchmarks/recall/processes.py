@@ -1,0 +1,48 @@
+"""A call in several processes, one a GPU, that torch.distributed joins into a group."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+
+def in_group(world: int, kind: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what `function(device, *arguments)` returns in the first of `world` processes.
+
+    Args:
+        kind: `cuda`, one GPU for each process, joined by NCCL; or `cpu`, joined by gloo.
+        function: one that a fresh process can import, as it can what its arguments are made of.
+
+    Raises:
+        Exception: a process failed; the others are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_work, (world, kind, Path(folder), function, arguments), world)  # type: ignore[no-untyped-call]
+        return torch.load(Path(folder) / "result", weights_only=False)
+
+
+def _work(
+    rank: int, world: int, kind: str, folder: Path, function: Callable[..., Any], arguments: Any
+) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world,
+        device_id=device if kind == "cuda" else None,
+    )  # fmt: skip
+    try:
+        result = function(device, *arguments)
+        if rank == 0:
+            torch.save(result, folder / "result")
+    finally:
+        dist.destroy_process_group()

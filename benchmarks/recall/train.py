@@ -1,0 +1,140 @@
+"""Train a model to recall in every way, and write what it learned and how fast.
+
+    python -m benchmarks.recall.train --out benchmarks/h200/recall.json
+
+Trainings on several GPUs take two; with one GPU they are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.commands import options, say
+from benchmarks.recall.model import Model, recall_loss, recalled
+from benchmarks.recall.processes import in_group
+from benchmarks.recall.results import (
+    ON_SEVERAL_GPUS,
+    RECALL,
+    WAYS,
+    Curve,
+    Recall,
+    Recipe,
+    Setting,
+    Task,
+)
+from benchmarks.recall.task import draw
+from benchmarks.recall.ways import Prepared, prepare
+from benchmarks.results import origin, write
+
+GPUS = 2
+"""GPUs of the trainings on several."""
+HELD_OUT, LAST_BATCHES = 1 << 40, 16
+"""The first seed of batches that are not trained on, and how many the last evaluation takes."""
+WARMUP = 50
+"""Steps over which the rate rises."""
+SETTINGS = (
+    (Task(vocabulary=8192, tokens=512, pairs=64, batch=32), Recipe(steps=600), tuple(WAYS)),
+    (Task(vocabulary=8192, tokens=4096, pairs=64, batch=8), Recipe(steps=600), ("fp32", "bf16")),
+)
+"""Each task with how its models are trained, and in which ways."""
+
+PROTOCOL = """\
+Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value stand \
+at a sequence's start, each key comes once more at a distance drawn by a power law of exponent \
+-0.99, and noise fills the rest; keys, values and noise have a third of the vocabulary each, and \
+every batch is drawn anew. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; \
+AdamW (weight decay 0.01), the rate rising over 50 steps and constant then. All begin with the \
+same weights and see the same batches, on several GPUs cut into equal parts. fp32 is the layer by \
+torch operations, without this project's kernels and without tf32. Recall is the share of right \
+answers in 16 batches that are not trained on; a step's time is the median over runs of steps \
+between two evaluations, by the host's clock between synchronizes."""
+
+
+def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
+    """Train one model in one way, in this process or, with its group, on several devices."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    model = Model(task.vocabulary, recipe.width, recipe.heads, recipe.layers).to(device)
+    prepared = prepare(model, way, device)
+    optimizer = torch.optim.AdamW(prepared.parameters, lr=recipe.rate, fused=True)
+    losses, times, reached = [], [], None
+    for first in range(0, recipe.steps, recipe.every):
+        since = _now(device)
+        total = torch.zeros((), device=device)
+        for step in range(first, first + recipe.every):
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate * min(1, (step + 1) / WARMUP)
+            batch = draw(task, step, device).part(rank, world)
+            loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
+        if world > 1:
+            dist.all_reduce(total)
+        losses.append(total.item() / (recipe.every * world))
+        times.append(_now(device) - since)
+        if reached is None and recall(prepared, task, device, 1) > RECALL:
+            reached = first + recipe.every
+    found = recall(prepared, task, device, LAST_BATCHES)
+    return Curve(
+        way=way,
+        gpus=world,
+        losses=tuple(float(f"{loss:.5g}") for loss in losses),
+        recall=found,
+        reached=reached,
+        step_ms=1e3 * median(times) / recipe.every,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def recall(prepared: Prepared, task: Task, device: torch.device, batches: int) -> float:
+    """Return the share of right answers in batches that are not trained on."""
+    shares = []
+    for n in range(batches):
+        batch = draw(task, HELD_OUT + n, device)
+        shares.append(recalled(prepared.call(batch.tokens, batch.places), batch.answers))
+    return torch.stack(shares).mean().item()
+
+
+def trainings(
+    task: Task, recipe: Recipe, ways: Iterable[str], kind: str = "cuda"
+) -> Iterable[Curve]:
+    """Train in each way that the machine's GPUs allow."""
+    several = kind == "cpu" or torch.cuda.device_count() >= GPUS
+    for way in ways:
+        if way not in ON_SEVERAL_GPUS:
+            yield train(torch.device(kind), way, task, recipe)
+        elif several:
+            yield in_group(GPUS, kind, train, way, task, recipe)
+
+
+def main() -> None:
+    """Train in every way and write the file."""
+    args = options(__doc__).parse_args()
+    settings = []
+    for task, recipe, ways in SETTINGS:
+        curves = []
+        for curve in trainings(task, recipe, ways):
+            say(curve)
+            curves.append(curve)
+        settings.append(Setting(task=task, recipe=recipe, curves=tuple(curves)))
+    run = Recall(protocol=PROTOCOL, settings=tuple(settings), **origin(args.commit))
+    write(args.out, run)
+
+
+if __name__ == "__main__":
+    main()

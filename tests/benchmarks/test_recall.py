@@ -1,0 +1,119 @@
+"""Models that learn to recall: the task, the ways of training them, and what docs/layer.md says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.documents import stale
+from benchmarks.limits import missed
+from benchmarks.recall.model import Model, recall_loss
+from benchmarks.recall.page import RUN, apart, documents
+from benchmarks.recall.processes import in_group
+from benchmarks.recall.results import WAYS, Curve, Recall, Recipe, Task, criteria
+from benchmarks.recall.task import draw
+from benchmarks.recall.train import SETTINGS, train
+from benchmarks.recall.ways import prepare
+from benchmarks.results import load
+from tests.training_steps import assert_same, take_steps
+
+CPU = torch.device("cpu")
+SMALL = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
+
+
+def test_each_key_is_asked_for_once_and_answered_by_its_value() -> None:
+    task = Task(vocabulary=300, tokens=200, pairs=20, batch=50)
+    tokens, places, answers = draw(task, 7, CPU)
+    for row, asked, told in zip(tokens.tolist(), places.tolist(), answers.tolist(), strict=True):
+        pairs = dict(zip(row[:40:2], row[1:40:2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == 20
+        assert [pairs[row[place]] for place in asked] == told
+        assert sorted(row[place] for place in asked) == sorted(pairs)
+        rest = set(range(40, 200)) - set(asked)
+        assert all(row[place] >= 200 for place in rest)  # noise, neither a key nor a value
+    assert torch.equal(draw(task, 7, CPU).tokens, tokens)
+    assert not torch.equal(draw(task, 8, CPU).tokens, tokens)
+
+
+def test_most_queries_come_soon() -> None:
+    batch = draw(Task(vocabulary=300, tokens=1040, pairs=20, batch=50), 0, CPU)
+    slot = (batch.places - 40) // 2  # of 500
+    assert slot[:, 0].median() < 50 < 250 < batch.places.max()
+
+
+@pytest.mark.parametrize("task", [Task(96, 31, 8, 1), Task(20, 64, 8, 1)])
+def test_a_task_too_small_for_its_pairs_is_refused(task: Task) -> None:
+    with pytest.raises(ValueError, match="8 pairs need 32 tokens and a vocabulary of 24"):
+        draw(task, 0, CPU)
+
+
+def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model(SMALL.vocabulary, 32, 2)
+    prepared = prepare(model, way, CPU, backend)
+    batch = draw(SMALL, 0, CPU)
+    loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert len(found) == len(list(model.parameters()))
+    return {"loss": loss.detach()} | found
+
+
+@pytest.mark.parametrize(
+    ("way", "backend", "bitwise"),
+    [
+        ("checkpointed", "", True),
+        ("compiled", "eager", True),
+        ("compiled", "aot_eager", False),  # torch computes the norms around the layers otherwise
+    ],
+)
+def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> None:  # type: ignore[no-untyped-def]
+    torch.compiler.reset()
+    found = gradients(way, backend)
+    for name, gradient in gradients("bf16", "").items():
+        if bitwise:
+            assert torch.equal(found[name], gradient), name
+        torch.testing.assert_close(found[name], gradient, rtol=5e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one() -> None:
+    wanted = take_steps(CPU, SMALL, 32, 2, "alone")
+    assert max(change.abs().max() for change in wanted.moved.values()) > 0.1
+    for way in ("ddp", "fsdp"):
+        assert_same(in_group(2, "cpu", take_steps, SMALL, 32, 2, way), wanted, 1e-6, 1e-4)
+
+
+def fail(device: torch.device) -> None:
+    raise ValueError("a process of the group fails")
+
+
+def test_a_process_that_fails_is_said() -> None:
+    with pytest.raises(Exception, match="a process of the group fails"):
+        in_group(1, "cpu", fail)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_recall() -> None:
+    task = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
+    curve = train(CPU, "fp32", task, Recipe(steps=240, width=32, heads=2, rate=5e-3, every=20))
+    assert curve.losses[0] > 2.0
+    assert curve.recall > 0.9
+
+
+def curve(*losses: float) -> Curve:
+    return Curve(way="fp32", gpus=1, losses=losses, recall=1, reached=20, step_ms=1, seconds=1)
+
+
+def test_curves_are_compared_until_one_halves() -> None:
+    assert apart(curve(8, 6, 2, 1), curve(8, 5, 4.1, 0.1)) == pytest.approx(0.2)
+
+
+@pytest.mark.skipif(not RUN.exists(), reason="no model is trained yet")
+def test_the_committed_models_recall_and_the_document_says_so() -> None:
+    run = load(Recall, RUN)
+    assert not missed(criteria(run))
+    found = [(s.task, s.recipe, tuple(c.way for c in s.curves)) for s in run.settings]
+    assert found == list(SETTINGS)
+    assert {way for _, _, ways in SETTINGS for way in ways} == set(WAYS)
+    assert stale(documents()) == []

@@ -1,0 +1,62 @@
+"""A model in training: compiled and checkpointed it does what it does as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.gpu.gpu_inputs import fresh  # noqa: F401
+
+from benchmarks.recall.model import Model, recall_loss
+from benchmarks.recall.results import Task
+from benchmarks.recall.task import draw
+from benchmarks.recall.ways import prepare
+from quasar_kernels.reference import relative_rms
+
+pytestmark = pytest.mark.gpu
+
+SHORT, LONG = Task(900, 512, 64, 8), Task(900, 4096, 64, 8)
+LONG_PACKED = Task(900, 40_000, 64, 1)  # the forward pass of Hopper's own kernels
+
+
+def gradients(task, way, backend="inductor"):
+    """The loss and the gradients by name, after calls that captured what can be replayed."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    model = Model(task.vocabulary, 512, 8).cuda()
+    prepared = prepare(model, way, device, backend)
+    batch = draw(task, 0, device)
+    for _ in range(3):
+        model.zero_grad()
+        loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
+        loss.backward()
+    return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("task", [SHORT, LONG, LONG_PACKED], ids=lambda task: str(task.tokens))
+def test_checkpointed_models_give_the_same_bits(task):
+    wanted, found = gradients(task, "bf16"), gradients(task, "checkpointed")
+    for name, gradient in wanted.items():
+        assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("task", [SHORT, LONG], ids=lambda task: str(task.tokens))
+def test_compiled_models_give_the_same_gradients(task):
+    wanted = gradients(task, "bf16")
+    for name, gradient in gradients(task, "compiled", "eager").items():
+        assert torch.equal(gradient, wanted[name]), name
+    for name, gradient in gradients(task, "compiled").items():
+        # what torch fuses around the layers rounds less often
+        assert relative_rms(gradient, wanted[name]) <= 5e-2, name
+
+
+def test_compiled_layers_are_replayed():
+    from fla.layers.quasar import QuasarAttention
+    from fla.ops.quasar.layer import replay
+
+    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
+    compiled, x = torch.compile(layer), torch.randn(1, 300, 512, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        wanted = [layer(x)[0] for _ in range(3)][-1]
+        found = [compiled(x)[0] for _ in range(3)]
+    assert all(torch.equal(y, wanted) for y in found)
+    assert len(replay._owners[layer]) == 1
