@@ -9,7 +9,7 @@ import torch
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS
 
-from harness.compare import figures
+from harness.worker.compare import figures
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 
 pytestmark = pytest.mark.gpu

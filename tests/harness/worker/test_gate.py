@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.compare import figures
-from harness.gate import inspect_timed, run_gate
 from harness.report import GateResult
-from harness.timing import InvalidRunError, tampered, time_layer
+from harness.worker.compare import figures
+from harness.worker.gate import inspect_timed, run_gate
+from harness.worker.timing import InvalidRunError, tampered, time_layer
 from harness.workload import WORKLOAD
 from tests.harness import honest
 
@@ -271,7 +271,7 @@ def test_a_clock_that_runs_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, spe
     with pytest.raises(InvalidRunError, match=r"replaced time\.time"):
         time_layer(honest.QuasarAttention, 16, CPU)
     # Even when the replacement goes unnoticed, as when the system clock itself is set.
-    monkeypatch.setattr("harness.timing.tampered", list)
+    monkeypatch.setattr("harness.worker.timing.tampered", list)
     with pytest.raises(InvalidRunError, match="the system clock counted"):
         time_layer(honest.QuasarAttention, 16, CPU)
 

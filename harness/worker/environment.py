@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 
 from harness.report import Environment
-from harness.telemetry import snapshot
+from harness.worker.telemetry import snapshot
 
 
 def _version(distribution: str) -> str | None:

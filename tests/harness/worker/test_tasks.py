@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-import harness.telemetry
-import harness.timing
-from harness import worker
 from harness.job import Exit, Job
 from harness.report import Measurement, Snapshot
+from harness.worker import tasks, telemetry, timing
+from harness.worker.tree import Loaded
 from tests.harness import honest
 
 
@@ -35,27 +34,27 @@ from tests.harness import honest
 def test_only_a_lack_of_memory_counts_as_one(
     error: Exception, kind: str, status: Exit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(tree: object) -> worker.Loaded:
+    def fail(tree: object) -> Loaded:
         raise error
 
-    monkeypatch.setattr(worker, "load_tree", fail)
+    monkeypatch.setattr(tasks, "load_tree", fail)
     job = Job(task="time", tree="/t", device="cpu", result_fd=9, nonce="n", parent=1)
-    reply, ended = worker.perform(job)
+    reply, ended = tasks.perform(job)
     assert (reply.failure, ended) == (kind, status)
 
 
 def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
-    loaded = worker.Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
+    loaded = Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
 
-    def timed(*_arguments: Any, **_options: Any) -> harness.timing.Timing:
-        return harness.timing.Timing(0.5, 2.0, 3 << 20, state)
+    def timed(*_arguments: Any, **_options: Any) -> timing.Timing:
+        return timing.Timing(0.5, 2.0, 3 << 20, state)
 
-    monkeypatch.setattr(worker, "load_tree", lambda tree: loaded)
-    monkeypatch.setattr(harness.telemetry, "snapshot", lambda: state)
-    monkeypatch.setattr(harness.timing, "time_layer", timed)
+    monkeypatch.setattr(tasks, "load_tree", lambda tree: loaded)
+    monkeypatch.setattr(telemetry, "snapshot", lambda: state)
+    monkeypatch.setattr(timing, "time_layer", timed)
     job = Job(task="time", tree="/t", length=100, result_fd=9, nonce="n", parent=1)
-    reply, status = worker.perform(job)
+    reply, status = tasks.perform(job)
     assert (status, reply.failure) == (Exit.DONE, None), reply.reason
     found = Measurement.model_validate({**(reply.body or {}), "gate": None, "cache": "shared"})
     assert found.telemetry is not None
@@ -65,11 +64,11 @@ def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPat
 
 def test_who_waits_for_a_turn_is_alone_afterwards(tmp_path: Path) -> None:
     turn = tmp_path / "turn"
-    wait_until_alone = worker.beside_others(str(turn))
+    wait_until_alone = tasks.beside_others(str(turn))
     with turn.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
         fcntl.flock(other, fcntl.LOCK_UN)
         wait_until_alone()
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    worker.beside_others(None)()  # nobody to wait for
+    tasks.beside_others(None)()  # nobody to wait for

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.compare import Bench
 from harness.report import GateResult
-from harness.timing import InvalidRunError, recording, tampered
+from harness.worker.compare import Bench
+from harness.worker.timing import InvalidRunError, recording, tampered
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.telemetry import snapshot
+from harness.worker.telemetry import snapshot
 
 
 class NVMLError(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.report import Snapshot
-from harness.telemetry import snapshot
+from harness.worker.telemetry import snapshot
 from harness.workload import WORKLOAD, Workload
 
 _GUARDED: tuple[tuple[Any, str], ...] = (

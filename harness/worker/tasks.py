@@ -1,89 +1,18 @@
-"""The child process: checks or times one tree and answers on a private descriptor.
-
-Only what is sent there counts; stdout and stderr belong to the code under test. This is where
-torch is imported, after the process has tied its life to its parent's.
-"""
+"""What a worker is asked to do: to check or time one tree, or to look at the machine."""
 
 from __future__ import annotations
 
 import fcntl
 import importlib
-import json
 import os
-import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
-from harness.imports import explain_import
 from harness.job import Exit, Job, Reply
-from harness.process import die_with_parent
-from harness.report import Kind
-
-_ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
-
-
-class WorkerError(Exception):
-    """A failure whose kind is known."""
-
-    def __init__(self, reason: str, kind: Kind, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.kind: Kind = kind
-        self.remedy = remedy
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The code under test, and the files that it was loaded from, relative to the tree."""
-
-    operator: Any
-    layer_class: Any
-    operator_file: str
-    layer_file: str
-    import_seconds: float
-
-
-def load_tree(tree: Path) -> Loaded:
-    """Import the layer and the operator with `tree` first on the path, as a validator does.
-
-    Raises:
-        WorkerError: they were loaded from somewhere else, or this Python lacks what they import.
-    """
-    sys.path.insert(0, str(tree))
-    started = time.monotonic()
-    try:
-        layer = importlib.import_module("fla.layers.quasar")
-        import_seconds = time.monotonic() - started
-        operator = importlib.import_module("fla.ops.quasar.chunk")
-    except ImportError as error:
-        explained = explain_import(error, tree)
-        if explained is None:
-            raise
-        reason, remedy = explained
-        raise WorkerError(reason, "import", remedy) from error
-    for name, module in list(sys.modules.items()):
-        if any(name == own or name.startswith(f"{own}.") for own in _ONLY_FROM_TREE):
-            origin = getattr(module, "__file__", None)
-            if origin is None or not Path(origin).resolve().is_relative_to(tree):
-                raise WorkerError(f"{name} was loaded from {origin}, not from {tree}", "gate")
-    return Loaded(
-        operator=operator.chunk_quasar,
-        layer_class=layer.QuasarAttention,
-        operator_file=_relative(operator, tree),
-        layer_file=_relative(layer, tree),
-        import_seconds=import_seconds,
-    )
-
-
-def _relative(module: ModuleType, tree: Path) -> str:
-    return Path(str(module.__file__)).resolve().relative_to(tree).as_posix()
+from harness.worker.tree import WorkerError, load_tree
 
 
 def _device(asked: str) -> Any:
@@ -96,7 +25,7 @@ def _device(asked: str) -> Any:
 
 
 def _probe(job: Job) -> Mapping[str, Any]:
-    from harness.environment import describe
+    from harness.worker.environment import describe
 
     return describe(_device(job.device)).model_dump(mode="json")
 
@@ -114,7 +43,7 @@ def _import(job: Job) -> Mapping[str, Any]:
 def _gate(job: Job) -> Mapping[str, Any]:
     import torch
 
-    from harness.gate import run_gate  # remembers the true clock before the tree comes in
+    from harness.worker.gate import run_gate  # remembers the true clock before the tree comes in
 
     loaded = load_tree(Path(job.tree or ""))
     device = _device(job.device)
@@ -140,10 +69,10 @@ def beside_others(turn: str | None) -> Callable[[], None]:
 
 def _time(job: Job) -> Mapping[str, Any]:
     wait_until_alone = beside_others(job.turn)
-    from harness.environment import describe
-    from harness.gate import inspect_timed
-    from harness.telemetry import snapshot
-    from harness.timing import InvalidRunError, time_layer
+    from harness.worker.environment import describe
+    from harness.worker.gate import inspect_timed
+    from harness.worker.telemetry import snapshot
+    from harness.worker.timing import InvalidRunError, time_layer
     from harness.workload import WORKLOAD
 
     before = None if job.device == "cpu" else snapshot()
@@ -218,27 +147,3 @@ def perform(job: Job) -> tuple[Reply, Exit]:
             reply = Reply(nonce=job.nonce, failure="out_of_memory", reason=reason)
             return reply, Exit.OUT_OF_MEMORY
         return Reply(nonce=job.nonce, failure="crash", reason=reason), Exit.CRASH
-
-
-def main() -> int:
-    """Read a job from stdin, do it, send the reply."""
-    die_with_parent()
-    try:
-        job = Job.model_validate_json(sys.stdin.buffer.read())
-    except ValidationError as error:
-        sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
-        return Exit.BAD_JOB
-    if os.getppid() != job.parent:
-        return Exit.PARENT_GONE  # it died before the kernel was asked
-    os.set_inheritable(job.result_fd, False)
-    reply, status = perform(job)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with os.fdopen(job.result_fd, "wb") as channel:
-        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
-    # Not through exit handlers: a crash while CUDA is torn down would say nothing about the run.
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

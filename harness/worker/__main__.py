@@ -1,0 +1,41 @@
+"""`python -m harness.worker`: take a job from stdin, do it, answer on a private descriptor.
+
+Only what is sent there counts; stdout and stderr belong to the code under test. torch is imported
+by a task, after the process has tied its life to its parent's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pydantic import ValidationError
+
+from harness.job import Exit, Job
+from harness.process import die_with_parent
+from harness.worker.tasks import perform
+
+
+def main() -> int:
+    """Read a job from stdin, do it, send the reply."""
+    die_with_parent()
+    try:
+        job = Job.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
+        return Exit.BAD_JOB
+    if os.getppid() != job.parent:
+        return Exit.PARENT_GONE  # it died before the kernel was asked
+    os.set_inheritable(job.result_fd, False)
+    reply, status = perform(job)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with os.fdopen(job.result_fd, "wb") as channel:
+        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
+    # Not through exit handlers: a crash while CUDA is torn down would say nothing about the run.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
