@@ -13,13 +13,13 @@ import argparse
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.clocks import graph_ms, soak
+from benchmarks.clocks import graph_ms, poison, soak
 from benchmarks.operator.inputs import WIDTH, correlated, layer_like
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms
@@ -28,6 +28,11 @@ LIMITS = {"layer": 6e-3, "correlated": 9e-3}
 """Largest accepted relative RMS error in bf16, by kind of input."""
 
 CHECK_TOKENS = 4000
+
+LINE = """\
+T={tokens} {ms:.4f} ms segments={segments} chunk={chunk} map_warps={map_warps} \
+output_warps={output_warps} output_stages={output_stages} \
+errors {error_layer:.1e} {error_correlated:.1e}"""
 
 
 def variants(base: Any) -> Iterator[Any]:
@@ -43,15 +48,40 @@ def variants(base: Any) -> Iterator[Any]:
             yield tiles
 
 
-def check(
-    chunk: Any, inputs: Sequence[torch.Tensor], oracle: torch.Tensor, tiles: Any, segments: int
-) -> float:
-    """Relative RMS error of one variant, its outputs poisoned beforehand."""
-    poison = torch.full_like(inputs[0], float("nan"))
-    del poison
-    plan = chunk.plan_segments(inputs[0], None, tiles, segments)
-    out = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
-    return relative_rms(out, oracle)
+def errors_of(chunk: Any, tried: Sequence[Any]) -> dict[Any, dict[str, float]]:
+    """Relative RMS errors of every variant by kind of input, its outputs poisoned beforehand."""
+    layer = layer_like(CHECK_TOKENS)
+    errors: dict[Any, dict[str, float]] = {tiles: {} for tiles in tried}
+    for kind, inputs in {"layer": layer, "correlated": correlated(layer, 0.1)}.items():
+        oracle = quasar_chunked(*inputs)[0]
+        for tiles in tried:
+            plan = chunk.plan_segments(inputs[0], None, tiles, 5)
+            poison()
+            out = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
+            errors[tiles][kind] = relative_rms(out, oracle)
+    return errors
+
+
+def timed(
+    chunk: Any, tokens: int, tried: Mapping[Any, dict[str, float]], segments: Sequence[int | None]
+) -> list[dict[str, Any]]:
+    """Time each variant, given with its errors, at a length that has room for its segments."""
+    inputs, rows = layer_like(tokens), []
+    for tiles, n in itertools.product(tried, segments):
+        if n is None or n * 2 * tiles.chunk <= tokens:
+            plan = chunk.plan_segments(inputs[0], None, tiles, n)
+            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03)
+            row = {"tokens": tokens, "ms": round(ms, 4), "segments": n, **tiles._asdict()}
+            rows.append(row | {f"error_{kind}": error for kind, error in tried[tiles].items()})
+    return rows
+
+
+def best(rows: Sequence[dict[str, Any]], tokens: int, shipped: Any) -> Iterator[str]:
+    """Describe the twelve fastest at a length, and the shipped tiles wherever they stand."""
+    found = sorted((r for r in rows if r["tokens"] == tokens), key=lambda r: r["ms"])
+    for place, row in enumerate(found):
+        if place < 12 or (row["segments"] is None and shipped._asdict().items() <= row.items()):
+            yield LINE.format(**row)
 
 
 def main() -> None:
@@ -70,59 +100,24 @@ def main() -> None:
     from fla.ops.quasar.triton_kernels import tuning
 
     torch.manual_seed(0)
-    layer = layer_like(CHECK_TOKENS)
-    probes = {"layer": layer, "correlated": correlated(layer, 0.1)}
-    oracles = {kind: quasar_chunked(*inputs)[0] for kind, inputs in probes.items()}
-    tried = list(
-        itertools.islice(
-            variants(tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))),
-            1 if args.default_only else None,
-        )
-    )
-    errors = {}
-    for tiles in tried:
-        errors[tiles] = {
-            kind: check(chunk, probes[kind], oracles[kind], tiles, 5) for kind in probes
-        }
-    passed = [t for t in tried if all(errors[t][k] <= LIMITS[k] for k in LIMITS)]
-
-    rows = []
+    tiles = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))
+    tried = list(itertools.islice(variants(tiles), 1 if args.default_only else None))
+    errors = errors_of(chunk, tried)
+    passed = {
+        tiles: found
+        for tiles, found in errors.items()
+        if all(found[kind] <= limit for kind, limit in LIMITS.items())
+    }
     soak(2)
-    for tokens in lengths:
-        inputs = layer_like(tokens)
-        for tiles, n in itertools.product(passed, segments):
-            if n is not None and n * 2 * tiles.chunk > tokens:
-                continue
-            plan = chunk.plan_segments(inputs[0], None, tiles, n)
-            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03)
-            row = {"tokens": tokens, "ms": round(ms, 4), "segments": n}
-            rows.append(row | tiles._asdict() | {f"error_{k}": errors[tiles][k] for k in LIMITS})
-        del inputs  # the next length needs the memory
+    rows = [row for tokens in lengths for row in timed(chunk, tokens, passed, segments)]
     for tiles in tried:
         if tiles not in passed:
             print(f"rejected {tuple(tiles)} errors {errors[tiles]}")
     if args.json:
-        args.json.write_text(
-            json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1)
-        )
+        run = {"gpu": torch.cuda.get_device_name(), "rows": rows}
+        args.json.write_text(json.dumps(run, indent=1))
     for tokens in lengths:
-        best = sorted((r for r in rows if r["tokens"] == tokens), key=lambda r: r["ms"])
-        for r in [
-            *best[:12],
-            *(
-                r
-                for r in best[12:]
-                if r["segments"] is None
-                and tuple(tried[0]) == tuple(r[f] for f in tried[0]._fields)
-            ),
-        ]:
-            shape = " ".join(
-                f"{f}={r[f]}" for f in ("chunk", "map_warps", "output_warps", "output_stages")
-            )
-            print(
-                f"T={tokens} {r['ms']:.4f} ms segments={r['segments']} {shape} "
-                f"errors {r['error_layer']:.1e} {r['error_correlated']:.1e}"
-            )
+        print("\n".join(best(rows, tokens, tried[0])))
 
 
 if __name__ == "__main__":

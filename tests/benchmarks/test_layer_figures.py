@@ -12,6 +12,7 @@ from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
 from benchmarks.layer.tables import profile_table
 from benchmarks.results import DATA, load
 from harness.report import Measurement, Report, load_report
+from tests.benchmarks.runs import changed
 
 SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
 CUBLAS = "nvjet_sm90_tst_256x128_64x4"
@@ -48,24 +49,12 @@ def verdicts(layer: Report, ops: Report, accuracy: Accuracy) -> dict[str, str]:
     return {c.cells()[0]: c.cells()[3] for c in criteria(layer, ops, accuracy)}
 
 
-def judged(accuracy: Accuracy, path: str, value: object) -> Accuracy:
-    """Return the results with one figure replaced; `path` is as in `outputs.0.cosine`."""
-    body = accuracy.model_dump(mode="json")
-    place, *keys = body, *path.split(".")
-    for key in keys[:-1]:
-        place = place[int(key) if isinstance(place, list) else key]
-    key = int(keys[-1]) if isinstance(place, list) else keys[-1]
-    place[key] = value
-    return Accuracy.model_validate(body)
-
-
 @pytest.mark.parametrize(("value", "verdict"), [(0.999, "missed"), (1.001, "met")])
 def test_speeds_are_judged_by_scope(
     layer: Report, ops: Report, accuracy: Accuracy, value: float, verdict: str
 ) -> None:
     for tokens, limit in SPEED.items():
-        changed = altered(layer, tokens, tokens_per_sec=value * limit)
-        found = verdicts(changed, ops, accuracy)
+        found = verdicts(altered(layer, tokens, tokens_per_sec=value * limit), ops, accuracy)
         assert found[f"{tokens:,} tokens, `layer` scope, M tokens/s"] == verdict
     for tokens, limit in OPS_SPEED.items():
         found = verdicts(layer, altered(ops, tokens, tokens_per_sec=value * limit), accuracy)
@@ -76,10 +65,9 @@ def test_memory_and_first_calls_are_judged(layer: Report, ops: Report, accuracy:
     for tokens, most in PEAK_BYTES.items():
         name = f"{tokens:,} tokens, peak memory, GB"
         for size, verdict in ((1.001 * most, "missed"), (0.999 * most, "met")):
-            changed = altered(layer, tokens, vram_mb=size / 2**20)
-            assert verdicts(changed, ops, accuracy)[name] == verdict
-    changed = altered(layer, 4096, first_call_seconds=11.0)
-    found = verdicts(changed, ops, accuracy)
+            larger = altered(layer, tokens, vram_mb=size / 2**20)
+            assert verdicts(larger, ops, accuracy)[name] == verdict
+    found = verdicts(altered(layer, 4096, first_call_seconds=11.0), ops, accuracy)
     assert found["slowest first call with empty caches, s"] == "missed"
 
 
@@ -101,7 +89,7 @@ def test_memory_and_first_calls_are_judged(layer: Report, ops: Report, accuracy:
 def test_a_figure_outside_of_its_limit_is_missed(
     layer: Report, ops: Report, accuracy: Accuracy, path: str, value: object, said: str
 ) -> None:
-    found = verdicts(layer, ops, judged(accuracy, path, value))
+    found = verdicts(layer, ops, changed(accuracy, path, value))
     assert "missed" in [verdict for what, verdict in found.items() if said in what]
 
 

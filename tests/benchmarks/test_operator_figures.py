@@ -5,29 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from typing import TypeVar
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.limits import Criterion, missed
+from benchmarks.limits import missed
 from benchmarks.line_plot import Line, line_plot
 from benchmarks.nsight.results import bytes_ms, floor_ms
 from benchmarks.operator.page import DOCUMENT, Runs, document, limits, load_runs, plot
-from benchmarks.operator.results import (
-    ERRORS,
-    FORWARD_MS,
-    OperatorResults,
-    operator_criteria,
-)
-from benchmarks.operator.training_results import TRAINING_MS, TrainingResults, training_criteria
-from benchmarks.results import Run
+from benchmarks.operator.results import ERRORS, FORWARD_MS, OperatorResults
+from benchmarks.operator.training_results import TRAINING_MS, TrainingResults
 from benchmarks.sanitizer.calls import CASES
 from benchmarks.sanitizer.results import misses as sanitizer_misses
 from tests import PROJECT
-
-Kind = TypeVar("Kind", bound=Run)
+from tests.benchmarks.runs import changed
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +34,6 @@ def results(runs: Runs) -> OperatorResults:
 @pytest.fixture(scope="module")
 def trained(runs: Runs) -> TrainingResults:
     return runs.training
-
-
-def changed(results: Kind, path: str, value: object) -> Kind:
-    """Return the run with one figure replaced; `path` is as in `forward.0.times`."""
-    body = results.model_dump(mode="json")
-    place, *keys = body, *path.split(".")
-    for key in keys[:-1]:
-        place = place[int(key) if isinstance(place, list) else key]
-    assert keys[-1] in place
-    place[keys[-1]] = value
-    return type(results).model_validate(body)
-
-
-def new(
-    criteria: Callable[[Kind], Iterable[Criterion]], results: Kind, path: str, value: object
-) -> set[str]:
-    """Return what is missed only once the figure is replaced."""
-    return set(missed(criteria(changed(results, path, value)))) - set(missed(criteria(results)))
 
 
 def test_the_document_says_what_the_run_says_and_every_figure_is_within_its_limit() -> None:
@@ -103,26 +76,6 @@ def test_the_run_covers_every_limit(results: OperatorResults) -> None:
         ("first_call.triton.call_seconds", 41.0, "first call, triton, s: 41, limit 8"),
         ("decoding.3.copy_ms", 1e-4, "share of copy bandwidth, B = 128"),
         ("decoding.0.times.triton.eager_ms", 9.0, "decoding at B = 1, eager_ms: 9"),
-    ],
-)
-def test_a_figure_outside_of_its_limit_is_named(
-    results: OperatorResults, path: str, value: float, said: str
-) -> None:
-    (found,) = new(operator_criteria, results, path, value)
-    assert said in found
-
-
-def test_training_covers_every_limit(trained: TrainingResults) -> None:
-    shapes = {row.shape for row in trained.training}
-    assert set(TRAINING_MS) <= shapes
-    for row in trained.training:
-        assert set(row.times) == {"triton", "cuda", "peer"}
-    assert set(trained.gradients.errors) == {"triton", "cuda", "peer"}
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
         (
             "training.0.times.cuda.graph_ms",
             0.281,
@@ -133,11 +86,21 @@ def test_training_covers_every_limit(trained: TrainingResults) -> None:
         ("gradients.errors.cuda.beta", 0.5, "gradient of beta, cuda: 0.5"),
     ],
 )
-def test_a_figure_of_training_outside_of_its_limit_is_named(
-    trained: TrainingResults, path: str, value: float, said: str
+def test_a_figure_outside_of_its_limit_is_named(
+    runs: Runs, path: str, value: float, said: str
 ) -> None:
-    (found,) = new(training_criteria, trained, path, value)
+    of = "operator" if path.split(".")[0] in OperatorResults.model_fields else "training"
+    other = runs._replace(**{of: changed(getattr(runs, of), path, value)})
+    (found,) = set(missed(limits(other))) - set(missed(limits(runs)))
     assert said in found
+
+
+def test_training_covers_every_limit(trained: TrainingResults) -> None:
+    shapes = {row.shape for row in trained.training}
+    assert set(TRAINING_MS) <= shapes
+    for row in trained.training:
+        assert set(row.times) == {"triton", "cuda", "peer"}
+    assert set(trained.gradients.errors) == {"triton", "cuda", "peer"}
 
 
 def test_figures_changed_by_hand_are_made_anew(runs: Runs) -> None:
