@@ -36,6 +36,7 @@ class Build(BaseModel):
     seconds: float
     machine_code: bool = False  # else PTX for an older GPU, which the driver translates
     error: str = ""
+    remedy: str = ""  # of the error, where the kernels know one
 
 
 class Builds(BaseModel):
@@ -66,6 +67,7 @@ class PathTaken(BaseModel):
     reason: str = ""
     rms: float | None = None
     error: str = ""
+    remedy: str = ""  # of the error, or of the reason, where the kernels know one
 
 
 class PathsTaken(BaseModel):
@@ -75,6 +77,7 @@ class PathsTaken(BaseModel):
 
     nvrtc: str = ""
     nvrtc_error: str = ""
+    nvrtc_remedy: str = ""
     paths: tuple[PathTaken, ...]
 
 
@@ -87,19 +90,19 @@ def compile_for(major: int, minor: int) -> Builds:
 
     mount()
     from fla.ops.quasar.cuda.nvrtc import HOPPER
-    from fla.ops.quasar.cuda.scan.backward import compile_program as compile_gradients
-    from fla.ops.quasar.cuda.scan.forward import compile_program
-    from fla.ops.quasar.layer.hopper.program import compile_program as compile_products
+    from fla.ops.quasar.cuda.scan import backward, forward
+    from fla.ops.quasar.layer.hopper import program
 
     capability = (major, minor)
+    wide = forward.options_for(128)
     programs: dict[str, Callable[[str], bytes]] = {
-        "operator": partial(compile_program, capability, options=()),
-        "operator 128": partial(compile_program, capability, options=(), width=128),
-        "gradients": partial(compile_gradients, capability, options=()),
+        "operator": partial(forward.PROGRAM.compile, capability),
+        "operator 128": partial(forward.PROGRAM.compile, capability, options=wide),
+        "gradients": partial(backward.PROGRAM.compile, capability),
     }
     if capability == HOPPER:
-        programs["gradients 128"] = partial(compile_gradients, capability, options=(), width=128)
-        programs["layer"] = compile_products
+        programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=wide)
+        programs["layer"] = partial(program.PROGRAM.compile, capability)
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
     return Builds(builds=tuple(builds))
 
@@ -109,15 +112,16 @@ def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
 
     started = time.monotonic()
     try:
-        code, error = run(dtype), ""
-    except CudaUnavailableError as problem:
-        code, error = b"", str(problem)
+        code, error, remedy = run(dtype), "", ""
+    except CudaUnavailableError as found:
+        code, error, remedy = b"", found.problem, found.remedy
     return Build(
         program=program,
         dtype=dtype,
         seconds=time.monotonic() - started,
         machine_code=code.startswith(b"\x7fELF"),
         error=error,
+        remedy=remedy,
     )
 
 
@@ -137,16 +141,17 @@ def find_paths(device: str) -> PathsTaken:
     mount()
     from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError, load_library
 
-    nvrtc = error = ""
+    nvrtc = error = remedy = ""
     try:
         library = load_library()
-    except CudaUnavailableError as problem:
-        error = str(problem)
+    except CudaUnavailableError as found:
+        error, remedy = found.problem, found.remedy
     else:
         major, minor = ctypes.c_int(), ctypes.c_int()
         library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         nvrtc = f"{major.value}.{minor.value} at {library._name}"
-    return PathsTaken(nvrtc=nvrtc, nvrtc_error=error, paths=tuple(_paths(device)))
+    paths = tuple(_paths(device))
+    return PathsTaken(nvrtc=nvrtc, nvrtc_error=error, nvrtc_remedy=remedy, paths=paths)
 
 
 def _paths(device: str) -> Iterator[PathTaken]:
@@ -187,23 +192,29 @@ def _path(
     try:
         inputs = [x.to(device) for x in (q, k, v, beta)]
         choice = choose_backend(*inputs[:3])
-        found |= {"backend": choice.backend, "reason": choice.reason}
+        found |= {"backend": choice.backend, "reason": choice.reason, "remedy": choice.remedy}
         o, _ = chunk_quasar(*inputs)
         expected, _ = quasar_recurrence(q, k, v, beta)
         found["rms"] = relative_rms(o.cpu(), expected)
     except Exception as problem:  # compilers and drivers raise what they like; it is the finding
-        found["error"] = f"{type(problem).__name__}: {problem}"
+        found |= _told_by(problem)
     call = "operator" if width == 64 else f"operator {width}"
     return PathTaken(
         call=call, device=str(device), name=name, capability=capability, dtype=dtype, **found
     )
 
 
+def _told_by(error: Exception) -> dict[str, str]:
+    said, remedy = getattr(error, "problem", error), getattr(error, "remedy", "")
+    return {"error": f"{type(error).__name__}: {said}", "remedy": remedy}
+
+
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
     import torch
     from fla.layers.quasar import QuasarAttention
+    from fla.ops.quasar.cuda.program import Variant
     from fla.ops.quasar.layer.hopper import attend as fused_layer
-    from fla.ops.quasar.layer.hopper import program as hopper_products
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
 
     from quasar_kernels.reference import quasar_layer, relative_rms
 
@@ -216,12 +227,12 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
             expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
-            hopper_products.load_program(device.index, kind)  # where it fails it says why
+            PROGRAM.load(Variant(device.index, kind))  # where it fails it says why
             y, _, _ = layer.to(device)(x.to(device))
         found |= {"backend": "cuda", "reason": "the layer's kernels take long sequences"}
         found["rms"] = relative_rms(y.cpu(), expected)
     except Exception as problem:  # as above
-        found["error"] = f"{type(problem).__name__}: {problem}"
+        found |= _told_by(problem)
     return PathTaken(
         call="layer", device=str(device), name=name, capability=capability, dtype=dtype, **found
     )

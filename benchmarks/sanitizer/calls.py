@@ -130,8 +130,9 @@ def operator_error(case: OperatorCase) -> float:
     expected, state = quasar_chunked(leaves[0], leaves[1], leaves[2], leaves[3], start, bounds)
     on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
     cu = None if bounds is None else bounds.cuda()
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(on_gpu[0], case.options))
     found = cuda_scan.forward(
-        *on_gpu, case.states, 1.0, cu, segments=case.segments, options=case.options
+        *on_gpu, case.states, 1.0, cu, segments=case.segments, program=program
     )
     error = relative_rms(found.o.cpu(), expected)
     if case.states:
@@ -152,7 +153,8 @@ def gradient_error(
     """Run the backward pass on `given` and return its gradients' largest relative error."""
     from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 
-    found = cuda_scan_bwd.backward(*given, options=case.options)
+    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0], case.options))
+    found = cuda_scan_bwd.backward(*given, program=program)
     pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
     errors = [relative_rms(x, y) for x, y in pairs]
     errors[3] /= 3  # beta's terms cancel over the tokens
@@ -166,11 +168,12 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: its own kernels did not take it.
     """
     from fla.layers import quasar
+    from fla.ops.quasar.cuda.program import Variant
     from fla.ops.quasar.layer import forward as layer_forward
     from fla.ops.quasar.layer.hopper import attend as fused_layer
-    from fla.ops.quasar.layer.hopper import program as hopper_products
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
 
-    program = hopper_products.load_program(torch.cuda.current_device(), case.dtype)
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     fused_layer.hopper_program = lambda x, dtype: program

@@ -1,7 +1,7 @@
 // Kernels by which watch.py sees what compute-sanitizer can tell: faults that it must
 // find, and a handshake in which there is none.
 
-extern "C" __constant__ int quasar_planted_launch[2] = {64, 0};
+extern "C" __constant__ int quasar_planted_launch[3] = {64, 0, sizeof(void*)};
 
 // fault 0: a write out of bounds; 1: neighbours read while they are written; 2: a read of what
 // nothing wrote
@@ -37,7 +37,7 @@ __device__ __forceinline__ void wait_barrier(const void* barrier, unsigned parit
       : "memory");
 }
 
-extern "C" __constant__ int quasar_handshake_launch[2] = {64, 0};
+extern "C" __constant__ int quasar_handshake_launch[3] = {64, 0, sizeof(void*)};
 
 // One warp copies eight chunks of x [1024], one behind the other to the same place, and the other
 // reads them, as in the layer's kernels: one lane reports for the reading warp, behind __syncwarp.

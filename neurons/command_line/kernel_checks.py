@@ -66,7 +66,7 @@ def examine(
     here = {path.capability for path in found.paths if path.capability}
     if found.nvrtc_error:
         level = failure if any(one >= OLDEST for one in here) else warning
-        yield level("nvrtc", *told(found.nvrtc_error))
+        yield level("nvrtc", *told(found.nvrtc_error, found.nvrtc_remedy))
     else:
         yield ok("nvrtc", found.nvrtc)
     for path in found.paths:
@@ -87,12 +87,12 @@ def serves(path: PathTaken) -> Finding:
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:
-        return failure(name, *told(f"{path.name}: {path.error}"))
+        return failure(name, *told(f"{path.name}: {path.error}", path.remedy))
     taken = f"{path.name}: {path.backend} serves"
     if path.rms is None or not path.rms <= TOLERANCE:  # NaN too
         return failure(name, f"{taken} with wrong results: relative error {path.rms}", _UNKNOWN)
     if path.capability and path.capability >= OLDEST and path.backend != "cuda":
-        detail, remedy = told(path.reason)
+        detail, remedy = told(path.reason, path.remedy)
         return failure(name, f"{taken}, not cuda: {detail}", remedy)
     return ok(name, f"{taken}: {path.reason} (relative error {path.rms:.1e})")
 
@@ -110,7 +110,7 @@ def compiles(
     broken = [one for one in builds if one.error]
     if broken:
         which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
-        detail, remedy = told(broken[0].error)
+        detail, remedy = told(broken[0].error, broken[0].remedy)
         return level(name, f"{which}: {detail}", remedy)
     return ok(name, ", ".join(map(_built, builds)))
 
@@ -120,14 +120,17 @@ def _built(one: Build) -> str:
     return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
 
 
-def told(text: str) -> tuple[str, str]:
-    """Return a failure's first line with its cause, and the remedy."""
-    said, _, own_remedy = text.partition("; to mend it, ")  # as the overlay writes them
-    line = next((x.strip() for x in said.splitlines() if x.strip()), "no reason given")
-    known = explain(said)
+def told(text: str, remedy: str = "") -> tuple[str, str]:
+    """Return a failure's first line with its cause, and the remedy: the known one, or else its own.
+
+    Args:
+        remedy: its own, a clause.
+    """
+    line = next((x.strip() for x in text.splitlines() if x.strip()), "no reason given")
+    known = explain(text)
     if known is not None:
         return f"{line.rstrip('.')}: {known.cause}", known.remedy
-    return line, own_remedy[:1].upper() + own_remedy[1:] or _UNKNOWN
+    return line, remedy[:1].upper() + remedy[1:] or _UNKNOWN
 
 
 def _with_last_line(error: MeasurementError) -> str:

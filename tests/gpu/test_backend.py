@@ -10,9 +10,8 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar import chunk_quasar
+from fla.ops.quasar import chunk_quasar, switches
 from fla.ops.quasar.backend import choose_backend
-from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
@@ -27,7 +26,9 @@ def test_the_backend_is_used_and_can_be_chosen(width, monkeypatch):
     inputs = layer_like(300, H=2, S=width)
     calls = []
     run = cuda_scan.forward
-    monkeypatch.setattr(cuda_scan, "forward", lambda *args: calls.append(1) or run(*args))
+    monkeypatch.setattr(
+        cuda_scan, "forward", lambda *args, **kw: calls.append(1) or run(*args, **kw)
+    )
     monkeypatch.delenv("QUASAR_BACKEND", raising=False)
     assert choose_backend(*inputs[:3]).backend == "cuda"
     chunk_quasar(*inputs)
@@ -95,7 +96,7 @@ print(choose_backend(q, k, v).backend, o.float().sum().item())
 
 
 def _start(tmp_path, code=FRESH, **variables):
-    environment = {**os.environ, "PATH": str(tmp_path), nvrtc.CACHE: str(tmp_path / "cache")}
+    environment = {**os.environ, "PATH": str(tmp_path), switches.CACHE_DIR: str(tmp_path / "cache")}
     environment.pop("QUASAR_BACKEND", None)
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -120,7 +121,7 @@ WITHOUT = """
 import torch
 from quasar_kernels.mount import mount
 mount()
-from fla.ops.quasar import chunk_quasar
+from fla.ops.quasar import chunk_quasar, switches
 from fla.ops.quasar.backend import choose_backend
 q, k, v = (torch.randn(1, 99, 2, 64, device="cuda", dtype=torch.bfloat16) * 0.3 for _ in range(3))
 for _ in range(3):

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fla.ops.quasar import switches
 from fla.ops.quasar.cuda import nvrtc
 
 from benchmarks.resources.compile import find_nvcc
@@ -188,7 +189,6 @@ def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
 
 SHORT_OF_MEMORY = f"""
 import resource
-from quasar_kernels.mount import mount
 mount()
 from fla.ops.quasar.cuda import nvrtc
 def build(source):
@@ -217,13 +217,13 @@ def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
         "from quasar_kernels.mount import mount; mount(); from fla.ops.quasar.cuda import nvrtc; "
         f"nvrtc.compile_cached('k', {KERNEL % ''!r}, {{}}, (9, 0))"
     )
-    place = {nvrtc.LIBRARY: str(library), nvrtc.CACHE: str(tmp_path / "cache")}
+    place = {switches.NVRTC: str(library), switches.CACHE_DIR: str(tmp_path / "cache")}
     text = _output([sys.executable, "-c", code], PYTHONPATH=str(PROJECT), **place)
     assert explain(text) == known.NO_NVRTC, text
 
 
 def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(nvrtc.LIBRARY, str(tmp_path / "libnvrtc.so"))
+    monkeypatch.setenv(switches.NVRTC, str(tmp_path / "libnvrtc.so"))
     with pytest.raises(nvrtc.CudaUnavailableError) as caught:
         nvrtc.load_library.__wrapped__()
     assert explain(str(caught.value)) == known.NO_NVRTC

@@ -139,10 +139,11 @@ def test_the_number_of_segments_changes_the_rounding_only(width):
 def test_the_kernels_of_older_gpus(dtype):
     q, k, v, beta = inputs_of(3001, 64, dtype=dtype)
     d_o = torch.randn_like(q)
-    saved = cuda_scan.forward(q, k, v, beta, options=PORTABLE)
+    variant = cuda_scan.variant_of(q, PORTABLE)
+    saved = cuda_scan.forward(q, k, v, beta, program=cuda_scan.PROGRAM.load(variant))
     found = cuda_scan_bwd.backward(
         q, k, v, beta, None, saved.G, saved.states, d_o, None, 1.0, saved.segments,
-        options=PORTABLE,
+        program=cuda_scan_bwd.PROGRAM.load(variant),
     )  # fmt: skip
     assert_near(found[:4], exact_gradients((q, k, v, beta), d_o))
 

@@ -46,7 +46,8 @@ def test_every_dtype_batch_and_head_count(dtype, B, heads, width):
 def test_the_kernels_of_older_gpus(dtype, width):
     inputs = inputs_of(5001, width, dtype=dtype)
     expected, state = quasar_chunked(*inputs)
-    result = cuda_scan.forward(*inputs, output_final_state=True, options=PORTABLE)
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(inputs[0], PORTABLE))
+    result = cuda_scan.forward(*inputs, output_final_state=True, program=program)
     assert_close(result.o, expected, OPERATOR[dtype])
     assert relative_rms(result.final_state, state) <= OPERATOR[dtype]
 
@@ -100,7 +101,8 @@ def test_what_is_forgotten_is_left_out_of_the_maps(options, dtype, width):
     inputs = forgetful_inputs(T, width, dtype)
     initial = torch.randn(1, CHANNELS // width, width, width, device="cuda")
     expected, state = quasar_chunked(*inputs, initial)
-    result = cuda_scan.forward(*inputs, initial, True, segments=4, options=options)
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(inputs[0], options))
+    result = cuda_scan.forward(*inputs, initial, True, segments=4, program=program)
     assert not result.G[:-1].any()
     assert_close(result.o, expected, OPERATOR[dtype])
     assert relative_rms(result.final_state, state) <= OPERATOR[dtype]

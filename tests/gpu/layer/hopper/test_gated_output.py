@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.gated_output import (
     Packing,
     gated_output,
     output_packings,
     pack_weights,
 )
-from fla.ops.quasar.layer.hopper.program import load_program
+from fla.ops.quasar.layer.hopper.program import PROGRAM
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -35,7 +36,7 @@ def layer_like(R, dtype=torch.bfloat16, outputs=512):
 
 
 def run(o, narrow, gate, bias, norm, out, eps=EPS):
-    program = load_program(o.device.index, o.dtype)
+    program = PROGRAM.load(Variant(o.device.index, o.dtype))
     gate_images, out_images = pack_weights(program, output_packings(gate, norm, out), o.dtype)
     return gated_output(program, o, narrow, gate_images, bias, out_images, eps)
 
@@ -129,7 +130,7 @@ def test_images_are_where_the_layout_says(dtype):
         Packing(g.bfloat16(), 8, 16, 1.0, scale),
         Packing(g, 32, fp16=True),
     ]
-    images = pack_weights(load_program(g.device.index, dtype), packings, dtype)
+    images = pack_weights(PROGRAM.load(Variant(g.device.index, dtype)), packings, dtype)
     for packing, image in zip(packings, images, strict=True):
         matrix = packing.weight.float() * packing.factor
         if packing.scale is not None:

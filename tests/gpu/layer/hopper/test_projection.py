@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.layer.hopper import program as hopper_products
+from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS
 from fla.ops.quasar.layer.hopper.gated_output import pack_weights
+from fla.ops.quasar.layer.hopper.program import PROGRAM
 from fla.ops.quasar.layer.hopper.projection import (
     halved_taps,
     project,
@@ -34,7 +35,7 @@ def weights():
 
 
 def run(x, wide, narrow, taps, dtype):
-    program = hopper_products.load_program(x.device.index, dtype)
+    program = PROGRAM.load(Variant(x.device.index, dtype))
     images = pack_weights(program, projection_packings(*wide, narrow), dtype)
     return project(program, x, images[0], halved_taps(tuple(taps)), dtype)
 
@@ -134,9 +135,8 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
     def fail(*_):
         raise CudaUnavailableError("no such luck", "try again")
 
-    monkeypatch.setattr(hopper_products, "load_program", fail)
-    monkeypatch.setattr(hopper_products._programs, "_loaded", {})
-    monkeypatch.setattr(hopper_products._programs, "_failures", {})
+    monkeypatch.setattr(PROGRAM, "compile", fail)
+    monkeypatch.setattr(PROGRAM, "_found", {})
     x = torch.randn(1, MANY_TOKENS, 512, device="cuda")
     with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
         first, second = forward(layer, x), forward(layer, x)

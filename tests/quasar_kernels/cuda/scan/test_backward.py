@@ -8,56 +8,44 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.segments import Segments, packed_table
 
-NAMES = [
-    "q",
-    "k",
-    "v",
-    "d_o",
-    "dq",
-    "dk",
-    "dv",
-    "checkpoints",
-    "beta",
-    "initial_state",
-    "d_final",
-    "maps",
-    "states",
-    "d_states",
-    "d_initial",
-    "d_beta",
-    "table",
-    "first",
-]
-"""The addresses of GradientArguments in csrc/gradients.cuh, in their order."""
+KERNELS = (
+    "state_checkpoint",
+    "state_gradient_map",
+    "gradient_scan",
+    "state_gradient",
+    "input_gradient",
+)
+"""In the order in which they are launched."""
 
 
 class Recorder:
     """Stands in for a loaded program, and keeps the arguments of each launch."""
 
     def __init__(self) -> None:
-        self.launches: list[tuple[str, tuple[int, int], tuple]] = []
+        self.launches: list[tuple[str, tuple[int, int], cuda_scan_bwd.Arguments]] = []
 
-    def load(self, key, options=()):
+    def load(self, variant: Variant) -> LoadedProgram:
         def kernel(name: str) -> SimpleNamespace:
             def launch(grid, parameters, stream) -> None:
                 address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-                packed = ctypes.string_at(address, cuda_scan_bwd.ARGUMENTS.size)
-                self.launches.append((name, grid, cuda_scan_bwd.ARGUMENTS.unpack(packed)))
+                packed = ctypes.string_at(address, ctypes.sizeof(cuda_scan_bwd.Arguments))
+                arguments = cuda_scan_bwd.Arguments.from_buffer_copy(packed)
+                self.launches.append((name, grid, arguments))
 
             return SimpleNamespace(launch=launch)
 
-        names = ("checkpoint", "map", "scan", "state", "input")
-        return cuda_scan_bwd._Program(*map(kernel, names), False)
+        return LoadedProgram(variant, {name: kernel(name) for name in KERNELS}, 132, False)
 
 
 @pytest.fixture
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(cuda_scan_bwd, "load_program", recorder.load)
+    monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "load", recorder.load)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     return recorder
 
@@ -89,7 +77,8 @@ def one_row(T, length):
 
 def test_one_segment_needs_no_map(recorder):
     call(one_row(63, 64), 63)
-    assert [name for name, _, _ in recorder.launches] == ["checkpoint", "state", "input"]
+    names = [name for name, _, _ in recorder.launches]
+    assert names == ["state_checkpoint", "state_gradient", "input_gradient"]
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -98,24 +87,29 @@ def test_every_kernel_gets_the_same_tensors_and_covers_all_tokens(recorder, widt
     cut = one_row(T, 384)
     given, found = call(cut, T, width, heads, states=True)
     grids = {name: grid for name, grid, _ in recorder.launches}
-    assert list(grids) == ["checkpoint", "map", "scan", "state", "input"]
+    assert tuple(grids) == KERNELS
     walks = (3 * heads * width // 64, 1)  # a block a segment, head and 64 columns
-    assert grids["checkpoint"] == grids["map"] == grids["state"] == walks
-    assert grids["scan"] == (heads, width // 8)
+    assert grids["state_checkpoint"] == grids["state_gradient_map"] == walks
+    assert grids["state_gradient"] == walks
+    assert grids["gradient_scan"] == (heads, width // 8)
     parts = 384 // width  # tiles of as many tokens as a head has channels
-    assert grids["input"] == (3 * parts * heads, 1)
+    assert grids["input_gradient"] == (3 * parts * heads, 1)
     # `first` is the scan's, and no table is given
-    (arguments,) = {arguments for _, _, arguments in recorder.launches}
-    at = dict(zip(NAMES, arguments, strict=False))
+    (packed,) = {bytes(arguments) for _, _, arguments in recorder.launches}
+    at = cuda_scan_bwd.Arguments.from_buffer_copy(packed)
     for name, x in given.items():
-        assert at[name] == x.data_ptr()
+        assert getattr(at, name) == x.data_ptr()
     results = (found.q, found.k, found.v, found.initial_state)
     for name, x in zip(("dq", "dk", "dv", "d_initial"), results, strict=True):
-        assert at[name] == x.data_ptr()
-    assert at["table"] == at["first"] == 0
-    assert len({x for x in at.values() if x}) == 16
-    stride = (T * heads * width, heads * width, width)
-    assert arguments[18:] == (T, 384, *stride * 4, 3, heads, parts, 0.5)
+        assert getattr(at, name) == x.data_ptr()
+    assert at.table is at.first is None
+    pointers = [name for name, kind in at._fields_ if kind is ctypes.c_void_p]
+    assert len({getattr(at, name) for name in pointers} - {None}) == 16
+    stride = [T * heads * width, heads * width, width]
+    strides = (at.q_stride, at.k_stride, at.v_stride, at.o_stride)
+    assert [list(of) for of in strides] == [stride] * 4
+    sizes = (at.T, at.length, at.per_sequence, at.heads, at.parts, at.scale)
+    assert sizes == (T, 384, 3, heads, parts, 0.5)
 
 
 def test_packed_sequences_are_named_by_the_table(recorder):
@@ -124,12 +118,11 @@ def test_packed_sequences_are_named_by_the_table(recorder):
     cut = Segments(packed.table.shape[0], 3, 0, 0, *packed)
     call(cut, 1000)
     assert packed.longest == 384
-    ((_, grid, arguments),) = [x for x in recorder.launches if x[0] == "input"]
-    assert grid == (5 * 6 * 2, 1)
-    at = dict(zip(NAMES, arguments, strict=False))
-    assert at["table"] == packed.table.data_ptr()
-    assert all(x[17] == packed.first.data_ptr() for n, _, x in recorder.launches if n != "input")
-    assert at["initial_state"] == at["d_final"] == at["d_initial"] == 0
+    (*others, (name, grid, at)) = recorder.launches
+    assert (name, grid) == ("input_gradient", (5 * 6 * 2, 1))
+    assert at.table == packed.table.data_ptr()
+    assert all(given.first == packed.first.data_ptr() for _, _, given in others)
+    assert at.initial_state is at.d_final is at.d_initial is None
 
 
 @pytest.mark.parametrize("lengths", [[1000, 1, 0, 64, 65, 129], [0], [64], [128] * 3, [5000, 3]])
@@ -145,7 +138,7 @@ def test_one_long_sequence_among_short_ones_leaves_no_tiles_empty(recorder):
     packed = packed_table(bounds, 6400, torch.device("cpu"))
     cut = Segments(packed.table.shape[0], 301, 0, 0, *packed)
     call(cut, bounds[-1])
-    (grid,) = (grid for name, grid, _ in recorder.launches if name == "input")
+    (grid,) = (grid for name, grid, _ in recorder.launches if name == "input_gradient")
     assert grid == ((1563 + 300) * 2, 1)
 
 
@@ -154,7 +147,7 @@ def test_a_gradient_that_bulk_copies_cannot_read_is_copied(recorder):
     place = next(n for n in range(8) if (storage.data_ptr() + 2 * n) % 16)
     d_o = storage[place : place + 64 * 2 * 64].view(1, 64, 2, 64)
     call(one_row(64, 64), 64, d_o=d_o)
-    addresses = {arguments[3] for _, _, arguments in recorder.launches}
+    addresses = {arguments.d_o for _, _, arguments in recorder.launches}
     assert len(addresses) == 1
     assert addresses.isdisjoint({d_o.data_ptr()})
     assert addresses.pop() % 16 == 0
@@ -162,16 +155,17 @@ def test_a_gradient_that_bulk_copies_cannot_read_is_copied(recorder):
 
 def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch):
     asked = []
-    monkeypatch.setattr(cuda_scan_bwd, "tensor_map", lambda *x: asked.append(x) or b"x")
-    cuda_scan_bwd._tensor_maps.cache_clear()
-    strides = tuple((1000 * n, 10 * n, n) for n in range(1, 9))  # batch, token, head
+    monkeypatch.setattr(cuda_scan, "tensor_map", lambda *x: asked.append(x) or b"x")
+    cuda_scan.tensor_maps.cache_clear()
+    strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
     try:
-        made = cuda_scan_bwd._tensor_maps((2, 999, 3, 128), tuple(range(16, 144, 16)), strides)
+        made = cuda_scan_bwd.gradient_maps((2, 999, 3, 128), tuple(range(16, 144, 16)), strides)
     finally:
-        cuda_scan_bwd._tensor_maps.cache_clear()
+        cuda_scan.tensor_maps.cache_clear()
     assert made == b"x" * 8
-    for n, (address, sizes, steps, box) in enumerate(asked, 1):
-        assert address == 16 * n
+    for place, (address, sizes, steps, box) in enumerate(asked, 1):
+        n = min(place, 4)  # d_o's strides are those of all that is made
+        assert address == 16 * place
         assert sizes == (128, 3, 999, 2)
         assert steps == (n, 10 * n, 1000 * n)
         assert box == (64, 1, 64, 1)
@@ -180,7 +174,8 @@ def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch):
 @pytest.mark.parametrize(("width", "tile"), [(64, 64), (128, 128)])
 def test_the_forward_pass_cuts_where_the_backward_pass_keeps_states(width, tile):
     kernel = SimpleNamespace(blocks=4)
-    program = cuda_scan._Program(kernel, kernel, kernel, 132, False)
+    kernels = {"segment_map": kernel, "segment_output": kernel}
+    program = LoadedProgram(Variant(0, torch.bfloat16), kernels, 132, False)
     q = torch.empty(1, 5000, 2, width, dtype=torch.bfloat16)
     for bounds, count in ((None, None), (None, 7), (torch.tensor([0, 700, 5000]), None)):
         cut = cuda_scan.cut_segments(program, q, bounds, count)

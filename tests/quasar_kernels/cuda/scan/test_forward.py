@@ -7,39 +7,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 LONG = cuda_scan.LONG
-TOKENS, LENGTH, REPEAT = 13, 14, 29  # places in the arguments
-STOPS, UNFINISHED = 11, 12
 
 
 class Recorder:
     """Stands in for a loaded program, and keeps the arguments of each launch."""
 
     def __init__(self) -> None:
-        self.launches: list[tuple[str, tuple[int, int], tuple]] = []
-        self.keys: list[cuda_scan.ProgramKey] = []
+        self.launches: list[tuple[str, tuple[int, int], cuda_scan.Arguments]] = []
+        self.variants: list[Variant] = []
 
     def kernel(self, name: str) -> SimpleNamespace:
         def launch(grid, parameters, stream) -> None:
-            size = cuda_scan.ARGUMENTS.size
             address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-            packed = ctypes.string_at(address, size)
-            self.launches.append((name, grid, cuda_scan.ARGUMENTS.unpack(packed)))
+            packed = ctypes.string_at(address, ctypes.sizeof(cuda_scan.Arguments))
+            self.launches.append((name, grid, cuda_scan.Arguments.from_buffer_copy(packed)))
 
         return SimpleNamespace(launch=launch, blocks=4)
 
-    def load(self, key, options=()):
-        self.keys.append(key)
-        kernels = (self.kernel(name) for name in ("map", "scan", "output"))
-        return cuda_scan._Program(*kernels, 132, False)
+    def load(self, variant: Variant) -> LoadedProgram:
+        self.variants.append(variant)
+        kernels = {f"segment_{name}": self.kernel(name) for name in ("map", "scan", "output")}
+        return LoadedProgram(variant, kernels, 132, False)
 
 
 @pytest.fixture
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(cuda_scan, "load_program", recorder.load)
+    monkeypatch.setattr(cuda_scan.PROGRAM, "load", recorder.load)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     return recorder
 
@@ -58,28 +56,30 @@ def test_short_segments_are_walked_whole(recorder):
     call(2 * (LONG - 64), segments=2)
     assert [name for name, _, _ in recorder.launches] == ["map", "scan", "output"]
     for _, _, arguments in recorder.launches:
-        assert arguments[LENGTH] < LONG
-        assert arguments[STOPS] == arguments[UNFINISHED] == arguments[REPEAT] == 0
+        assert arguments.length < LONG
+        assert arguments.stops is arguments.unfinished is None
+        assert arguments.repeat == 0
 
 
 def test_long_segments_may_stop_and_are_then_repeated(recorder):
     call(2 * LONG, segments=2)
     names = [name for name, _, _ in recorder.launches]
     assert names == ["map", "scan", "output"] * 2
-    assert [arguments[REPEAT] for _, _, arguments in recorder.launches] == [0, 0, 0, 1, 1, 1]
+    assert [arguments.repeat for _, _, arguments in recorder.launches] == [0, 0, 0, 1, 1, 1]
     first, *others = (arguments for _, _, arguments in recorder.launches)
-    assert first[TOKENS] == 2 * LONG
-    assert first[LENGTH] == LONG
-    assert len({0, first[STOPS], first[UNFINISHED]}) == 3
+    assert first.T == 2 * LONG
+    assert first.length == LONG
+    assert len({None, first.stops, first.unfinished}) == 3
     for arguments in others:  # the same tensors, and all but `repeat` as before
-        assert arguments[:REPEAT] == first[:REPEAT]
+        arguments.repeat = 0
+        assert bytes(arguments) == bytes(first)
 
 
 def test_packed_sequences_are_walked_whole(recorder):
     bounds = torch.tensor([0, 3 * LONG, 3 * LONG + 5])
     call(3 * LONG + 5, cu_seqlens=bounds)
     assert [name for name, _, _ in recorder.launches] == ["map", "scan", "output"]
-    assert all(arguments[STOPS] == 0 for _, _, arguments in recorder.launches)
+    assert all(arguments.stops is None for _, _, arguments in recorder.launches)
 
 
 @pytest.mark.parametrize(
@@ -87,34 +87,11 @@ def test_packed_sequences_are_walked_whole(recorder):
 )
 def test_blocks_work_in_pairs_where_their_number_is_even(recorder, heads, width, pairs):
     call(1000, heads, width)
-    assert [(key.width, key.pairs) for key in recorder.keys] == [(width, pairs)]
+    alone = () if pairs else ("-DQUASAR_ALONE",)
+    assert [v.options for v in recorder.variants] == [(f"-DQUASAR_HEAD={width}", *alone)]
     walks = [blocks for name, (blocks, _), _ in recorder.launches if name != "scan"]
     assert walks
     assert all(blocks % 2 == 0 for blocks in walks) or not pairs
-
-
-@pytest.mark.parametrize(
-    ("capability", "pairs", "alone"),
-    [((9, 0), True, False), ((9, 0), False, True), ((8, 0), False, False)],
-)
-def test_hopper_compiles_for_blocks_without_a_pair(capability, pairs, alone, monkeypatch):
-    major, minor = capability
-    properties = SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    asked = []
-
-    def compiled(capability, dtype, options, width):
-        asked.append(options)
-        return b""
-
-    monkeypatch.setattr(cuda_scan, "compile_program", compiled)
-    monkeypatch.setattr(
-        cuda_scan, "load_kernels", lambda code, names, device: dict.fromkeys(names, object())
-    )
-    load = cuda_scan.load_program.__wrapped__
-    program = load(cuda_scan.ProgramKey(0, torch.bfloat16, 64, pairs), ("-DX",))
-    assert asked == [("-DQUASAR_ALONE", "-DX") if alone else ("-DX",)]
-    assert program.takes_maps == (major == 9)
 
 
 def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch):
@@ -125,13 +102,14 @@ def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch):
         return b"x"
 
     monkeypatch.setattr(cuda_scan, "tensor_map", described)
-    cuda_scan._tensor_maps.cache_clear()
+    cuda_scan.tensor_maps.cache_clear()
     strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
     try:
-        assert cuda_scan._tensor_maps((2, 999, 3, 128), (16, 32, 48, 64), strides) == b"xxxxx"
+        found = cuda_scan.scan_maps((2, 999, 3, 128), (16, 32, 48, 64), strides)
+        assert found == b"xxxxx"
     finally:
-        cuda_scan._tensor_maps.cache_clear()
-    # q and k by chunks, k, v and o by tiles: the fields of TensorMaps in csrc/copies.cuh
+        cuda_scan.tensor_maps.cache_clear()
+    # q and k by chunks, k, v and o by tiles: the fields of TensorMaps in copies.cuh
     assert [(address, box[2]) for address, _, _, box in asked] == [
         (16, 16),
         (32, 16),

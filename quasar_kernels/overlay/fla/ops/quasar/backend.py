@@ -8,47 +8,25 @@ names the cause and the remedy, and Triton serves from then on.
 
 from __future__ import annotations
 
-import os
 from typing import Literal, NamedTuple
 
 import torch
 
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar import switches
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.cuda.programs import Programs
+from fla.ops.quasar.cuda.program import LoadedProgram
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.segments import Segments
-
-SWITCH = "QUASAR_BACKEND"
-"""Environment variable with one of `BACKENDS`; read at every call."""
-BACKENDS = ("auto", "cuda", "triton", "torch")
-
-_programs = Programs(
-    lambda key: cuda_scan.load_program(key), "the CUDA kernels are not used, Triton serves: %s"
-)
-_gradient_programs = Programs(
-    lambda key: cuda_scan_bwd.load_program(key),
-    "the CUDA kernels of the gradients are not used, Triton serves: %s",
-)
 
 
 class Choice(NamedTuple):
-    """The implementation of a call, and one line that says why it and not a faster one."""
+    """The implementation of a call, and why it and not a faster one."""
 
     backend: Literal["cuda", "triton", "torch"]
-    reason: str
-
-
-def requested_backend() -> str:
-    """Return QUASAR_BACKEND, `auto` where it is not set.
-
-    Raises:
-        ValueError: it is none of `BACKENDS`.
-    """
-    name = os.environ.get(SWITCH, "auto")
-    if name not in BACKENDS:
-        raise ValueError(f"{SWITCH} is {name!r}; set it to one of {', '.join(BACKENDS)}")
-    return name
+    reason: str  # a clause
+    remedy: str = ""  # what would make a faster one serve, where that is known
+    program: LoadedProgram | None = None  # where CUDA takes the call
 
 
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
@@ -61,25 +39,21 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
         ValueError: QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
     """
-    name = requested_backend()
-    if name == "torch":
-        return Choice("torch", f"{SWITCH}=torch")
-    if not q.is_cuda:
-        reason = "the tensors are not on a GPU"
-    elif name == "triton":
-        return Choice("triton", f"{SWITCH}=triton")
-    else:
-        reason = _reason_against_cuda(q, k, v)
+    name, remedy = switches.requested_backend(), ""
+    if name == "torch" or (name == "triton" and q.is_cuda):
+        return Choice(name, f"{switches.BACKEND}={name}")
+    reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
     if reason is None:
-        return Choice("cuda", "the CUDA kernels take this call")
+        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(q))
+        if isinstance(found, LoadedProgram):
+            return Choice("cuda", "the CUDA kernels take this call", program=found)
+        reason, remedy = found.problem, found.remedy
     if name == "cuda":
-        raise CudaUnavailableError(f"{SWITCH}=cuda, but {reason}", f"set {SWITCH}=auto")
-    return Choice("triton" if q.is_cuda else "torch", reason)
-
-
-def _reason_against_cuda(q, k, v) -> str | None:
-    reason = cuda_scan.reason_against(q, k, v)
-    return reason or _programs.reason_against(cuda_scan.program_key(q))
+        remedy = f"{remedy}, or " if remedy else ""
+        raise CudaUnavailableError(
+            f"{switches.BACKEND}=cuda, but {reason}", f"{remedy}set {switches.BACKEND}=auto"
+        )
+    return Choice("triton" if q.is_cuda else "torch", reason, remedy)
 
 
 def cuda_forward(
@@ -100,17 +74,13 @@ def cuda_forward(
         ValueError, CudaUnavailableError: as `choose_backend`; with QUASAR_BACKEND=cuda also when a
             launch fails.
     """
-    if choose_backend(q, k, v).backend != "cuda":
+    program = choose_backend(q, k, v).program
+    if program is None:
         return None
-    try:
-        return cuda_scan.forward(
-            q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens
-        )
-    except CudaUnavailableError as error:
-        if requested_backend() == "cuda":
-            raise
-        _programs.give_up(cuda_scan.program_key(q), error)
-        return None
+    return cuda_scan.PROGRAM.attempt(
+        program, cuda_scan.forward,
+        q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens,
+    )  # fmt: skip
 
 
 def cuda_backward(
@@ -133,15 +103,12 @@ def cuda_backward(
     Raises:
         CudaUnavailableError: QUASAR_BACKEND is `cuda`, and a launch fails.
     """
-    key = cuda_scan.program_key(q)
-    if not cuda_scan_bwd.is_for(key) or _gradient_programs.get(key) is None:
+    if not cuda_scan_bwd.is_for(q):
         return None
-    try:
-        return cuda_scan_bwd.backward(
-            q, k, v, beta, initial_state, G, states, do, d_final, scale, cut
-        )
-    except CudaUnavailableError as error:
-        if requested_backend() == "cuda":
-            raise
-        _gradient_programs.give_up(key, error)
+    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(q))
+    if not isinstance(program, LoadedProgram):
         return None
+    return cuda_scan_bwd.PROGRAM.attempt(
+        program, cuda_scan_bwd.backward,
+        q, k, v, beta, initial_state, G, states, do, d_final, scale, cut,
+    )  # fmt: skip

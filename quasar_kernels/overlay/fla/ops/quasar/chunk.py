@@ -25,11 +25,12 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.backend import cuda_backward, cuda_forward, requested_backend
+from fla.ops.quasar.backend import cuda_backward, cuda_forward
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.segments import Segments
+from fla.ops.quasar.switches import requested_backend
 from fla.ops.quasar.triton_kernels.plan import Plan, plan_of, plan_segments
 from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_map_kernel,

@@ -60,6 +60,7 @@ class Kernel(NamedTuple):
     shared: int  # bytes of dynamic shared memory
     blocks: int  # that one multiprocessor runs at once
     device: int
+    arguments: int  # bytes of the first parameter
 
     def launch(self, grid: tuple[int, int], parameters: ctypes.Array, stream: int) -> None:
         """Start `grid` blocks on a stream (its handle) of the kernel's device, which is current.
@@ -82,8 +83,8 @@ class Kernel(NamedTuple):
 def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:
     """Load compiled code on a device for the life of the process, and return its kernels by name.
 
-    Beside each kernel the code holds an array of two ints, threads and bytes of dynamic shared
-    memory, named as the kernel without the dtype and with `_launch`.
+    Beside each kernel the code holds an array of three ints, named as the kernel without the dtype
+    and with `_launch`: threads, bytes of dynamic shared memory, bytes of the first parameter.
 
     Raises:
         CudaUnavailableError: the driver does not take the code.
@@ -104,9 +105,9 @@ def _kernel(driver, module, name: str, device: int) -> Kernel:
         ctypes.byref(address), ctypes.byref(size), module, table.encode()
     )
     _checked(found, table)
-    launch = (ctypes.c_int * 2)()
-    _checked(driver.cuMemcpyDtoH_v2(launch, address, ctypes.c_size_t(8)), table)
-    threads, shared = launch
+    launch = (ctypes.c_int * 3)()
+    _checked(driver.cuMemcpyDtoH_v2(launch, address, ctypes.c_size_t(12)), table)
+    threads, shared, arguments = launch
     _checked(
         driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), f"{name}, {shared} B"
     )
@@ -117,7 +118,7 @@ def _kernel(driver, module, name: str, device: int) -> Kernel:
     _checked(occupancy, name)
     if not function.value or blocks.value < 1:
         raise CudaUnavailableError(f"{name} does not fit this GPU", "set QUASAR_BACKEND=triton")
-    return Kernel(function.value, threads, shared, blocks.value, device)
+    return Kernel(function.value, threads, shared, blocks.value, device, arguments)
 
 
 TENSOR_MAP = 128

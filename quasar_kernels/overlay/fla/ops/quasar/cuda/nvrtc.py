@@ -14,16 +14,13 @@ import hashlib
 import importlib.util
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-LIBRARY = "QUASAR_NVRTC"
-"""Environment variable: the path of the NVRTC library to use instead of searching for one."""
-CACHE = "QUASAR_CACHE_DIR"
-"""Environment variable: the folder of compiled kernels instead of ~/.cache/quasar."""
+from fla.ops.quasar import switches
+from fla.ops.quasar.cache import cache_folder, write_whole
 
 HOPPER = (9, 0)
 """The capability with `wgmma`, which is compiled for as sm_90a: no other one runs that code."""
@@ -42,11 +39,12 @@ _REMEDIES = (
 
 
 class CudaUnavailableError(RuntimeError):
-    """The CUDA kernels cannot be built or run; str() is one line with the cause and the remedy."""
+    """The CUDA kernels cannot be built or run: the `problem` and the `remedy`, a clause each."""
 
-    def __init__(self, cause: str, remedy: str = "") -> None:
-        cause = " ".join(cause.split())
-        super().__init__(f"{cause}; to mend it, {remedy or remedy_for(cause)}")
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.problem = " ".join(problem.split())
+        self.remedy = remedy or remedy_for(self.problem)
+        super().__init__(f"{self.problem}; to mend it, {self.remedy}")
 
 
 def remedy_for(text: str) -> str:
@@ -58,8 +56,8 @@ def remedy_for(text: str) -> str:
 
 def _library_paths() -> Iterator[str]:
     # best first: torch's own major version, from the wheels, then torch's folder, then the system
-    if LIBRARY in os.environ:
-        yield os.environ[LIBRARY]
+    if switches.NVRTC in os.environ:
+        yield os.environ[switches.NVRTC]
         return
     own = (torch.version.cuda or "").partition(".")[0]
     majors = [own, *(m for m in ("13", "12") if m != own)] if own else ["13", "12"]
@@ -95,7 +93,7 @@ def load_library() -> ctypes.CDLL:
     raise CudaUnavailableError(
         "NVRTC, CUDA's run-time compiler, was not found",
         f"install nvidia-cuda-nvrtc for CUDA {torch.version.cuda or 'of your torch'}, or name the "
-        f"library in {LIBRARY}",
+        f"library in {switches.NVRTC}",
     )
 
 
@@ -133,14 +131,6 @@ def _supported(library: ctypes.CDLL) -> list[int]:
     return list(archs)
 
 
-def cache_folder() -> Path:
-    """Return the folder that keeps compiled kernels; it may not exist yet."""
-    if os.environ.get(CACHE):
-        return Path(os.environ[CACHE])
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root, "quasar")
-
-
 def compile_cached(
     name: str,
     program: str,
@@ -170,7 +160,9 @@ def compile_cached(
     code = _read(path)
     if code is None:
         code = _compile(library, name, program, headers, flags)
-        _write(path, code)
+        # a cache that cannot be written costs the next process a second, nothing else
+        with contextlib.suppress(OSError):
+            write_whole(path, hashlib.sha256(code).digest() + code)
     return code
 
 
@@ -223,22 +215,6 @@ def _read(path: Path) -> bytes | None:
         return None
     digest, code = content[:_DIGEST], content[_DIGEST:]
     return code if code and hashlib.sha256(code).digest() == digest else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    # by renaming, so that a process that starts meanwhile reads a whole file or none
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            temporary = file.name
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(temporary, path)
-    except OSError:
-        # a cache that cannot be written costs the next process a second, nothing else
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def _compile(library, name, program, headers, flags) -> bytes:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from fla.ops.quasar.backend import requested_backend
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights, attend_fused
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import CONV_TAPS, causal_conv_silu, gated_rmsnorm
 from fla.ops.quasar.layer.products import packed, unrounded
+from fla.ops.quasar.switches import requested_backend
 
 
 class Call(NamedTuple):

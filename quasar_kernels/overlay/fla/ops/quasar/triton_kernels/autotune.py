@@ -1,8 +1,7 @@
 """A short autotune of the chunk kernels' tiles for a GPU without measured ones, kept on disk.
 
 Every field of `Tiles` that only trades speed is moved a step up and down, one after the other, and
-a move stays where it gives the same output faster. The result lies in the user's cache folder:
-QUASAR_CACHE_DIR, else `quasar` in XDG_CACHE_HOME, else in ~/.cache.
+a move stays where it gives the same output faster. The result lies in the cache folder.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +21,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from fla.ops.quasar.cache import cache_folder, write_whole
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 BUDGET_SECONDS = 20.0
@@ -144,7 +142,11 @@ def tune(
             return default
         seconds = time.monotonic() - since
         _log.info("tuned for %s in %.1f s: %s, kept in %s", what, seconds, tiles, path)
-        _write(path, {"gpu": gpu.name, "capability": gpu.capability, "tiles": tiles._asdict()})
+        kept = {"gpu": gpu.name, "capability": gpu.capability, "tiles": tiles._asdict()}
+        try:
+            write_whole(path, json.dumps(kept, indent=1).encode())
+        except OSError as error:
+            _log.info("the tiles could not be kept: %s", error)
         return tiles
 
 
@@ -201,13 +203,8 @@ def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
 
 
 def _path(gpu: Gpu, block: int, dtype: torch.dtype) -> Path:
-    own = os.environ.get("QUASAR_CACHE_DIR")
-    users = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(users):
-        users = os.path.expanduser("~/.cache")  # as the XDG specification asks
-    folder = Path(own) if own else Path(users, "quasar")
     key = (*gpu, block, str(dtype), triton.__version__, _sources())
-    return folder / f"tiles-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
+    return cache_folder() / f"tiles-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
 
 
 @functools.cache
@@ -218,17 +215,6 @@ def _sources() -> str:
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    # a reader finds the old file or the new one, never a part
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(json.dumps(content, indent=1))
-        os.replace(file.name, path)
-    except OSError as error:
-        _log.info("the tiles could not be kept: %s", error)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
+from fla.ops.quasar import switches
 from fla.ops.quasar.triton_kernels import autotune
 from fla.ops.quasar.triton_kernels.autotune import Gpu, parse_tiles
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 DATA = Path(__file__).with_name("tuned.json")
-SWITCH = "QUASAR_AUTOTUNE"
-"""Environment variable; 0 keeps an unknown GPU from being tuned."""
 
 _chosen: dict[tuple[int, torch.dtype, int | None], Tiles] = {}
 _choosing = threading.Lock()
@@ -69,7 +68,7 @@ def _choose(block, dtype, device, launch) -> tuple[Tiles, bool]:
     if kept is not None:
         return kept, True
     default = safe_tiles(block, dtype, gpu.capability)
-    if launch is None or os.environ.get(SWITCH) == "0":
+    if launch is None or os.environ.get(switches.AUTOTUNE) == "0":
         return default, True
     if torch.cuda.is_current_stream_capturing():
         return default, False

@@ -16,6 +16,7 @@
 #define QUASAR_KERNEL(...) QUASAR_ENTRY(bf16, __VA_ARGS__) QUASAR_ENTRY(fp16, __VA_ARGS__)
 #endif
 
-// what a launch asks for: a block's threads and its bytes of dynamic shared memory
-#define QUASAR_LAUNCH(NAME, THREADS, SHARED) \
-  extern "C" __constant__ int quasar_##NAME##_launch[2] = {THREADS, SHARED};
+// what a launch asks for: a block's threads, its bytes of dynamic shared memory, and the structure
+// that it is given, whose size the host compares with its own
+#define QUASAR_LAUNCH(NAME, THREADS, SHARED, ARGUMENTS) \
+  extern "C" __constant__ int quasar_##NAME##_launch[3] = {THREADS, SHARED, sizeof(ARGUMENTS)};

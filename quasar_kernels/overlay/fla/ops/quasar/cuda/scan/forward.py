@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import math
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar.cuda.driver import Kernel, TENSOR_MAP, load_kernels, tensor_map
-from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files
+from fla.ops.quasar.cuda.driver import TENSOR_MAP, tensor_map
+from fla.ops.quasar.cuda.program import (
+    DTYPES,
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    addresses,
+    fields,
+    packer,
+)
 from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIMS = (64, 128)
@@ -26,8 +36,6 @@ PANEL = 64
 """Rows (pass 1) or columns (pass 2) of a state that a block takes; PANEL in fragments.cuh."""
 CHUNK = 16
 """Tokens of a chunk; CHUNK in fragments.cuh."""
-CAPABILITY = (8, 0)
-"""The oldest compute capability that they compile for."""
 TILE = 64
 """Segments are multiples of this many tokens, which the kernels take at once."""
 LONG = 3072
@@ -36,17 +44,31 @@ little to pay for the launches that compute again what was stopped wrongly."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-_SOURCES = [CSRC / f"segment_{part}.cu" for part in ("map", "scan", "output")]
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Names of the dtypes that the CUDA kernels take."""
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
 _NO_MAPS = bytes(5 * TENSOR_MAP)
 
 
-ARGUMENTS = struct.Struct("13P14q3if")
-"""`quasar::scan::Arguments` of segments.cuh: 13 addresses, T, length and 4 x 3 strides, two counts,
-`repeat`, the scale."""
+class Arguments(ctypes.Structure):
+    """`quasar::scan::Arguments` of segments.cuh."""
+
+    _fields_ = [
+        *fields(POINTER, "q k v o beta initial_state final_state maps states table first"),
+        *fields(POINTER, "stops unfinished"),
+        *fields(INT64, "T length"),
+        *fields(INT64 * 3, "q_stride k_stride v_stride o_stride"),
+        *fields(INT, "per_sequence heads repeat"),
+        *fields(FLOAT, "scale"),
+    ]
+
+
+PROGRAM = CudaProgram(
+    "segmented_scan",
+    [CSRC / f"segment_{part}.cu" for part in ("map", "scan", "output")],
+    {"segment_map_{}": Arguments, "segment_scan": Arguments, "segment_output_{}": Arguments},
+    "the CUDA kernels are not used, Triton serves: %s",
+)
+_pack = packer(Arguments)
 
 
 class Forward(NamedTuple):
@@ -59,80 +81,20 @@ class Forward(NamedTuple):
     segments: Segments  # how G and states are cut
 
 
-class _Program(NamedTuple):
-    map: Kernel
-    scan: Kernel
-    output: Kernel
-    multiprocessors: int
-    takes_maps: bool  # copies by tensor maps, as Hopper's kernels do
-
-
-def require_capability(capability: tuple[int, int]) -> None:
-    """Raise CudaUnavailableError where a GPU of this capability is too old for the kernels."""
-    if capability < CAPABILITY:
-        raise CudaUnavailableError(
-            "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
-                *capability, *CAPABILITY
-            ),
-            "set QUASAR_BACKEND=triton to stop trying",
-        )
-
-
-def compile_program(
-    capability: tuple[int, int], dtype: str, options: tuple[str, ...], width: int = 64
-) -> bytes:
-    """Return the kernels' machine code for a GPU's capability, `bf16` or `fp16`, and head width.
-
-    Raises:
-        CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
-            compile.
-    """
-    require_capability(capability)
-    options = (f"-DQUASAR_ONLY_{dtype.upper()}", f"-DQUASAR_HEAD={width}", *options)
-    name = f"segmented_scan-{width}-{dtype}"
-    return compile_files(name, _SOURCES, capability, options)
-
-
-class ProgramKey(NamedTuple):
-    """What the kernels are compiled and loaded for."""
-
-    device: int
-    dtype: torch.dtype
-    width: int  # of the heads, one of HEAD_DIMS
-    pairs: bool  # a token has an even number of panels, so that Hopper's blocks can work in pairs
-
-
-def program_key(q: torch.Tensor) -> ProgramKey:
-    """Return what a call with q `[B, T, H, S]` needs the kernels for."""
-    _, _, H, S = q.shape
-    return ProgramKey(q.device.index, q.dtype, S, H * (S // PANEL) % 2 == 0)
-
-
 @functools.cache
-def load_program(key: ProgramKey, options: tuple[str, ...] = ()) -> _Program:
-    """Compile (or read from the cache) and load the kernels; about a second once.
+def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
+    """Return NVRTC's options for heads of `width` channels.
 
-    Raises:
-        CudaUnavailableError: they cannot be built or loaded there.
+    Args:
+        pairs: whether a token has an even number of panels: Hopper's blocks work in pairs then.
     """
-    device, dtype, width, pairs = key
-    properties = torch.cuda.get_device_properties(device)
-    capability = properties.major, properties.minor
-    if capability == HOPPER and not pairs:
-        options = ("-DQUASAR_ALONE", *options)
-    suffix = DTYPES[dtype]
-    code = compile_program(capability, suffix, options, width)
-    names = [
-        f"quasar_segment_map_{suffix}",
-        "quasar_segment_scan",
-        f"quasar_segment_output_{suffix}",
-    ]
-    kernels = load_kernels(code, names, device)
-    return _Program(
-        *(kernels[name] for name in names),
-        properties.multi_processor_count,
-        capability == HOPPER,
-    )
+    return f"-DQUASAR_HEAD={width}", *(() if pairs else ("-DQUASAR_ALONE",))
+
+
+def variant_of(q: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
+    """Return what a call with q `[B, T, H, S]` needs the programs for; `options` are NVRTC's."""
+    _, _, H, S = q.shape
+    return Variant(q.device.index, q.dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
 
 
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
@@ -177,7 +139,10 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
 
 
 def cut_segments(
-    program: _Program, q: torch.Tensor, cu_seqlens: torch.Tensor | None, count: int | None = None
+    program: LoadedProgram,
+    q: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    count: int | None = None,
 ) -> Segments:
     """Cut the sequences of q `[B, T, H, S]`, or the packed ones (B = 1), into segments.
 
@@ -185,7 +150,8 @@ def cut_segments(
     """
     B, T, H, S = q.shape
     chains = H * (S // PANEL)  # of one sequence: blocks that walk one segment
-    waves = [x.blocks * program.multiprocessors for x in (program.map, program.output)]
+    kernels = program.kernels["segment_map"], program.kernels["segment_output"]
+    waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
     tile = max(TILE, S)  # the backward pass keeps a state every S tokens
     if cu_seqlens is None:
         if count is None:
@@ -201,17 +167,33 @@ def cut_segments(
 
 
 @functools.lru_cache(1024)
-def _tensor_maps(
-    shape: tuple[int, ...], addresses: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+def tensor_maps(
+    shape: tuple[int, ...],
+    places: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    tokens: tuple[int, ...],
 ) -> bytes:
-    # of q, k, v and o [B, T, H, S], strides by batch, token and head: TensorMaps of csrc/copies.cuh
+    """Return the maps of tensors `[B, T, H, S]`, one behind the other.
+
+    Args:
+        places: their addresses.
+        strides: theirs by batch, token and head.
+        tokens: of each one's tiles, which have PANEL channels.
+    """
     B, T, H, S = shape
-    maps = []
-    for i, tokens in ((0, CHUNK), (1, CHUNK), (1, TILE), (2, TILE), (3, TILE)):
-        batch, token, head = strides[i]
-        sizes, box = (S, H, T, B), (PANEL, 1, tokens, 1)
-        maps.append(tensor_map(addresses[i], sizes, (head, token, batch), box))
-    return b"".join(maps)
+    return b"".join(
+        tensor_map(place, (S, H, T, B), (head, token, batch), (PANEL, 1, count, 1))
+        for place, (batch, token, head), count in zip(places, strides, tokens, strict=True)
+    )
+
+
+def scan_maps(
+    shape: tuple[int, ...], places: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+) -> bytes:
+    """Return `TensorMaps` of copies.cuh: of q and k by chunks, and of k, v and o by tiles."""
+    (q, k, v, o), (qs, ks, vs, os) = places, strides
+    tokens = CHUNK, CHUNK, TILE, TILE, TILE
+    return tensor_maps(shape, (q, k, k, v, o), (qs, ks, ks, vs, os), tokens)
 
 
 def forward(
@@ -225,7 +207,7 @@ def forward(
     cu_seqlens: torch.Tensor | None = None,
     *,
     segments: int | None = None,
-    options: tuple[str, ...] = (),
+    program: LoadedProgram | None = None,
 ) -> Forward:
     """Run the forward pass on the current stream; q's device must be the current one.
 
@@ -237,13 +219,13 @@ def forward(
         scale: factor of the output.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row; reading them synchronises.
         segments: segments of each sequence instead of the built-in choice.
-        options: of NVRTC, for experiments.
+        program: PROGRAM as it was loaded for such a call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    program = load_program(program_key(q), options)
+    program = program or PROGRAM.load(variant_of(q))
     cut = cut_segments(program, q, cu_seqlens, segments)
     grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -257,17 +239,20 @@ def forward(
     if G is not None and cut.length >= LONG:
         stops = beta.new_empty(grid[0], dtype=torch.int32)
         unfinished = beta.new_empty(cut.sequences * H, dtype=torch.int32)
-    tensors = (q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first)
-    addresses = tuple(0 if x is None else x.data_ptr() for x in (*tensors, stops, unfinished))
-    strides = tuple(x.stride()[:3] for x in (q, k, v, o))
-    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H
-    maps = _tensor_maps(q.shape, addresses[:4], strides) if program.takes_maps else _NO_MAPS
+    places = addresses(
+        q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first, stops, unfinished
+    )
+    qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
+    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
+    maps = _NO_MAPS
+    if program.on_hopper:
+        maps = scan_maps(q.shape, places[:4], (qs, ks, vs, os))
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        packed = ARGUMENTS.pack(*addresses, *sizes, repeat, scale)
-        parameters = (ctypes.c_char_p * 2)(packed, maps)
+        parameters = (ctypes.c_char_p * 2)(_pack(*places, *sizes, repeat, scale), maps)
         if G is not None:
-            program.map.launch(grid, parameters, stream)
-            program.scan.launch((cut.sequences * H, S // _SCAN_COLUMNS), parameters, stream)
-        program.output.launch(grid, parameters, stream)
+            program.kernels["segment_map"].launch(grid, parameters, stream)
+            scans = cut.sequences * H, S // _SCAN_COLUMNS
+            program.kernels["segment_scan"].launch(scans, parameters, stream)
+        program.kernels["segment_output"].launch(grid, parameters, stream)
     return Forward(o, final, G, states, cut)

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import Recorded, recorded_forward
 from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings, pack_weights
-from fla.ops.quasar.layer.hopper.program import Program, abandon, hopper_program
-from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
     HIDDEN,
@@ -93,14 +92,10 @@ def attend_fused(
     program = hopper_program(x, dtype) if _takes(x, weights) else None
     if program is None:
         return None
-    try:
-        return _attend(program, x, weights, dtype, eps, keep, output)
-    except CudaUnavailableError as error:
-        abandon(x, dtype, error)
-        return None
+    return PROGRAM.attempt(program, _attend, x, weights, dtype, eps, keep, output)
 
 
-def _attend(program: Program, x, weights, dtype, eps, keep, output) -> Attended:
+def _attend(program, x, weights, dtype, eps, keep, output) -> Attended:
     gate_weight, gate_bias, taps = weights[4], weights[5], weights[6:9]
     beta_log, norm_weight, out_weight = weights[12:]
     with torch.autocast(x.device.type, enabled=False):

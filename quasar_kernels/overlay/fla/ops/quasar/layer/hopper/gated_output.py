@@ -7,13 +7,13 @@ again between them; it serves other sizes, dtypes and GPUs. csrc/gated_output.cu
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar.layer.hopper.program import Program
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
+from fla.ops.quasar.layer.hopper.program import MATRICES, OutputArguments, PackedMatrix
 
 HEADS, HEAD_DIM = 8, 64
 """The layer's heads and their width that the kernel is written for."""
@@ -24,12 +24,9 @@ TILE = 64
 
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PIECE = 8  # elements that a thread packs
-_MATRICES = 8  # that one launch packs
 
-_MATRIX = struct.Struct("3P6ifi0P")
-"""`quasar::layer::PackedMatrix` of csrc/pack_weights.cu."""
-_ARGUMENTS = struct.Struct("6P2q2if0q")
-"""`quasar::layer::OutputArguments` of csrc/gated_output.cu."""
+_pack_matrix = packer(PackedMatrix)
+_pack = packer(OutputArguments)
 
 
 class Packing(NamedTuple):
@@ -44,7 +41,7 @@ class Packing(NamedTuple):
 
 
 def pack_weights(
-    program: Program, packings: Sequence[Packing], dtype: torch.dtype
+    program: LoadedProgram, packings: Sequence[Packing], dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Pack up to 8 matrices in one launch on the current stream.
 
@@ -66,15 +63,16 @@ def pack_weights(
     for (weight, row_group, input_group, factor, scale, fp16), to in zip(
         packings, images, strict=True
     ):
-        packed += _MATRIX.pack(
-            weight.data_ptr(), 0 if scale is None else scale.data_ptr(), to.data_ptr(),
-            _SOURCE_TYPES[weight.dtype], 0 if scale is None else _SOURCE_TYPES[scale.dtype],
+        packed += _pack_matrix(
+            *addresses(weight, scale, to), _SOURCE_TYPES[weight.dtype],
+            0 if scale is None else _SOURCE_TYPES[scale.dtype],
             *weight.shape, row_group, input_group, factor, fp16,
         )  # fmt: skip
-    packed += bytes(_MATRIX.size * (_MATRICES - len(packings)))
-    blocks = -(-max(sizes) // (_PIECE * program.pack.threads))
+    packed += bytes(ctypes.sizeof(PackedMatrix) * (MATRICES - len(packings)))
+    kernel = program.kernels["pack_weights"]
+    blocks = -(-max(sizes) // (_PIECE * kernel.threads))
     stream = torch._C._cuda_getCurrentRawStream(first.device.index)
-    program.pack.launch((blocks, len(packings)), (ctypes.c_char_p * 1)(packed), stream)
+    kernel.launch((blocks, len(packings)), (ctypes.c_char_p * 1)(packed), stream)
     return [
         image.view(torch.float16) if packing.fp16 else image
         for packing, image in zip(packings, images, strict=True)
@@ -99,7 +97,7 @@ def output_packings(
 
 
 def gated_output(
-    program: Program,
+    program: LoadedProgram,
     o: torch.Tensor,
     narrow: torch.Tensor,
     gate_images: torch.Tensor,
@@ -134,11 +132,10 @@ def gated_output(
     tiles = -(-R // TILE)
     blocks = min(program.multiprocessors // 2, -(-tiles // 4)) * 2  # of two workers, in pairs
     bias = gate_bias.float()
-    packed = _ARGUMENTS.pack(
-        o.data_ptr(), narrow.data_ptr(), gate_images.data_ptr(), out_images.data_ptr(),
-        bias.data_ptr(), y.data_ptr(), R, narrow.stride(0), outputs // IMAGE_ROWS,
-        -(-tiles // (2 * blocks)), eps,
+    packed = _pack(
+        *addresses(o, narrow, gate_images, out_images, bias, y), R, narrow.stride(0),
+        outputs // IMAGE_ROWS, -(-tiles // (2 * blocks)), eps,
     )  # fmt: skip
     stream = torch._C._cuda_getCurrentRawStream(o.device.index)
-    program.output.launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
+    program.kernels["gated_output"].launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
     return y

@@ -1,64 +1,79 @@
-"""The layer's fused products on Hopper GPUs: whether they are used, and their compiled program.
+"""The layer's fused products on Hopper GPUs: their program, its arguments, and whether it is used.
 
-projection.py and gated_output.py launch them. They need wgmma, clusters and bulk copies, which
-compute capability 9.0 alone has together; elsewhere, and where they cannot be built, the layer goes
-the way that every GPU can.
+projection.py and gated_output.py launch its kernels. They need wgmma, clusters and bulk copies,
+which compute capability 9.0 alone has together; elsewhere, and where they cannot be built, the
+layer goes the way that every GPU can.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar.backend import requested_backend
-from fla.ops.quasar.cuda.driver import Kernel, load_kernels
-from fla.ops.quasar.cuda.nvrtc import HOPPER, compile_files
-from fla.ops.quasar.cuda.programs import Programs
+from fla.ops.quasar.cuda.nvrtc import HOPPER
+from fla.ops.quasar.cuda.program import (
+    DTYPES,
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    fields,
+)
+from fla.ops.quasar.switches import requested_backend
 
-_SOURCES = [
-    Path(__file__).with_name("csrc") / f"{part}.cu"
-    for part in ("pack_weights", "projection", "gated_output")
-]
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-class Program(NamedTuple):
-    """The loaded kernels of a device and dtype."""
-
-    pack: Kernel
-    project: Kernel
-    output: Kernel
-    multiprocessors: int
+MATRICES = 8
+"""How many matrices one launch packs."""
 
 
-def compile_program(dtype: str, options: tuple[str, ...] = ()) -> bytes:
-    """Return the kernels' machine code for capability 9.0 and `bf16` or `fp16`.
+class PackedMatrix(ctypes.Structure):
+    """`quasar::layer::PackedMatrix` of pack_weights.cu."""
 
-    Raises:
-        CudaUnavailableError: there is no NVRTC, no source, or it does not compile.
-    """
-    options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
-    return compile_files(f"hopper_products-{dtype}", _SOURCES, HOPPER, options)
-
-
-@functools.cache
-def load_program(device: int, dtype: torch.dtype, options: tuple[str, ...] = ()) -> Program:
-    """Compile (or read from the cache) and load the kernels for a device of capability 9.0.
-
-    Raises:
-        CudaUnavailableError: they cannot be built or loaded there.
-    """
-    suffix = _DTYPES[dtype]
-    names = [f"quasar_{name}_{suffix}" for name in ("pack_weights", "projection", "gated_output")]
-    kernels = load_kernels(compile_program(suffix, options), names, device)
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return Program(*(kernels[name] for name in names), multiprocessors)
+    _fields_ = [
+        *fields(POINTER, "from scale images"),
+        *fields(INT, "type scale_type rows inputs row_group input_group"),
+        *fields(FLOAT, "factor"),
+        *fields(INT, "fp16"),
+    ]
 
 
-_programs = Programs(lambda key: load_program(*key), "the layer's fused products are not used: %s")
+class ProjectionArguments(ctypes.Structure):
+    """`quasar::layer::ProjectionArguments` of projection.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "x taps images qkv narrow"),
+        *fields(INT64, "T"),
+        *fields(INT, "steps lag"),
+    ]
+
+
+class OutputArguments(ctypes.Structure):
+    """`quasar::layer::OutputArguments` of gated_rows.cuh."""
+
+    _fields_ = [
+        *fields(POINTER, "o narrow gate_images out_images bias y"),
+        *fields(INT64, "T narrow_stride"),
+        *fields(INT, "tiles steps"),
+        *fields(FLOAT, "eps"),
+    ]
+
+
+_CSRC = Path(__file__).with_name("csrc")
+PROGRAM = CudaProgram(
+    "hopper_products",
+    [_CSRC / f"{part}.cu" for part in ("pack_weights", "projection", "gated_output")],
+    {
+        "pack_weights_{}": PackedMatrix * MATRICES,
+        "projection_{}": ProjectionArguments,
+        "gated_output_{}": OutputArguments,
+    },
+    "the layer's fused products are not used: %s",
+)
 
 
 @functools.cache
@@ -66,19 +81,15 @@ def _is_hopper(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
 
 
-def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> Program | None:
+def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None where they are not used.
 
     That is so on other GPUs, with QUASAR_BACKEND=triton or torch, and where the kernels cannot be
     built; the first time, one line is logged that names the cause and the remedy.
     """
-    if not x.is_cuda or dtype not in _DTYPES or not _is_hopper(x.device.index):
+    if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
         return None
     if requested_backend() not in ("auto", "cuda"):
         return None
-    return _programs.get((x.device.index, dtype))
-
-
-def abandon(x: torch.Tensor, dtype: torch.dtype, error: Exception) -> None:
-    """Use the kernels no more on x's device for `dtype`: a launch has failed."""
-    _programs.give_up((x.device.index, dtype), error)
+    found = PROGRAM.find(Variant(x.device.index, dtype))
+    return found if isinstance(found, LoadedProgram) else None

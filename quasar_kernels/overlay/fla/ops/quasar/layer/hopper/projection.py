@@ -8,12 +8,12 @@ convolution of kernels.py.
 from __future__ import annotations
 
 import ctypes
-import struct
 
 import torch
 
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
 from fla.ops.quasar.layer.hopper.gated_output import Packing
-from fla.ops.quasar.layer.hopper.program import Program
+from fla.ops.quasar.layer.hopper.program import ProjectionArguments
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
@@ -22,8 +22,7 @@ _WORKERS = 2  # warpgroups of a block, each with a run of tokens
 _TILE = 64  # tokens that one takes at once
 _LAG = 6  # products that the second begins later: half a tile's
 
-_ARGUMENTS = struct.Struct("5Pq2i0q")
-"""`quasar::layer::ProjectionArguments` of csrc/projection.cu."""
+_pack = packer(ProjectionArguments)
 
 
 def projection_packings(
@@ -56,7 +55,7 @@ def _steps(tokens: int, runs: int) -> int:
 
 
 def project(
-    program: Program,
+    program: LoadedProgram,
     x: torch.Tensor,
     images: torch.Tensor,
     taps: torch.Tensor,
@@ -87,10 +86,8 @@ def project(
     narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
     if T:
         blocks = program.multiprocessors // 2 * 2  # in pairs
-        tensors = (x, taps, images, qkv, narrow)
-        packed = _ARGUMENTS.pack(
-            *(t.data_ptr() for t in tensors), T, _steps(T, _WORKERS * blocks), _LAG
-        )
+        places = addresses(x, taps, images, qkv, narrow)
+        packed = _pack(*places, T, _steps(T, _WORKERS * blocks), _LAG)
         stream = torch._C._cuda_getCurrentRawStream(x.device.index)
-        program.project.launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
+        program.kernels["projection"].launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
     return qkv, narrow

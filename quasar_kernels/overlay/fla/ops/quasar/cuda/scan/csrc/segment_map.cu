@@ -157,7 +157,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
       }
 }
 
-QUASAR_LAUNCH(segment_map, 32 * MAP_WARPS, sizeof(MapShared))
+QUASAR_LAUNCH(segment_map, 32 * MAP_WARPS, sizeof(MapShared), Arguments)
 QUASAR_KERNEL(segment_map, __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS),
               (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps),
               (arg, maps))

@@ -159,7 +159,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     });
 }
 
-QUASAR_LAUNCH(segment_output, 32 * OUTPUT_WARPS, sizeof(OutputShared))
+QUASAR_LAUNCH(segment_output, 32 * OUTPUT_WARPS, sizeof(OutputShared), Arguments)
 QUASAR_KERNEL(segment_output, QUASAR_IN_PAIRS __launch_bounds__(32 * OUTPUT_WARPS, OUTPUT_BLOCKS),
               (const __grid_constant__ Arguments arg, const __grid_constant__ TensorMaps maps),
               (arg, maps))

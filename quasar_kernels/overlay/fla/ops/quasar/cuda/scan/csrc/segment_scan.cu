@@ -117,7 +117,7 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   }
 }
 
-QUASAR_LAUNCH(segment_scan, SCAN_THREADS, sizeof(ScanShared))
+QUASAR_LAUNCH(segment_scan, SCAN_THREADS, sizeof(ScanShared), Arguments)
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     quasar_segment_scan(const __grid_constant__ Arguments arg) {
   segment_scan(arg);

@@ -6,7 +6,7 @@
 
 namespace quasar::scan {
 
-// Arguments of every kernel of the scan; mirrored by cuda_scan.py. Strides count elements.
+// Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
 struct Arguments {
   const void *q, *k, *v;
   void* o;

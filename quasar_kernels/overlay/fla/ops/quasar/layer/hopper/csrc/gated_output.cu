@@ -216,7 +216,7 @@ __device__ __forceinline__ void gated_output(const OutputArguments& arg) {
   cluster_sync();  // a block must not leave while the other may still write or report to it
 }
 
-QUASAR_LAUNCH(gated_output, BLOCK_THREADS, sizeof(OutputShared))
+QUASAR_LAUNCH(gated_output, BLOCK_THREADS, sizeof(OutputShared), OutputArguments)
 QUASAR_KERNEL(gated_output, __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_THREADS, 1),
               (const __grid_constant__ OutputArguments arg), (arg))
 

@@ -12,7 +12,7 @@ constexpr int GATE_IMAGES = HEADS / 2;               // an image holds two heads
 constexpr int RING = 9, CHUNKS = 4;                  // as much as shared memory holds
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
-// mirrored by gated_output.py
+// mirrored by program.py
 struct OutputArguments {
   const void *o, *narrow, *gate_images, *out_images;
   const float* bias;     // [WIDTH]

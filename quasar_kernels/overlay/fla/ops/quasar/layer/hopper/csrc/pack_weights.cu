@@ -84,7 +84,7 @@ __device__ __forceinline__ void pack_weights(const PackArguments& arg) {
   ((uint4*)m.images)[piece] = make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-QUASAR_LAUNCH(pack_weights, PACK_THREADS, 0)
+QUASAR_LAUNCH(pack_weights, PACK_THREADS, 0, PackArguments)
 QUASAR_KERNEL(pack_weights, __launch_bounds__(PACK_THREADS),
               (const __grid_constant__ PackArguments arg), (arg))
 

@@ -228,7 +228,7 @@ __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
   cluster_sync();  // neither block leaves while the other may signal it
 }
 
-QUASAR_LAUNCH(projection, THREADS, sizeof(ProjectionShared))
+QUASAR_LAUNCH(projection, THREADS, sizeof(ProjectionShared), ProjectionArguments)
 QUASAR_KERNEL(projection, __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1),
               (const __grid_constant__ ProjectionArguments arg), (arg))
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   }
 }
 
-QUASAR_LAUNCH(gradient_scan, SCAN_THREADS, sizeof(GradientScanShared))
+QUASAR_LAUNCH(gradient_scan, SCAN_THREADS, sizeof(GradientScanShared), GradientArguments)
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     quasar_gradient_scan(const __grid_constant__ GradientArguments arg) {
   gradient_scan(arg);

@@ -506,7 +506,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   store(maps.dk, arg.dk, at.d_state);
 }
 
-QUASAR_LAUNCH(input_gradient, 32 * INPUT_WARPS, sizeof(InputShared))
+QUASAR_LAUNCH(input_gradient, 32 * INPUT_WARPS, sizeof(InputShared), GradientArguments)
 QUASAR_KERNEL(input_gradient, __launch_bounds__(32 * INPUT_WARPS, INPUT_BLOCKS),
               (const __grid_constant__ GradientArguments arg,
                const __grid_constant__ GradientMaps maps),

@@ -171,7 +171,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   }
 }
 
-QUASAR_LAUNCH(state_checkpoint, 32 * WALK_WARPS, sizeof(CheckpointShared))
+QUASAR_LAUNCH(state_checkpoint, 32 * WALK_WARPS, sizeof(CheckpointShared), GradientArguments)
 QUASAR_KERNEL(state_checkpoint, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
               (const __grid_constant__ GradientArguments arg,
                const __grid_constant__ GradientMaps maps),

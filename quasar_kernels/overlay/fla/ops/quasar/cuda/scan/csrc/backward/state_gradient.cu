@@ -267,12 +267,12 @@ __device__ __forceinline__ void state_gradient_map(const GradientArguments& arg,
   walk_gradient<T, true>(arg, maps);
 }
 
-QUASAR_LAUNCH(state_gradient, 32 * WALK_WARPS, sizeof(GradientShared))
+QUASAR_LAUNCH(state_gradient, 32 * WALK_WARPS, sizeof(GradientShared), GradientArguments)
 QUASAR_KERNEL(state_gradient, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
               (const __grid_constant__ GradientArguments arg,
                const __grid_constant__ GradientMaps maps),
               (arg, maps))
-QUASAR_LAUNCH(state_gradient_map, 32 * WALK_WARPS, sizeof(GradientShared))
+QUASAR_LAUNCH(state_gradient_map, 32 * WALK_WARPS, sizeof(GradientShared), GradientArguments)
 QUASAR_KERNEL(state_gradient_map, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARPS, WALK_BLOCKS),
               (const __grid_constant__ GradientArguments arg,
                const __grid_constant__ GradientMaps maps),

@@ -1,0 +1,37 @@
+"""Files that processes keep for later ones, compiled kernels and tiles: where, and how to write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from fla.ops.quasar import switches
+
+
+def cache_folder() -> Path:
+    """Return the folder; it may not exist yet."""
+    own = os.environ.get(switches.CACHE_DIR)
+    users = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(users):
+        users = os.path.expanduser("~/.cache")  # as the XDG specification asks
+    return Path(own) if own else Path(users, "quasar")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file and its folder; who reads it meanwhile finds the old file or the new one.
+
+    Raises:
+        OSError: it could not be written; nothing is left of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(content)
+            file.close()
+            os.replace(file.name, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise

@@ -1,0 +1,176 @@
+"""A program in CUDA C++: compiled and loaded once for each variant, and given up when it fails."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from fla.ops.quasar.cuda.driver import Kernel, load_kernels
+from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files
+from fla.ops.quasar.switches import requested_backend
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Names of the dtypes that the CUDA kernels take."""
+CAPABILITY = (8, 0)
+"""The oldest compute capability that they compile for."""
+
+Result = TypeVar("Result")
+_log = logging.getLogger("fla.ops.quasar")
+
+
+class Variant(NamedTuple):
+    """What a program is compiled and loaded for."""
+
+    device: int
+    dtype: torch.dtype  # one of DTYPES
+    options: tuple[str, ...] = ()  # NVRTC's
+
+
+class LoadedProgram(NamedTuple):
+    """A program's kernels on a device."""
+
+    variant: Variant
+    kernels: Mapping[str, Kernel]  # by name, without `quasar_` and the dtype
+    multiprocessors: int
+    on_hopper: bool  # where kernels copy by tensor maps
+
+
+class CudaProgram:
+    """Sources that are compiled together, and what is loaded of them; threads may share it.
+
+    Args:
+        name: its name, for files in the cache and for messages.
+        sources: its .cu files.
+        arguments: the structure that each kernel takes first, by the kernel's name without
+            `quasar_` and with {} for the dtype, where it has one.
+        warning: what is logged at the first failure, with %s for the error: one line.
+    """
+
+    def __init__(
+        self, name: str, sources: Sequence[Path], arguments: Mapping[str, type], warning: str
+    ) -> None:
+        self.name, self._sources, self._arguments = name, sources, arguments
+        self._warning = warning
+        self._lock = threading.Lock()
+        self._found: dict[Variant, LoadedProgram | CudaUnavailableError] = {}
+
+    def compile(
+        self, capability: tuple[int, int], dtype: str, options: Sequence[str] = ()
+    ) -> bytes:
+        """Return the machine code for a GPU's capability and `bf16` or `fp16`.
+
+        Raises:
+            CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
+                compile.
+        """
+        if capability < CAPABILITY:
+            raise CudaUnavailableError(
+                "the GPU has compute capability {}.{}; the CUDA kernels need {}.{}".format(
+                    *capability, *CAPABILITY
+                ),
+                "set QUASAR_BACKEND=triton to stop trying",
+            )
+        options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
+        return compile_files(f"{self.name}-{dtype}", self._sources, capability, options)
+
+    def find(self, variant: Variant) -> LoadedProgram | CudaUnavailableError:
+        """Return the program, compiled and loaded if it was not yet, or why it cannot be used."""
+        found = self._found.get(variant)
+        if found is None:
+            if torch.cuda.is_current_stream_capturing():  # loading would break the capture
+                return CudaUnavailableError(
+                    "a CUDA graph is captured before the kernels were loaded", "call once before"
+                )
+            with self._lock:
+                if variant not in self._found:
+                    try:
+                        self._found[variant] = self._load(variant)
+                    except CudaUnavailableError as error:
+                        self.give_up(variant, error)
+            found = self._found[variant]
+        return found
+
+    def load(self, variant: Variant) -> LoadedProgram:
+        """Return what `find` does.
+
+        Raises:
+            CudaUnavailableError: the program cannot be built, loaded or used any more.
+        """
+        found = self.find(variant)
+        if isinstance(found, CudaUnavailableError):
+            raise CudaUnavailableError(found.problem, found.remedy)
+        return found
+
+    def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
+        """Use the variant no more: it failed. The first failure of all is logged."""
+        if not any(isinstance(found, CudaUnavailableError) for found in self._found.values()):
+            _log.warning(self._warning, error)
+        self._found[variant] = CudaUnavailableError(error.problem, error.remedy)
+
+    def attempt(
+        self, program: LoadedProgram, function: Callable[..., Result], *args: Any
+    ) -> Result | None:
+        """Return `function(*args, program=program)`, or None where a launch fails: it is given up.
+
+        Raises:
+            CudaUnavailableError: a launch fails, and QUASAR_BACKEND is `cuda`.
+        """
+        try:
+            return function(*args, program=program)
+        except CudaUnavailableError as error:
+            if requested_backend() == "cuda":
+                raise
+            self.give_up(program.variant, error)
+            return None
+
+    def _load(self, variant: Variant) -> LoadedProgram:
+        device, dtype, options = variant
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+        code = self.compile(capability, DTYPES[dtype], options)
+        names = {name: f"quasar_{name}".format(DTYPES[dtype]) for name in self._arguments}
+        loaded = load_kernels(code, names.values(), device)
+        for name, structure in self._arguments.items():
+            taken, given = loaded[names[name]].arguments, ctypes.sizeof(structure)
+            if taken != given:
+                raise CudaUnavailableError(
+                    f"{names[name]} takes {taken} bytes of arguments and would be given {given}",
+                    "publish the overlay anew: its files are of two versions",
+                )
+        kernels = {name.removesuffix("_{}"): loaded[full] for name, full in names.items()}
+        processors = properties.multi_processor_count
+        return LoadedProgram(variant, kernels, processors, capability == HOPPER)
+
+
+POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Return fields of a `ctypes.Structure`, of one kind."""
+    return [(name, kind) for name in names.split()]
+
+
+def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
+    """Return a function of a structure's values, those of arrays one by one, that gives its bytes.
+
+    It takes a third of the time that filling the structure does.
+    """
+    kinds = [kind for _, kind in structure._fields_]
+    codes = "".join(
+        kind._type_._type_ * kind._length_ if issubclass(kind, ctypes.Array) else kind._type_
+        for kind in kinds
+    )
+    padding = ctypes.sizeof(structure) - struct.calcsize(codes)
+    return struct.Struct(f"{codes}{padding}x").pack
+
+
+def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
+    """Return where tensors lie, 0 for None."""
+    return tuple(0 if x is None else x.data_ptr() for x in tensors)

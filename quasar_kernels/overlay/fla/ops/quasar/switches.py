@@ -1,0 +1,32 @@
+"""The environment variables of the kernels: all of them by name, and their readings."""
+
+from __future__ import annotations
+
+import os
+
+BACKEND = "QUASAR_BACKEND"
+"""Which implementation takes a call: one of `BACKENDS`."""
+GRAPHS = "QUASAR_GRAPHS"
+"""0 keeps every call of the layer from becoming a CUDA graph."""
+KEEP_MIB = "QUASAR_KEEP_MIB"
+"""How much a recorded call of the layer may keep for its backward pass: a whole number of MiB."""
+AUTOTUNE = "QUASAR_AUTOTUNE"
+"""0 keeps an unknown GPU from being tuned."""
+CACHE_DIR = "QUASAR_CACHE_DIR"
+"""The folder of compiled kernels and tiles instead of ~/.cache/quasar."""
+NVRTC = "QUASAR_NVRTC"
+"""The path of the NVRTC library to use instead of searching for one."""
+
+BACKENDS = ("auto", "cuda", "triton", "torch")
+
+
+def requested_backend() -> str:
+    """Return QUASAR_BACKEND, `auto` where it is not set.
+
+    Raises:
+        ValueError: it is none of `BACKENDS`.
+    """
+    name = os.environ.get(BACKEND, "auto")
+    if name not in BACKENDS:
+        raise ValueError(f"{BACKEND} is {name!r}; set it to one of {', '.join(BACKENDS)}")
+    return name
