@@ -82,7 +82,7 @@ LIMITS = {
 
 
 @dataclass
-class Bench:
+class Checker:
     """Where the checks run, their source of inputs, and the worst that they found, by name."""
 
     device: torch.device
