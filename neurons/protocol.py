@@ -204,18 +204,23 @@ class CommitReply(Message):
     message: str = ""
 
 
-class RevealRequest(Message):
-    """Body of POST /reveal_submission; `signature` signs `submission_text(...)`."""
+class ClaimRequest(Message):
+    """What a reveal and a direct submission say alike; `signature` signs `submission_text(...)`."""
 
-    submission_id: RowId
     miner_hotkey: Text
-    commitment_salt: Text
     fork_url: Text
     commit_hash: CommitHash
     tokens_per_sec: Speed
     signature: Text
     vram_mb: Mebibytes | None = None
     benchmarks: FiniteBenchmarks | None = None
+
+
+class RevealRequest(ClaimRequest):
+    """Body of POST /reveal_submission."""
+
+    submission_id: RowId
+    commitment_salt: Text
     docker_image: Text | None = None
 
 
@@ -230,18 +235,11 @@ class RevealReply(Message):
     message: str = ""
 
 
-class SubmitRequest(Message):
+class SubmitRequest(ClaimRequest):
     """Body of POST /submit_kernel, the direct submission without commit and reveal."""
 
-    miner_hotkey: Text
-    fork_url: Text
-    commit_hash: CommitHash
     target_sequence_length: Length
-    tokens_per_sec: Speed
-    signature: Text
     repo_hash: Text | None = None
-    vram_mb: Mebibytes | None = None
-    benchmarks: FiniteBenchmarks | None = None
 
 
 class SubmitReply(Message):

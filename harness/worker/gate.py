@@ -2,8 +2,8 @@
 
 Inputs are fresh, from a secret seed, so that nothing can be prepared for them. The limits are
 those of `compare.LIMITS`. "Gate" means this correctness gate everywhere but in the
-overlay: there it is the layer's output gate, and gate.py, whose name the fork's rules ask for, holds
-the step size.
+overlay: there it is the layer's output gate, while gate.py, whose name the fork's rules ask for,
+holds the step size.
 """
 
 from __future__ import annotations

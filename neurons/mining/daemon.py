@@ -137,15 +137,18 @@ def _create(context: Context) -> Submission:
     if _claims_the_same(last, mode, context):
         submission = journal.insert(cycle.directly(last, now))
     else:
-        submission = journal.create(
-            context.identity.hotkey,
-            context.target or 0,  # `auto` decides when it claims
+        draft = Submission(
+            id=0,
+            hotkey=context.identity.hotkey,
+            target_sequence_length=context.target or 0,  # `auto` decides when it claims
             mode=mode,
             publish_at="before_commit" if mode == "direct" else settings.publish_at,
             api_url=context.client.base_url,
-            now=now,
             auto_target=context.target is None,
+            created_at=now,
+            updated_at=now,
         )
+        submission = journal.insert(draft)
     context.log.info(
         "new submission",
         submission=submission.id,

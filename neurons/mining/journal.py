@@ -79,35 +79,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def create(
-        self,
-        hotkey: str,
-        target_sequence_length: int,
-        *,
-        mode: str,
-        publish_at: str,
-        api_url: str,
-        now: float,
-        auto_target: bool = False,
-    ) -> Submission:
-        """Write down a NEW submission and return it.
-
-        Raises:
-            sqlite3.IntegrityError: this hotkey has a live one for the target already.
-        """
-        draft = Submission(
-            id=0,
-            hotkey=hotkey,
-            target_sequence_length=target_sequence_length,
-            mode=mode,
-            publish_at=publish_at,
-            api_url=api_url,
-            auto_target=auto_target,
-            created_at=now,
-            updated_at=now,
-        )
-        return self.insert(draft)
-
     def insert(self, draft: Submission) -> Submission:
         """Write down a live submission, whose `id` is given here, and return it.
 

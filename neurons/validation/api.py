@@ -35,13 +35,14 @@ class ApiFault(QuasarError):
     """The API did not answer, or not as the protocol says; the next poll tries again."""
 
 
-class ValidatorApi:
+class ValidatorApi(Connection):
     """Calls of one validator API with a validator's headers.
 
     Args:
         base_url: https, or http on this machine.
         identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
         stop: when set, nothing is tried again.
+        transport: replaces the network in tests.
 
     Raises:
         ConfigError: the address would show the signature header to others.
@@ -55,19 +56,13 @@ class ValidatorApi:
         stop: threading.Event | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._stop = stop or threading.Event()
-        self._connection = Connection(
-            base_url,
-            identity,
+        super().__init__(
+            *(base_url, identity),
             transport=transport,
             reply_seconds=REPLY_SECONDS,
             reply_bytes=QUEUE_BYTES,
         )
-        self.on_loopback = self._connection.on_loopback
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._connection.close()
+        self._stop = stop or threading.Event()
 
     def queue(self) -> list[QueuedSubmission]:
         """Return the revealed submissions that nobody has judged, the oldest first.
@@ -104,10 +99,10 @@ class ValidatorApi:
                 on=self._passes, attempts=ATTEMPTS, wait_initial=0.2, wait_max=PAUSE_SECONDS
             ):
                 with attempt:
-                    return self._connection.exchange(method, route, reply, signed=True, **options)
+                    return self.exchange(method, route, reply, signed=True, **options)
         except (Unauthorized, Forbidden) as refusal:
             raise ConfigError(
-                f"{refusal.reason} Add the validator's hotkey {self._connection.hotkey} to the "
+                f"{refusal.reason} Add the validator's hotkey {self.hotkey} to the "
                 "API's VALIDATOR_HOTKEYS."
             ) from None
         except (Retry, Held) as fault:

@@ -73,12 +73,8 @@ def submit(
         ip_address,
         now,
         is_revealed=True,
-        fork_url=request.fork_url,
-        commit_hash=request.commit_hash,
         repo_hash=request.repo_hash,
-        tokens_per_sec=request.tokens_per_sec,
-        vram_mb=request.vram_mb,
-        benchmarks=request.benchmarks,
+        **_claim(request),
     )
     return protocol.SubmitReply(
         submission_id=row.id,
@@ -143,12 +139,9 @@ def reveal(
     row.is_revealed = True
     row.commitment_salt = request.commitment_salt
     row.signature = request.signature
-    row.fork_url = request.fork_url
-    row.commit_hash = request.commit_hash
     row.docker_image = request.docker_image
-    row.tokens_per_sec = request.tokens_per_sec
-    row.vram_mb = request.vram_mb
-    row.benchmarks = request.benchmarks
+    for name, value in _claim(request).items():
+        setattr(row, name, value)
     return protocol.RevealReply(
         submission_id=row.id,
         miner_hotkey=row.miner_hotkey,
@@ -239,6 +232,12 @@ def _add(
     session.add(row)
     session.flush()
     return row
+
+
+def _claim(request: protocol.ClaimRequest) -> dict[str, Any]:
+    """Return the columns that a claim fills."""
+    names = {"fork_url", "commit_hash", "tokens_per_sec", "vram_mb", "benchmarks"}
+    return request.model_dump(include=names)
 
 
 def _marked(session: Session, submission_id: int | None) -> Submission:

@@ -179,7 +179,7 @@ def test_reads_the_public_table_of_every_life(tmp_path: Path) -> None:
 def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path) as journal:
-        made = journal.create("me", 512, mode="direct", publish_at="", api_url="", now=20.0)
+        made = journal.insert(states.Submission(0, "me", 512, "direct", "", "", created_at=20.0))
         held = states.hold(made, "No key.", "Bring one.", 21.0)
         journal.transition(made, held)
         entries = read_journal(path, "me")

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,16 @@ from neurons.command_line.status import JOURNAL, read_status
 from neurons.errors import ConfigError
 from neurons.identity import create_throwaway, load_identity
 from neurons.mining import cycle
-from neurons.mining.cycle import State
+from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
 from neurons.processes.runtime import StateLock
 from tests import PROJECT
 from tests.neurons.miner_command import run
+
+
+def draft(target: int, **changes: Any) -> Submission:
+    names = ("5abc", target, "commit_reveal", "before_commit", "http://127.0.0.1:1")
+    return Submission(0, *names, **changes)
 
 
 def journal_in(state: Path) -> Journal:
@@ -167,10 +173,7 @@ def test_a_real_run_is_put_together_from_its_settings(
 def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Path) -> None:
     now = time.time()
     with journal_in(tmp_path) as journal:
-        new = journal.create(
-            "5abc", 2048, mode="commit_reveal", publish_at="before_commit",
-            api_url="http://127.0.0.1:1", now=now,
-        )  # fmt: skip
+        new = journal.insert(draft(2048))
         journal.transition(new, cycle.hold(new, "The push was refused.", "Do this.", now))
     text = run("status", STATE_DIR=str(tmp_path)).stdout
     assert "HELD" in text
@@ -183,10 +186,7 @@ def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Pa
 
 def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> None:
     with journal_in(tmp_path) as journal:
-        journal.create(
-            "5abc", 0, mode="commit_reveal", publish_at="before_commit",
-            api_url="http://127.0.0.1:1", now=time.time(), auto_target=True,
-        )  # fmt: skip
+        journal.insert(draft(0, auto_target=True))
     text = run("status", STATE_DIR=str(tmp_path)).stdout
     assert "target    auto" in text
     assert "league" not in text
@@ -196,10 +196,7 @@ def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> No
 def test_a_persons_word_on_what_is_held(word: str, state: State, tmp_path: Path) -> None:
     assert "nothing has run" in run(word, STATE_DIR=str(tmp_path)).stdout
     with journal_in(tmp_path) as journal:
-        new = journal.create(
-            "5abc", 2048, mode="commit_reveal", publish_at="before_commit",
-            api_url="http://127.0.0.1:1", now=0.0,
-        )  # fmt: skip
+        new = journal.insert(draft(2048))
         journal.transition(new, cycle.hold(new, "A reason.", "A remedy.", 1.0))
     done = run(word, STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -37,14 +37,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
-    return log.create(
-        hotkey,
-        target,
-        mode="commit_reveal",
-        publish_at="before_commit",
-        api_url="https://api.example",
-        now=1.0,
+    draft = Submission(
+        *(0, hotkey, target, "commit_reveal", "before_commit", "https://api.example"),
+        created_at=1.0,
+        updated_at=1.0,
     )
+    return log.insert(draft)
 
 
 def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
