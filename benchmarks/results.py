@@ -5,24 +5,16 @@ from __future__ import annotations
 import subprocess
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Literal, TypeVar
 
 from harness.report import Environment
+from harness.report import Frozen as Frozen
+from harness.report import NotNegative as NotNegative
+from harness.report import Positive as Positive
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "h200"
 """The data that the documents show."""
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Frozen(BaseModel):
-    """A model that neither changes nor takes what it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Run(Frozen):

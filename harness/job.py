@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from harness.report import Kind
+from harness.report import Frozen, Kind
 
 
 class Exit(IntEnum):
@@ -22,7 +22,7 @@ class Exit(IntEnum):
     IMPORT = 7
 
 
-class Job(BaseModel):
+class Job(Frozen):
     """What a worker has to do.
 
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
@@ -32,8 +32,6 @@ class Job(BaseModel):
     `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Literal["gate", "time", "import", "probe", "call"]
     tree: str | None = None
@@ -49,10 +47,8 @@ class Job(BaseModel):
     parent: int
 
 
-class Reply(BaseModel):
+class Reply(Frozen):
     """What a worker answers: a `body` for its task, or a failure with its remedy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     nonce: str
     failure: Kind | None = None

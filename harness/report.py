@@ -24,11 +24,13 @@ class ReportError(Exception):
     """A report file cannot be trusted: missing, torn, altered or of another schema."""
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """A model that neither changes nor takes what it does not know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Check(_Frozen):
+class Check(Frozen):
     """The worst figure of one kind that the correctness gate found, beside its limit.
 
     `value` is None when the figure is not a finite number, which never passes.
@@ -53,7 +55,7 @@ class Check(_Frozen):
         return f"{self.name} ({self.where}) is {value}, must be {relation} {self.limit:g}"
 
 
-class GateResult(_Frozen):
+class GateResult(Frozen):
     """What the correctness gate found on `source_digest`, on inputs from the secret `seed`."""
 
     passed: bool
@@ -71,7 +73,7 @@ class GateResult(_Frozen):
         return tuple(check for check in self.checks if not check.passed)
 
 
-class Snapshot(_Frozen):
+class Snapshot(Frozen):
     """The state of one GPU at one moment, read from NVML; None where the driver does not tell."""
 
     sm_clock_mhz: int | None = None
@@ -85,14 +87,14 @@ class Snapshot(_Frozen):
     driver: str | None = None
 
 
-class Telemetry(_Frozen):
+class Telemetry(Frozen):
     """The GPU before the measured code was imported, and right after the timed calls."""
 
     before: Snapshot
     after: Snapshot
 
 
-class Environment(_Frozen):
+class Environment(Frozen):
     """The machine and the software that a measurement ran on."""
 
     device: Literal["cuda", "cpu"]
@@ -108,7 +110,7 @@ class Environment(_Frozen):
     cpu_count: int
 
 
-class Measurement(_Frozen):
+class Measurement(Frozen):
     """One cold process that ran the validator's loop at one length."""
 
     length: int = Field(gt=0, description="sequence length in tokens")
@@ -128,7 +130,7 @@ class Measurement(_Frozen):
     started_at: datetime
 
 
-class Failure(_Frozen):
+class Failure(Frozen):
     """A length that gave no measurement."""
 
     length: int = Field(gt=0)
@@ -136,7 +138,7 @@ class Failure(_Frozen):
     reason: str
 
 
-class Report(_Frozen):
+class Report(Frozen):
     """A whole run of the harness over one tree."""
 
     schema_version: Literal[1, 2] = Field(default=2, description="1: no gates, each in full")

@@ -22,14 +22,16 @@ _D, _H, _S = 512, 8, 64  # hidden_size, num_heads and head_dim that a validator 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-class Build(BaseModel):
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Build(_Frozen):
     """One attempt to compile a program for a capability and dtype.
 
     `program` is `operator`, `operator 128` (for heads of 128), `gradients`, `gradients 128` or
     `layer`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     program: str
     dtype: str
@@ -39,15 +41,13 @@ class Build(BaseModel):
     remedy: str = ""  # of the error, where the kernels know one
 
 
-class Builds(BaseModel):
+class Builds(_Frozen):
     """The kernels of one capability."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     builds: tuple[Build, ...]
 
 
-class PathTaken(BaseModel):
+class PathTaken(_Frozen):
     """Which implementation takes a call of the operator or the layer on a device, and why.
 
     `call` is `operator` (`chunk_quasar`), the same for heads of 128 as `operator 128`, or `layer`,
@@ -55,8 +55,6 @@ class PathTaken(BaseModel):
     `capability` is (major, minor), None for the CPU. `rms` is the relative error of its result;
     `error` is not empty where the call raised.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     call: str = "operator"
     device: str
@@ -70,10 +68,8 @@ class PathTaken(BaseModel):
     remedy: str = ""  # of the error, or of the reason, where the kernels know one
 
 
-class PathsTaken(BaseModel):
+class PathsTaken(_Frozen):
     """The compiler and the paths; `nvrtc` is empty where `nvrtc_error` says why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     nvrtc: str = ""
     nvrtc_error: str = ""
