@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer.hopper import projection
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.cuda.program import LoadedProgram, Variant
+from fla.ops.quasar.layer.hopper import attend, projection
 from fla.ops.quasar.layer.hopper.attend import attend_fused
-from fla.ops.quasar.layer.hopper.program import hopper_program
+from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 
 
 @pytest.mark.parametrize("runs", [4, 264])
@@ -38,3 +42,26 @@ def test_no_other_device_takes_it():
     assert hopper_program(x, torch.bfloat16) is None
     with torch.no_grad():
         assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5) is None
+
+
+def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
+    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+    x = torch.randn(1, 8, 512)
+    variant = Variant(0, torch.bfloat16)
+
+    def refuse(*_):
+        raise CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again")
+
+    monkeypatch.setattr(attend, "_takes", lambda *_: True)
+    monkeypatch.setattr(attend, "hopper_program", lambda *_: found)
+    monkeypatch.setattr(PROGRAM, "_found", {})
+    kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
+    found = LoadedProgram(variant, kernels, 132, True)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5) is None
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "
+        "to mend it, start again"
+    )
+    assert PROGRAM.find(variant).remedy == "start again"

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import Recorded, recorded_forward
+from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings, pack_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 from fla.ops.quasar.layer.hopper.projection import (
@@ -95,7 +96,7 @@ def attend_fused(
     return PROGRAM.attempt(program, _attend, x, weights, dtype, eps, keep, output)
 
 
-def _attend(program, x, weights, dtype, eps, keep, output) -> Attended:
+def _attend(x, weights, dtype, eps, keep, output, *, program: LoadedProgram) -> Attended:
     gate_weight, gate_bias, taps = weights[4], weights[5], weights[6:9]
     beta_log, norm_weight, out_weight = weights[12:]
     with torch.autocast(x.device.type, enabled=False):
