@@ -25,6 +25,14 @@ class Run(Frozen):
     commit: str | None
     environment: Environment
 
+    def where(self, *more: str) -> dict[str, str]:
+        """Return the facts of where and when: the GPU, `more` of its surroundings, the commit."""
+        e = self.environment
+        return {
+            "GPU": "; ".join([f"{e.gpu}, driver {e.driver}", *more]),
+            "date, commit": f"{self.created}, {self.commit}",
+        }
+
 
 Kind = TypeVar("Kind", bound=Run)
 

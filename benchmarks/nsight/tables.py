@@ -23,17 +23,10 @@ def profile_tables(run: Profile) -> str:
 
 def ceilings(profile: Profile) -> str:
     """Return the table of where, when and how the kernels were profiled."""
-    e, rates = profile.environment, profile.product_tflops
-    return facts(
-        {
-            "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}; Nsight Compute {profile.ncu}",
-            "ceilings": f"copies {profile.copy_gb_per_s / 1000:.2f} TB/s; products "
-            + ", ".join(f"{kind} {rate:.0f}" for kind, rate in rates.items())
-            + " TFLOP/s",
-            "date, commit": f"{profile.created}, {profile.commit}",
-            "protocol": profile.protocol,
-        }
-    )
+    rates = ", ".join(f"{kind} {rate:.0f}" for kind, rate in profile.product_tflops.items())
+    ceilings = f"copies {profile.copy_gb_per_s / 1000:.2f} TB/s; products {rates} TFLOP/s"
+    where = profile.where(f"torch {profile.environment.torch}", f"Nsight Compute {profile.ncu}")
+    return facts({**where, "ceilings": ceilings, "protocol": profile.protocol})
 
 
 def call_profile(profile: Profile, name: str) -> str:

@@ -52,15 +52,9 @@ def _ms(value: float | None) -> str:
 def machine(results: OperatorResults) -> str:
     """Return the table of where and when."""
     e = results.environment
-    gpu = f"{e.gpu}, driver {e.driver}; copies {results.copy_gb_per_s / 1000:.2f} TB/s"
-    rows = {
-        "GPU": gpu,
-        "torch, Triton, CUDA, Python": f"{e.torch}, {e.triton}, {e.cuda}, {e.python}",
-        "peer": results.peer or "not measured",
-        "date, commit": f"{results.created}, {results.commit}",
-        "protocol": results.protocol,
-    }
-    return facts(rows)
+    software = f"torch {e.torch}, Triton {e.triton}, CUDA {e.cuda}, Python {e.python}"
+    where = results.where(f"copies {results.copy_gb_per_s / 1000:.2f} TB/s", software)
+    return facts({**where, "peer": results.peer or "not measured", "protocol": results.protocol})
 
 
 def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
@@ -122,12 +116,8 @@ def training(results: TrainingResults) -> str:
         limit += f"{TRAINING_LEAD['cuda']:g} times the peer"
         rows.append([" x ".join(f"{n:,}" for n in row.shape), *cells, limit])
     e = results.environment
-    where = {
-        "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}",
-        "peer": results.peer or "not measured",
-        "date, commit": f"{results.created}, {results.commit}",
-        "protocol": results.protocol,
-    }
+    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where |= {"peer": results.peer or "not measured", "protocol": results.protocol}
     return f"{facts(where)}\n\n{table(header, rows)}"
 
 

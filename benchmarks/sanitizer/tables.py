@@ -8,14 +8,8 @@ from benchmarks.sanitizer.results import SanitizerResults, verdict
 
 def sanitizer_table(results: SanitizerResults) -> str:
     """Return the table of compute-sanitizer's findings, and what a tool left out."""
-    e = results.environment
-    where = facts(
-        {
-            "GPU": f"{e.gpu}, driver {e.driver}; compute-sanitizer {results.sanitizer}",
-            "date, commit": f"{results.created}, {results.commit}",
-            "wall time": f"{results.seconds:.0f} s, all tools side by side",
-        }
-    )
+    where = results.where(f"compute-sanitizer {results.sanitizer}")
+    where["wall time"] = f"{results.seconds:.0f} s, all tools side by side"
     rows, left_out = [], []
     for tool, one in results.tools.items():
         calls = " and ".join(f"{results.calls[name]} of the {name}" for name in one.calls)
@@ -27,4 +21,4 @@ def sanitizer_table(results: SanitizerResults) -> str:
             if name not in one.calls
         ]
     header = ("tool", "calls", "found", "in a faulty kernel", "wall time, s")
-    return "\n\n".join([where, table(header, rows), *left_out])
+    return "\n\n".join([facts(where), table(header, rows), *left_out])
