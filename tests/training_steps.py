@@ -41,7 +41,8 @@ def whole(x):
 def take_steps(device, task: Task, width: int, heads: int, way: str) -> Taken:
     """Take a few steps: `alone` on each half of a batch in turn, else as one of two processes."""
     torch.manual_seed(0)
-    model = run = Model(task.vocabulary, width, heads).to(device)
+    model = Model(task.vocabulary, width, heads).to(device)
+    run: torch.nn.Module = model
     if way == "ddp":
         run = DistributedDataParallel(model)
     elif way == "fsdp":

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.layer import speed
-from harness.report import Failure, load_report
+from benchmarks.layer.trees import TREES
+from harness.report import Failure, GateResult, load_report
 from harness.runner import MeasurementError
 from tests.harness.samples import gate_result, measurement
 
@@ -32,8 +33,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    tree = speed.TREES["overlay"]._replace(**changes)
-    monkeypatch.setitem(speed.TREES, "overlay", tree)
+    tree = TREES["overlay"]._replace(**changes)
+    monkeypatch.setitem(TREES, "overlay", tree)
 
 
 def test_rounds_behind_the_gate_of_the_next_length(
@@ -54,7 +55,10 @@ def test_nothing_is_timed_behind_a_failed_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, lengths=(512, 1024), runs=2)
-    gates = {512: SHORT, 1024: Failure(length=1024, kind="crash", reason="it died")}
+    gates: dict[int, GateResult | Failure] = {
+        512: SHORT,
+        1024: Failure(length=1024, kind="crash", reason="it died"),
+    }
     found = speed.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
     assert [length for length, *_ in CALLS] == [512, 512]
     assert [(f.length, f.kind, f.reason) for f in found.failures] == [(1024, "crash", "it died")]

@@ -53,7 +53,7 @@ def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
     prepared = prepare(model, way, CPU, backend)
     batch = draw(SMALL, 0, CPU)
     loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert len(found) == len(list(model.parameters()))
     return {"loss": loss.detach()} | found
@@ -67,7 +67,7 @@ def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
         ("compiled", "aot_eager", False),  # torch computes the norms around the layers otherwise
     ],
 )
-def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> None:  # type: ignore[no-untyped-def]
+def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> None:
     torch.compiler.reset()
     found = gradients(way, backend)
     for name, gradient in gradients("bf16", "").items():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import results as run_files
 from benchmarks.operator.results import OperatorResults
 from benchmarks.results import load
 from benchmarks.sanitizer import calls, watch
@@ -129,7 +130,7 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = []
-    write = watch.results.write
+    write = run_files.write
 
     def record(path: Path, run: SanitizerResults) -> None:
         write(path, run)
@@ -141,7 +142,7 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     for name, value in surroundings(tmp_path, LAYER="stuck").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watch, "describe_run", tools_of_operator)
-    monkeypatch.setattr(watch.results, "write", record)
+    monkeypatch.setattr(run_files, "write", record)
     out = tmp_path / "sanitizer.json"
     arguments = ["--out", str(out), "--commit", "abc", "--limit", "2"]
     monkeypatch.setattr(sys, "argv", ["watch", *arguments])

@@ -88,7 +88,7 @@ def test_a_length_without_an_accepted_run_is_never_claimed() -> None:
 @pytest.mark.parametrize("name", ["tokens_per_sec", "elapsed_seconds"])
 def test_impossible_figures_are_named(name: str, value: float) -> None:
     with pytest.raises(NoClaim, match=f"{name} at 512 tokens is {value}"):
-        derive_claim({512: [measurement(), measurement(**{name: value})]}, 512)
+        derive_claim({512: [measurement(), measurement(512, **{name: value})]}, 512)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])

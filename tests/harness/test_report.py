@@ -6,6 +6,7 @@ import hashlib
 import json
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -69,7 +70,12 @@ def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refuse
     assert load_report(path).measurements == report.measurements
     write_report(path, report)
     body = json.loads(path.read_text())["report"]
-    broken = ({"gates": []}, {"measurements": 3}, {"measurements": [{}]}, {"schema_version": 3})
+    broken: tuple[dict[str, Any], ...] = (
+        {"gates": []},
+        {"measurements": 3},
+        {"measurements": [{}]},
+        {"schema_version": 3},
+    )
     for change in broken:
         path.write_text(with_digest({**body, **change}))
         with pytest.raises(ReportError, match="do not fit; measure again"):

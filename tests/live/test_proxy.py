@@ -144,7 +144,8 @@ def test_after_is_told_once_the_reply_has_left(upstream) -> None:
 def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then() -> None:
     def drawn(seed: int) -> list[str | None]:
         plan = FaultPlan(seed, post_share=1.0)
-        return [fault and fault.name for fault in (plan.draw("POST", "/x") for _ in range(40))]
+        faults = (plan.draw("POST", "/x") for _ in range(40))
+        return [fault.name if fault else None for fault in faults]
 
     assert drawn(1) == drawn(1) != drawn(2)
     passed = [index for index, name in enumerate(drawn(1)) if name is None]

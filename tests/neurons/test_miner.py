@@ -75,7 +75,7 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_exit_78_with_a_sentence(
-    arguments: list[str], environ: dict[str, str], said: str, tmp_path: Path
+    arguments: list[str], environ: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     done = run(*arguments, STATE_DIR=str(tmp_path), **environ)
     assert done.returncode == 78

@@ -38,7 +38,7 @@ class Judge:
         answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
         if isinstance(answer, BaseException):
             raise answer
-        return answer  # type: ignore[no-any-return]
+        return answer
 
 
 def validator(api: LiveApi, judge: Judge, stop: threading.Event | None = None) -> Validator:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fla.ops.quasar import switches
@@ -21,6 +22,7 @@ from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
 from quasar_kernels.compile_failures import Explanation, explain
 from tests import PROJECT
+from tests.processes import run
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -38,27 +40,20 @@ needs_nvcc = pytest.mark.skipif(
 )
 
 
-def _output(command: list[str], memory: int = 0, **environment: str) -> str:
+def _output(command: list[str], memory: int = 0, **environment: Any) -> str:
     """Run what has to fail, with so many bytes of address space, and return what it said."""
 
     def limit() -> None:
         if memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "LC_ALL": "C", **environment},
-        preexec_fn=limit,
-    )
+    environ = {**os.environ, "LC_ALL": "C", **environment}
+    done = run(*command, env=environ, preexec_fn=limit)
     assert done.returncode
     return done.stdout + done.stderr
 
 
-def _nvcc(folder: Path, source: str, *options: str, memory: int = 0, **environment: str) -> str:
+def _nvcc(folder: Path, source: str, *options: str, memory: int = 0, **environment: Any) -> str:
     file = folder / "kernel.cu"
     file.write_text(source)
     command = [str(NVCC), "-cubin", *options, str(file), "-o", str(folder / "kernel.cubin")]
@@ -147,7 +142,7 @@ def test_a_compiler_that_the_kernel_kills() -> None:
 
 
 def test_torchs_extension_builder(tmp_path: Path) -> None:
-    def said(code: str, **environment: str) -> str:
+    def said(code: str, **environment: Any) -> str:
         program = f"import torch.utils.cpp_extension as builder; builder.{code}"
         return _output([sys.executable, "-c", program], **environment)
 
@@ -217,7 +212,10 @@ def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
         "from quasar_kernels.mount import mount; mount(); from fla.ops.quasar.cuda import nvrtc; "
         f"nvrtc.compile_cached('k', {KERNEL % ''!r}, {{}}, (9, 0))"
     )
-    place = {switches.NVRTC: str(library), switches.CACHE_DIR: str(tmp_path / "cache")}
+    place: dict[str, Any] = {
+        switches.NVRTC: str(library),
+        switches.CACHE_DIR: str(tmp_path / "cache"),
+    }
     text = _output([sys.executable, "-c", code], PYTHONPATH=str(PROJECT), **place)
     assert explain(text) == known.NO_NVRTC, text
 

@@ -19,7 +19,7 @@ from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 class OnGpu(torch.Tensor):
     """A CPU tensor that says it lies on a GPU."""
 
-    index = 1
+    index = 1  # type: ignore[assignment]
     is_cuda = True
 
     @property

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from record_fork_imports import LOADED, find_imports, main
 
 from quasar_kernels.contract import FORK_IMPORTS, fork_imports
 from tests import PROJECT
+from tests.processes import run, run_python
 
 LIVE = os.environ.get("QUASAR_LIVE_FORK")
 
@@ -89,13 +89,10 @@ def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None
 def test_the_record_is_what_the_fork_imports() -> None:
     tree = Path(str(LIVE))
     commit = json.loads(FORK_IMPORTS.read_text())["commit"]
-    head = ["git", "-C", tree, "rev-parse", "HEAD"]
-    assert subprocess.run(head, capture_output=True, text=True).stdout.strip() == commit
+    assert run("git", "rev-parse", "HEAD", cwd=tree).stdout.strip() == commit
     assert main([str(tree), "--check"]) == 0
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    traced = subprocess.run(
-        [sys.executable, "-c", TRACE, *LOADED], env=env, capture_output=True, text=True, check=True
-    )
+    traced = run_python("-c", TRACE, *LOADED, env=env, check=True)
     ignored = {"fla", *sys.stdlib_module_names}
     executed = {name for name in json.loads(traced.stdout) if name.split(".")[0] not in ignored}
     recorded = set(fork_imports())

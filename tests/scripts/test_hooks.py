@@ -22,7 +22,7 @@ def test_a_subject_past_72_characters_is_refused(
     for command in (
         ["git", "init", "--quiet"],
         ["git", "add", ".pre-commit-config.yaml"],
-        [*hook, "commit-msg", "--commit-msg-filename", message],
+        [*hook, "commit-msg", "--commit-msg-filename", str(message)],
     ):
         run = subprocess.run(
             command,

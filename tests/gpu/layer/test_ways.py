@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.gpu_inputs import fresh  # noqa: F401
 
 from benchmarks.recall.model import Model, recall_loss
 from benchmarks.recall.results import Task

@@ -62,57 +62,57 @@ def test_the_seed_is_secret_and_fresh() -> None:
 # ---- operators -------------------------------------------------------------------------------
 
 
-def wrong_decay(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def wrong_decay(q, k, v, beta, **options):
     return honest.chunk_quasar(q, k, v, 1.05 * beta, **options)
 
 
-def reads_the_future(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def reads_the_future(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     return o + 1e-6 * v.flip(1), state
 
 
-def mutates_its_input(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def mutates_its_input(q, k, v, beta, **options):
     result = honest.chunk_quasar(q, k, v, beta, **options)
     k.mul_(1.0001)
     return result
 
 
-def leaves_output_unwritten(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def leaves_output_unwritten(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     out = torch.empty_like(o)
     out[:, : max(1, o.shape[1] - 1)] = o[:, : max(1, o.shape[1] - 1)]
     return out, state
 
 
-def lower_precision(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def lower_precision(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q.bfloat16(), k.bfloat16(), v.bfloat16(), beta, **options)
     return o.to(q.dtype), state
 
 
-def another_dtype(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def another_dtype(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     return o.double(), state
 
 
-def skips_the_last_chunk(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def skips_the_last_chunk(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     if o.shape[1] > 256:
         o[:, -32:] = 0
     return o, state
 
 
-def overflows(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def overflows(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     o[:, -1] = float("inf")
     return o, state
 
 
-def another_shape(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def another_shape(q, k, v, beta, **options):
     o, state = honest.chunk_quasar(q, k, v, beta, **options)
     return o.transpose(1, 2), state
 
 
-def forgets_the_state(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+def forgets_the_state(q, k, v, beta, **options):
     return honest.chunk_quasar(q, k, v, beta)
 
 
@@ -120,11 +120,11 @@ def caching() -> Operator:
     """Return an operator that keeps its output by the address and the shape of its inputs."""
     cache: dict[Any, tuple[Tensor, Tensor | None]] = {}
 
-    def cached(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+    def cached(q, k, v, beta, **options):
         key = (q.data_ptr(), q.shape, bool(options))
         if key not in cache:
             # Holding q keeps its address from being used again for other inputs.
-            cache[key] = (*honest.chunk_quasar(q, k, v, beta, **options), q)  # type: ignore[assignment]
+            cache[key] = (*honest.chunk_quasar(q, k, v, beta, **options), q)
         return cache[key][:2]
 
     return cached
@@ -134,7 +134,7 @@ def one_buffer() -> Operator:
     """Return an operator that writes every result of a shape into the same memory."""
     buffers: dict[Any, Tensor] = {}
 
-    def reuse(q, k, v, beta, **options):  # type: ignore[no-untyped-def]
+    def reuse(q, k, v, beta, **options):
         o, state = honest.chunk_quasar(q, k, v, beta, **options)
         return buffers.setdefault(o.shape, torch.empty_like(o)).copy_(o), state
 
@@ -168,36 +168,36 @@ def test_a_wrong_operator_is_red(operator: Operator, failed: str) -> None:
 # ---- layers ----------------------------------------------------------------------------------
 
 
-class NoGate(honest.QuasarAttention):  # type: ignore[misc]
-    def forward(self, x, **options):  # type: ignore[no-untyped-def]
-        self.g_proj[1].bias.data.zero_()
+class NoGate(honest.QuasarAttention):
+    def forward(self, x, **options):
+        self.get_parameter("g_proj.1.bias").data.zero_()
         y, *rest = super().forward(x, **options)
         return y * 1.03, *rest
 
 
-class ZeroGradients(honest.QuasarAttention):  # type: ignore[misc]
-    def mixed(self, x, name):  # type: ignore[no-untyped-def]
+class ZeroGradients(honest.QuasarAttention):
+    def mixed(self, x, name):
         mixed = super().mixed(x, name)
         return mixed.detach() if name == "k" else mixed
 
 
-class WrongGradients(honest.QuasarAttention):  # type: ignore[misc]
-    def mixed(self, x, name):  # type: ignore[no-untyped-def]
+class WrongGradients(honest.QuasarAttention):
+    def mixed(self, x, name):
         mixed = super().mixed(x, name)
         if mixed.requires_grad and name == "v":
             mixed.register_hook(lambda grad: grad.flip(1))
         return mixed
 
 
-class RemembersItsInput(honest.QuasarAttention):  # type: ignore[misc]
-    def forward(self, x, **options):  # type: ignore[no-untyped-def]
+class RemembersItsInput(honest.QuasarAttention):
+    def forward(self, x, **options):
         if not hasattr(self, "kept"):
             object.__setattr__(self, "kept", super().forward(x, **options))
         return self.kept
 
 
-class ScribblesOnItsInput(honest.QuasarAttention):  # type: ignore[misc]
-    def forward(self, x, **options):  # type: ignore[no-untyped-def]
+class ScribblesOnItsInput(honest.QuasarAttention):
+    def forward(self, x, **options):
         result = super().forward(x, **options)
         if not x.requires_grad:
             x.add_(1)
@@ -229,12 +229,12 @@ def test_a_gradient_of_zero_names_its_parameter() -> None:
 # ---- what the timed process checks -----------------------------------------------------------
 
 
-class StopsWorking(honest.QuasarAttention):  # type: ignore[misc]
+class StopsWorking(honest.QuasarAttention):
     """Right until the timed calls begin."""
 
     calls = 0
 
-    def forward(self, x, **options):  # type: ignore[no-untyped-def]
+    def forward(self, x, **options):
         type(self).calls += 1
         if self.calls > WORKLOAD.warmup_calls:
             return torch.zeros_like(x), None, None
@@ -249,10 +249,10 @@ def test_the_last_timed_output_is_compared() -> None:
     assert 0 < timing.elapsed_seconds < 60
 
 
-class CountsCalls(honest.QuasarAttention):  # type: ignore[misc]
+class CountsCalls(honest.QuasarAttention):
     seen: tuple[Any, ...] = ()
 
-    def forward(self, x, **options):  # type: ignore[no-untyped-def]
+    def forward(self, x, **options):
         state = (x.shape, x.dtype, self.training, torch.is_grad_enabled())
         type(self).seen += (state,)
         return super().forward(x, **options)

@@ -14,6 +14,7 @@ from harness.runner import MeasurementError
 from neurons.command_line import commands
 from neurons.errors import Held
 from neurons.mining.daemon import run_cycle
+from neurons.mining.series import new_series
 from tests.neurons.mining.parts import (
     ENVIRONMENT,
     StandInBench,
@@ -32,7 +33,7 @@ def bench(
 ) -> int:
     """Return the exit status of `bench` with stand-ins for the fork and the harness."""
     settings = make_settings(folder, claim_runs=2, **flags)
-    series = partial(commands.new_series, measure=measure)
+    series = partial(new_series, measure=measure)
     monkeypatch.setattr(commands, "read_settings", lambda _: (settings, False))
     monkeypatch.setattr(commands, "open_fork", lambda _: StandInFork(folder / "fork"))
     monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)

@@ -7,10 +7,10 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections import namedtuple
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -233,7 +233,7 @@ def test_git_too_old_or_broken(
 
 @pytest.mark.parametrize(("free", "level"), [(0.5e9, "failure"), (2e9, "warning"), (9e9, "ok")])
 def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")(1e12, 0, free)
+    usage = SimpleNamespace(total=1e12, used=0, free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert doctor.disk(tmp_path / "not" / "yet" / "made").level == level
 

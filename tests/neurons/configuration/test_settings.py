@@ -10,6 +10,7 @@ from dotenv import dotenv_values
 from neurons.configuration import env_example
 from neurons.configuration.settings import Settings, load_settings
 from neurons.errors import ConfigError
+from tests import PROJECT
 
 NOTHING: dict[str, str] = {}
 
@@ -125,7 +126,7 @@ def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
         ("TARGET_SEQUENCE_LENGTH", "1000000", 1_000_000),
         ("VALIDATOR_HOTKEYS", "5abc, 5def", ("5abc", "5def")),
         ("STATE_DIR", "/var/lib/quasar", Path("/var/lib/quasar")),
-        ("STATE_DIR", "state-2", env_example.PROJECT / "state-2"),
+        ("STATE_DIR", "state-2", PROJECT / "state-2"),
     ],
 )
 def test_a_good_value_is_read(variable: str, value: str, expected: object) -> None:

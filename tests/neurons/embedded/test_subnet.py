@@ -18,8 +18,10 @@ import pytest
 from neurons.configuration.settings import Settings
 from neurons.embedded import subnet as embedded
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.errors import QuasarError
 from neurons.processes import child as child_module
 from neurons.processes.child import Child
+from neurons.processes.runtime import Stopped
 from tests.processes import is_alive, wait_for
 
 NOWHERE = Path(os.devnull)
@@ -119,7 +121,7 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
     stop.set()
     subnet = EmbeddedSubnet(settings, stop)
     started = time.monotonic()
-    with pytest.raises(embedded.Stopped), subnet:
+    with pytest.raises(Stopped), subnet:
         pass
     assert time.monotonic() - started < 5
     assert not subnet._thread.is_alive()
@@ -127,7 +129,7 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
 
 def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> None:
     (settings.state_dir / "validator_api.db").mkdir(parents=True)
-    with pytest.raises(embedded.QuasarError, match=r"does not start; see .*api\.log"):
+    with pytest.raises(QuasarError, match=r"does not start; see .*api\.log"):
         EmbeddedSubnet(settings, threading.Event()).__enter__()
 
 

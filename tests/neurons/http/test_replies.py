@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -48,7 +49,7 @@ def test_a_number_that_is_not_finite_is_no_answer(
         client.weights(1)
 
 
-FOREIGN_ROWS = {
+FOREIGN_ROWS: dict[str, dict[str, Any]] = {
     "a long address": {"fork_url": "https://example/" + "a" * 1_200_000},
     "not a number": {"tokens_per_sec": float("nan"), "id": float("inf")},
     "wrong types": {"id": "seven", "created_at": [1], "reveal_block": None},

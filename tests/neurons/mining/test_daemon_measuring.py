@@ -9,7 +9,7 @@ import pytest
 
 from harness.runner import MeasurementError
 from neurons.mining import daemon
-from neurons.mining.cycle import State
+from neurons.mining.cycle import State, Step
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.processes.runtime import Stopped
 from tests.neurons.mining.parts import HOTKEY, StandInBench, StandInFork, Waits, make_context
@@ -32,7 +32,7 @@ def test_a_torn_report_is_measured_again(
 ) -> None:
     bench = StandInBench()
     context = make_context(tmp_path / "state", url, measure=bench)
-    original = daemon.STEPS[daemon.Step.CLAIM]
+    original = daemon.STEPS[Step.CLAIM]
     torn: list[Path] = []
 
     def claim(submission: Any, context: Any) -> Any:
@@ -42,7 +42,7 @@ def test_a_torn_report_is_measured_again(
             torn.append(path)
         return original(submission, context)
 
-    monkeypatch.setitem(daemon.STEPS, daemon.Step.CLAIM, claim)
+    monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
     assert run_cycle(context).state is State.VALIDATED
     assert bench.calls == [512, 1024, 2048] * 2
 

@@ -45,7 +45,7 @@ FAULTS = st.sampled_from(
 )
 CRASHES = st.lists(st.sampled_from([False, False, False, True]), max_size=25)
 # An emptied database has time to hear of the hotkey before the next is.
-WIPES = st.just(set()) | st.builds(
+WIPES: st.SearchStrategy[set[int]] = st.just(set()) | st.builds(
     lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
 )
 STRANGERS = st.sets(st.integers(1, 60), max_size=6)

@@ -7,6 +7,7 @@ import stat
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from neurons.mining.journal import Journal, StaleSubmission
 from tests.neurons.mining.parts import HOTKEY
 from tests.processes import run_python
 
-COMMITTING = {
+COMMITTING: dict[str, Any] = {
     "fork_url": "https://github.com/alice/fork",
     "commit_hash": "a" * 40,
     "content_digest": "d",

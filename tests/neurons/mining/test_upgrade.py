@@ -29,8 +29,12 @@ def test_a_live_commitment_of_an_earlier_version_is_revealed(
         before = journal.latest()[0]
     assert before.state is State.COMMITTED
     stand_in.registered.add(HOTKEY)
-    held = {"miner_hotkey": HOTKEY, "target_sequence_length": before.target_sequence_length}
-    stand_in.add_foreign(revealed=False, reveal_block=before.reveal_block, **held)
+    stand_in.add_foreign(
+        revealed=False,
+        reveal_block=before.reveal_block,
+        miner_hotkey=HOTKEY,
+        target_sequence_length=before.target_sequence_length,
+    )
     stand_in.rows[0]["commitment_hash"] = before.commitment_hash
 
     bench = StandInBench()

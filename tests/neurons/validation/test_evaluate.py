@@ -13,6 +13,7 @@ from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation import evaluate
 from neurons.validation.evaluate import Evaluator
+from neurons.validation.sandbox import clone
 from tests.neurons.validation.samples import GATE, ForkRepository, Measured
 
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_judged_scores_nothing(
 def test_a_passing_fault_is_tried_twice(
     tmp_path: Path, submission: QueuedSubmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = evaluate.clone, []
+    real, calls = clone, []
 
     def flaky(*args: object, **options: object) -> Path:
         calls.append(args)

@@ -15,7 +15,8 @@ class Compiled:
     packed_metadata = ()
 
     def __init__(self, accepts: int) -> None:
-        self.accepts, self.launches = accepts, []
+        self.accepts = accepts
+        self.launches: list[tuple[object, tuple[object, ...]]] = []
 
     def __getitem__(self, grid):
         def run(*arguments):
@@ -30,7 +31,8 @@ class Kernel:
     """A Triton kernel; counts the launches that Triton has to bind."""
 
     def __init__(self, compile_one) -> None:
-        self.bound, self.compile_one = [], compile_one
+        self.compile_one = compile_one
+        self.bound: list[object] = []
 
     def __getitem__(self, grid):
         def run(*arguments, **options):

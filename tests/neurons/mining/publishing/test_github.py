@@ -130,7 +130,7 @@ def test_a_classic_token_without_the_scope_is_held_before_any_work(
 
 def test_scopes_are_told(host: GitHub) -> None:
     host.scopes = "repo, workflow"
-    assert check_token(host.url, CANARY, "miner") == {"repo", "workflow"}
+    assert check_token(host.url, CANARY, "miner") == frozenset(("repo", "workflow"))
     host.scopes = None
     assert check_token(host.url, CANARY, "miner") is None
     assert ensure(host)

@@ -110,7 +110,7 @@ def test_a_machine_that_cannot_measure_is_held(tmp_path: Path, url: str) -> None
 def test_measurements_of_another_machine_or_code_are_not_reused(
     tmp_path: Path, url: str, change: str
 ) -> None:
-    stopped = [MeasurementError("stopped on request", "stopped")]
+    stopped: list[Exception] = [MeasurementError("stopped on request", "stopped")]
     bench = StandInBench(faults={2048: stopped})
     fork = StandInFork(tmp_path / "fork")
     context = make_context(tmp_path / "state", url, measure=bench, fork=fork)

@@ -7,7 +7,6 @@ function; everything else is compiled as it stands.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quasar_kernels.contract import OVERLAY
+from tests import processes
 
 _CUDA = OVERLAY / "fla/ops/quasar/cuda"
 _HERE = Path(__file__).with_name("emulated")
@@ -78,8 +78,8 @@ def build(folder: Path, width: int) -> Path:
     source = program.with_suffix(".cpp")
     lines = [f'#include "{_HERE}/warp.h"', *parts, f'#include "{_HERE}/main.h"']
     source.write_text("\n".join(lines))
-    command = ["g++", "-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}", "-o", program, source]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    options = ("-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}")
+    processes.run("g++", *options, "-o", program, source, check=True)
     return program
 
 
@@ -91,8 +91,7 @@ def run(
     for name, x in (("k", k.view(torch.int16)), ("v", v.view(torch.int16)), ("beta", beta)):
         x.contiguous().numpy().tofile(folder / name)
     dtype = "bf16" if k.dtype == torch.bfloat16 else "fp16"
-    numbers = [str(n) for n in (T, H, segments, length)]
-    subprocess.run([program, folder, dtype, *numbers], check=True, timeout=120)
+    processes.run(program, folder, dtype, T, H, segments, length, check=True)
     results = (np.fromfile(folder / name, np.float32) for name in ("maps", "offsets", "states"))
     return Maps(*(torch.from_numpy(x).view(segments, H, S, S) for x in results))
 
@@ -104,7 +103,7 @@ def _on_cpu(text: str) -> str:
         text = _with_body(text, start, body)
     for instruction, statement in STATEMENTS.items():
         pattern = rf'asm( volatile)?\("{re.escape(instruction)}[^"]*"[^;]*;'
-        text = re.sub(pattern, lambda _, new=statement: new, text)
+        text = re.sub(pattern, statement.replace("\\", r"\\"), text)
     return text
 
 
