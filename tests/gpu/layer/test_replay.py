@@ -203,13 +203,13 @@ def test_a_capture_that_fails_is_launched_and_leaves_random_numbers(layer, caplo
     def waiting(x, weight):
         calls.append(x)
         torch.cuda.synchronize()  # a capture forbids it
-        return x.bfloat16() * weight
+        return [x.bfloat16() * weight], ()
 
     weight = torch.ones(1, device="cuda", dtype=torch.bfloat16)
     for n in range(1, 4):
         x = fresh()
         with torch.no_grad():
-            y = replay.replayed(layer, waiting, x, (weight,), torch.bfloat16, ("waiting",))
+            (y,), _ = replay.replayed(layer, waiting, (x,), (weight,), torch.bfloat16, ("waiting",))
         assert torch.equal(y, x.bfloat16())
         assert len(caplog.records) == (n > 1)
     assert len(calls) == 4  # one of them was the capture

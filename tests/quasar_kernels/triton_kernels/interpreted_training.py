@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from quasar_kernels.reference import quasar_layer, relative_rms
+from tests.quasar_kernels.layer.simulated_graph import simulate
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 D, H, S = 48, 3, 16
@@ -179,3 +180,71 @@ def test_replicated_and_sharded_layers_get_the_same_gradients(monkeypatch, layer
     for name, gradient in gradients(layer, x, dy, torch.float32).items():
         whole = gradient.full_tensor() if name in dict(layer.named_parameters()) else gradient
         assert torch.equal(whole, plain[name]), name
+
+
+def test_replayed_gradients_are_those_of_launches(layer, monkeypatch):
+    inputs = [torch.randn(2, 1, 20, D) for _ in range(2)] * 3
+    wanted = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    captured = simulate(monkeypatch)
+    found = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    assert any(graph.replays for graph in captured)
+    for launched, replayed in zip(wanted, found, strict=True):
+        for name, gradient in launched.items():
+            assert torch.equal(replayed[name], gradient), name
+
+
+def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
+    inputs = [torch.randn(2, 1, 20, D) for _ in range(2)]
+    wanted = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    simulate(monkeypatch)
+    for _ in range(3):
+        layer.zero_grad()
+        leaves = [x.clone().requires_grad_() for x, _ in inputs]
+        with torch.autocast("cpu", torch.float16):
+            outputs = [layer(x)[0] for x in leaves]
+        for y, (_, dy) in zip(outputs, inputs, strict=True):
+            y.backward(dy.half())
+        for leaf, expected in zip(leaves, wanted, strict=True):
+            assert torch.equal(leaf.grad, expected["x"])
+        for name, p in layer.named_parameters():
+            assert torch.equal(p.grad, wanted[0][name] + wanted[1][name]), name
+
+
+def test_needs_and_parameters_may_change_between_replays(layer, monkeypatch):
+    x, dy = torch.randn(2, 1, 20, D)
+    captured = simulate(monkeypatch)
+    for turn in range(6):
+        for name, p in layer.named_parameters():
+            p.requires_grad_(turn % 2 == 0 or not name.startswith("q"))
+            p.data.mul_(1.1)
+        found = gradients(layer, x, dy, torch.float16)
+        wanted = expected_gradients(layer, x, dy, [0, 20])
+        for name, gradient in found.items():
+            if gradient is None:
+                assert turn % 2 == 1, name
+                assert name.startswith("q")
+            else:
+                assert relative_rms(gradient, wanted[name]) <= 6e-3, name
+    assert any(graph.replays for graph in captured)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 23])
+def test_a_recorded_call_goes_backward_twice_by_replays(layer, monkeypatch, most):
+    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", most)  # 0: kept
+    x, dy = torch.randn(2, 1, 20, D)
+    wanted = gradients(layer, x, dy, torch.float16)["x"]
+    captured = simulate(monkeypatch)
+    leaf, dy = x.clone().requires_grad_(), dy.half()
+    with torch.autocast("cpu", torch.float16):
+        y = layer(leaf)[0]
+    found = [torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] for _ in range(4)]
+    assert any(graph.replays for graph in captured)
+    assert all(torch.equal(dx, wanted) for dx in found)
+
+
+def test_second_derivatives_are_refused(layer):
+    x, dy = torch.randn(2, 1, 20, D)
+    leaf = x.requires_grad_()
+    (dx,) = torch.autograd.grad(layer(leaf)[0], leaf, dy, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (dx.square().sum() + leaf.sum()).backward()

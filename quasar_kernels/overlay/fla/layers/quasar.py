@@ -192,18 +192,21 @@ class QuasarAttention(nn.Module):
 
         def compute(x, *weights):
             if by_kernels:
-                return attend(call, x, weights).y
-            return self._attend(x, weights, dtype, cu_seqlens)[0]
+                y = attend(call, x, weights).y
+            else:
+                y = self._attend(x, weights, dtype, cu_seqlens)[0]
+            return [y], ()
 
         def run(x, *weights):
-            if cu_seqlens is not None:  # its segments are cut on the host
-                return compute(x, *weights)
-            return replayed(self, compute, x, weights, dtype, self._settings())
+            # the segments of packed sequences are cut on the host
+            owner = self if cu_seqlens is None else None
+            (y,), _ = replayed(owner, compute, (x,), weights, dtype, self._settings())
+            return y
 
         if not torch.is_grad_enabled():
             return run(x, *weights)
         if by_kernels:
-            return apply_layer(call, run, x, weights)
+            return apply_layer(call, run, self, x, weights)
         return recomputed(run, x, *weights)
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
@@ -258,11 +261,11 @@ class QuasarAttention(nn.Module):
             )
             if parts:
                 torch._foreach_copy_(parts, conv_state.split(self.key_dim, dim=1))
-            return y
+            return [y], ()
 
-        return replayed(
-            self, step, x, (*weights, *(parts or ()), state), dtype, ("decode", *self._settings())
-        )
+        tensors = (*weights, *(parts or ()), state)
+        (y,), _ = replayed(self, step, (x,), tensors, dtype, ("decode", *self._settings()))
+        return y
 
     def _settings(self) -> tuple:
         """Return what changes a graph besides tensors."""

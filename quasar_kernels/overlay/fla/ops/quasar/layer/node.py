@@ -7,6 +7,7 @@ to the output where that is not too much, and else nothing, so that the layer is
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -19,12 +20,15 @@ from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights
 from fla.ops.quasar.layer.forward import Call, attend, joined, positions
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
-from fla.ops.quasar.layer.replay import MOST_ELEMENTS
+from fla.ops.quasar.layer.replay import MOST_ELEMENTS, replayed
 
 SWITCH = "QUASAR_KEEP_MIB"
 """Environment variable: how much a call may keep for its backward pass, read at every call."""
 KEPT_MIB = 3072
 """Where it is not set: 380,000 tokens of a layer of 512 channels, 190,000 of one of 1,024."""
+
+MOST_KEPT = 1 << 25
+"""Inputs up to this size whose backward pass is replayed where the forward pass kept something."""
 
 WEIGHTS = 15
 """How many tensors the layer's weights are, as `attend` wants them, None included."""
@@ -58,8 +62,9 @@ class LayerFunction(torch.autograd.Function):
     """Saves the input, the weights, and what led to the output where `keeps` says so."""
 
     @staticmethod
-    def forward(ctx, call: Call, run: Callable[..., torch.Tensor], x, *weights):
-        ctx.call = call
+    def forward(ctx, call: Call, run: Callable[..., torch.Tensor], owner, x, *weights):
+        # a layer may hold on to its output, which must not hold on to the layer
+        ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
             return run(x, *weights)
@@ -69,40 +74,68 @@ class LayerFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    @on_its_device
     def backward(ctx, dy):
-        x, *tensors = ctx.saved_tensors
-        weights, kept = tuple(tensors[:WEIGHTS]), tensors[WEIGHTS:]
-        with torch.autocast(dy.device.type, enabled=False):
-            if kept:
-                operator = Recorded(kept[3], None, tuple(kept[4:]), ctx.cut)
-                found = Attended(None, *kept[:3], operator)
-            else:
-                found = attend(ctx.call, x, weights, keep=True, output=False)
-            return (
-                None,
-                None,
-                *_gradients(ctx.call, x, weights, found, dy, ctx.needs_input_grad[2:]),
-            )
+        # with create_graph, so that second derivatives raise though dy needs no gradient
+        return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
+
+
+# Function.apply looks for functorch's wrappers in every argument: 7 of the 85 us of a short call
+_apply = super(torch.autograd.Function, LayerFunction).apply
+
+
+@once_differentiable
+@on_its_device
+def _backward(ctx, dy):
+    """Return the gradients of `LayerFunction.forward`'s arguments; by a CUDA graph, if it may."""
+    call, cut, needed = ctx.call, ctx.cut, tuple(ctx.needs_input_grad[3:])
+    x, *tensors = ctx.saved_tensors
+
+    def compute(x, dy, *tensors, scratch=None):
+        weights, kept = tensors[:WEIGHTS], tensors[WEIGHTS:]
+        if kept:
+            found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
+        else:
+            found = attend(call, x, weights, keep=True, output=False)
+        return _gradients(call, x, weights, found, dy, needed, scratch)
+
+    def of_x(d_products, projections):
+        return product_in(d_products, projections, x.dtype).view(x.shape)
+
+    inputs, most = (x, dy), MOST_ELEMENTS
+    if cut is not None:  # what is kept may be large: all is read where it lies
+        inputs, tensors, most = (), (x, dy, *tensors), MOST_KEPT
+    with torch.autocast(dy.device.type, enabled=False):
+        d_weights, dx = replayed(
+            ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
+            ("backward", call, cut, needed, x.dtype), most=most,
+            scratch=(x.numel() // x.shape[-1], 3 * call.heads * call.head_dim + call.head_dim),
+            finish=of_x if needed[0] else None,
+        )  # fmt: skip
+    return None, None, None, dx, *d_weights
 
 
 def apply_layer(
-    call: Call, run: Callable[..., torch.Tensor], x: torch.Tensor, weights: Weights
+    call: Call, run: Callable[..., torch.Tensor], owner: object, x: torch.Tensor, weights: Weights
 ) -> torch.Tensor:
     """Return `run(x, *weights)`, recorded.
 
     Args:
         call: what else the result depends on.
         run: computes it, as `attend(call, x, weights)` does.
+        owner: the CUDA graphs of the backward pass live as long as this.
         x: `[B, T, hidden]`.
         weights: as `attend` wants them.
     """
-    return LayerFunction.apply(call, run, x, *weights)
+    apply = LayerFunction.apply if torch._C._are_functorch_transforms_active() else _apply
+    return apply(call, run, owner, x, *weights)
 
 
-def _gradients(call: Call, x, weights, found: Attended, dy, needed) -> list[torch.Tensor | None]:
-    """Return the gradients of x and the weights, None for those that are not `needed`."""
+def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
+    """Return the weights' gradients, None for those not `needed`, and the factors of x's.
+
+    The latter are the gradient of the products, in `scratch` where that is given, and the weights
+    of the products.
+    """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
@@ -116,7 +149,9 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed) -> list[torc
     )
     *d_qkv, d_beta, _ = recorded_backward(operator.saved, operator.cut, do.view(B, T, H, S))
     del do, operator
-    d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
+    d_products = scratch
+    if scratch is None:
+        d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     torch.mm(d_gate, gate_weights[0], out=d_products[:, channels:])
     del d_gate
     if products is None:
@@ -126,7 +161,6 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed) -> list[torc
         tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
     )  # fmt: skip
     del products, d_qkv
-    dx = product_in(d_products, projections, x.dtype).view(x.shape) if needed[0] else None
     d_projections = [None] * 4
     if any(needed[1:5]):
         d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
@@ -137,7 +171,8 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed) -> list[torc
         *d_shift.split(H * S), d_beta, d_norm, d_out,
     ]  # fmt: skip
     kinds = zip(found, weights, needed[1:], strict=True)
-    return [dx, *(d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds)]
+    d_weights = [d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds]
+    return d_weights, (d_products, projections)
 
 
 def _behind_the_operator(call: Call, o, narrow, gate_weights, norm_weight, out_weight, dy):

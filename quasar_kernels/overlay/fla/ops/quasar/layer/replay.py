@@ -1,19 +1,20 @@
-"""Run a short forward pass again as one CUDA graph: one launch in place of a dozen.
+"""Run a call of the layer again as one CUDA graph: one launch in place of dozens.
 
-At 512 tokens the GPU works for 60 microseconds and the host takes 300 to launch that. A graph holds
-kernels and addresses, no values: every call computes everything again, from the parameters as they
-are then.
+At 512 tokens the GPU works for 45 microseconds and the host takes 300 to launch that; a backward
+pass takes it two milliseconds. A graph holds kernels and addresses, no values: every call computes
+everything again, from the parameters as they are then.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,10 +22,10 @@ SWITCH = "QUASAR_GRAPHS"
 """Environment variable; 0 keeps every call from becoming a graph."""
 MOST_ELEMENTS = 1 << 23
 """Inputs up to this size are replayed (16,384 tokens of 512 channels): beyond, the GPU is busy."""
-KEPT = 4
-"""Kinds of calls that an owner remembers, the latest ones: each keeps its input and its output."""
+KEPT = 8
+"""Kinds of calls that an owner remembers, the latest ones: each keeps its outputs."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
 _owners: weakref.WeakKeyDictionary[Any, OrderedDict] = weakref.WeakKeyDictionary()
@@ -32,7 +33,10 @@ _pools: weakref.WeakValueDictionary[tuple[int, int], _Pool] = weakref.WeakValueD
 _LAUNCHED = "cannot be captured"
 _this_thread = threading.local()
 
-Forward = Callable[..., torch.Tensor]
+Tensors = Sequence["torch.Tensor | None"]
+Compute = Callable[..., tuple[Tensors, Tensors]]
+"""Computes a call: returns its outputs, and what only `finish` reads."""
+Finish = Callable[..., Any]
 
 
 class _Pool:
@@ -40,108 +44,181 @@ class _Pool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
+        # of all captures: torch's allocator gives a block again only to the stream that had it
+        self.stream = torch.cuda.Stream()
+        self._scratch: torch.Tensor | None = None
+
+    def scratch(self, shape: tuple[int, ...], like: torch.Tensor, dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if self._scratch is None or self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8, device=like.device)
+        return self._scratch[:size].view(dtype).view(shape)
+
+
+def _places(inputs: Sequence[torch.Tensor]) -> tuple:
+    return tuple((x.data_ptr(), x.dtype, x.stride()) for x in inputs)
+
+
+class _Seen(NamedTuple):
+    """A call that was launched: the thread that did, and where it found its inputs."""
+
+    thread: object
+    places: tuple | None  # None where they have moved before
 
 
 class _Graph:
-    """A captured call: its input, its output and what lies between them."""
+    """A captured call: its inputs or their places, and its outputs; a pool has what lies between.
 
-    def __init__(self, forward: Forward, x: torch.Tensor, weights, dtype: torch.dtype) -> None:
-        place = (x.device.index, torch.cuda.current_stream().cuda_stream)
+    It reads its inputs where they lay when it was captured, or copies them first where one `moves`.
+    """
+
+    def __init__(
+        self, compute: Compute, inputs, tensors, dtype: torch.dtype, scratch, moves: bool
+    ) -> None:
+        first = (*inputs, *tensors)[0]
+        place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
-        self.x = torch.empty(x.shape, dtype=dtype, device=x.device)
+        self.places = None if moves else _places(inputs)
+        if moves:
+            inputs = [torch.empty(x.shape, dtype=dtype, device=x.device) for x in inputs]
+        self.copies = inputs if moves else ()
+        more = {}
+        if scratch is not None:
+            more = {"scratch": self.pool.scratch(scratch, first, dtype)}
         self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.pool.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.pool.stream):
             self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
             try:
-                self.y = forward(self.x, *weights)
+                self.outputs, self.rest = compute(*inputs, *tensors, **more)
             finally:
                 self.graph.capture_end()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.x.copy_(x)
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        for copy, x in zip(self.copies, inputs, strict=False):  # none where they are read in place
+            copy.copy_(x)
         self.graph.replay()
-        return self.y.clone()
+        return _renewed(self.outputs), self.rest
 
 
-def _kind(x: torch.Tensor, weights, dtype: torch.dtype, settings: tuple) -> tuple | None:
-    """Return what a graph of this call depends on besides values, or None where it can be none."""
-    here = x.get_device()
-    if (
-        not x.is_cuda
-        or type(x) not in _PLAIN
-        or torch.compiler.is_compiling()
-        or x.numel() > MOST_ELEMENTS
-        or x.numel() == 0
-        or dtype not in (torch.bfloat16, torch.float16)
-        or torch.is_grad_enabled()
-        or os.environ.get(SWITCH) == "0"
-        or torch.cuda.is_current_stream_capturing()
-    ):
+def _renewed(outputs: Tensors) -> Tensors:
+    """Return `outputs` as tensors of their own: the next replay overwrites them."""
+    given = [x for x in outputs if x is not None]
+    if len(given) < 2:
+        return [None if x is None else x.clone() for x in outputs]
+    found = [None if x is None else torch.empty_like(x) for x in outputs]
+    torch._foreach_copy_([x for x in found if x is not None], given)
+    return found
+
+
+def _can_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool:
+    return (
+        first.is_cuda
+        and 0 < first.numel() <= most
+        and dtype in (torch.bfloat16, torch.float16)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and os.environ.get(SWITCH) != "0"
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tuple | None:
+    """Return what a graph of this call depends on besides values, or None where it can be none.
+
+    An address tells the device, too; those of the inputs are left to `_places`.
+    """
+    first = inputs[0] if inputs else tensors[0]
+    if not _can_be_replayed(first, dtype, most):
         return None
-    addresses = []
-    for w in weights:
-        if w is not None:
-            if type(w) not in _PLAIN or w.get_device() != here or not w.is_contiguous():
-                return None
-            addresses += (w.data_ptr(), w.dtype)
+    if not (_PLAIN.issuperset(map(type, tensors)) and _PLAIN.issuperset(map(type, inputs))):
+        return None
+    shapes = [x.shape for x in inputs]
+    addresses = [
+        None if x is None else (x.data_ptr(), x.dtype, x.is_contiguous() or x.stride())
+        for x in tensors
+    ]
+    here = first.get_device()
     stream = torch._C._cuda_getCurrentRawStream(here)
     backend = os.environ.get("QUASAR_BACKEND")
     inference = torch.is_inference_mode_enabled()
-    return x.shape, dtype, here, stream, backend, inference, settings, *addresses
+    return first.shape, dtype, here, stream, backend, inference, settings, *shapes, *addresses
 
 
 def replayed(
     owner: Any,
-    forward: Forward,
-    x: torch.Tensor,
-    weights: tuple[torch.Tensor | None, ...],
+    compute: Compute,
+    inputs: Sequence[torch.Tensor],
+    tensors: Tensors,
     dtype: torch.dtype,
     settings: tuple,
-) -> torch.Tensor:
-    """Return `forward(x, *weights)`, from a thread's second call of a kind on by a CUDA graph.
+    *,
+    most: int = MOST_ELEMENTS,
+    scratch: tuple[int, ...] | None = None,
+    finish: Finish | None = None,
+) -> tuple[Tensors, Any]:
+    """Call `compute(*inputs, *tensors)`, from a thread's second call of a kind on by a CUDA graph.
 
-    A kind is told by x's shape, the dtypes, the parameters' addresses, the device, the stream and
+    A kind is told by shapes, dtypes, the addresses of `tensors`, the device, the stream and
     `settings`: all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64,
     other devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
 
     Args:
-        owner: the graphs live as long as this.
-        forward: launches on the current stream alone, waits for nothing, allocates with torch.
-        x: the input, on the current device; `forward` sees it in `dtype`.
-        weights: what else it reads, or overwrites, None included.
+        owner: the graphs live as long as this; None for a call that is never replayed.
+        compute: launches on the current stream alone, waits for nothing, allocates with torch, and
+            returns its outputs and what only `finish` reads. It sees `inputs` in `dtype` where they
+            were copied.
+        inputs: may lie elsewhere at each call, on the current device; then they are copied.
+        tensors: what else it reads, or overwrites, where it lies.
         dtype: of the computation.
-        settings: hashable values that change what `forward` does, the weights' sizes among them.
+        settings: hashable values that change what `compute` does, the tensors' sizes among them.
+        most: elements of the first input up to which a call is replayed.
+        scratch: shape of a tensor in `dtype` that a replayed `compute` gets as `scratch`, to put
+            what `finish` reads: all graphs of a stream share it.
+        finish: is called with the rest of what `compute` returned, before anything overwrites that.
+
+    Returns:
+        The outputs, tensors of their own, and what `finish` returned, or None.
     """
-    kind = _kind(x, weights, dtype, settings)
-    if kind is None:
-        return forward(x, *weights)
-    # numbers of threads are used again, an object is not while it is kept
-    thread = _this_thread.__dict__.setdefault("mark", object())
-    with _lock:  # a graph has one input and one output: nobody else may fill them meanwhile
-        kinds = _owners.setdefault(owner, OrderedDict())
-        known = kinds.get(kind)
-        if known is thread:
-            known = kinds[kind] = _capture(forward, x, weights, dtype)
-        if isinstance(known, _Graph):
-            kinds.move_to_end(kind)
-            return known(x)
-        if known is not _LAUNCHED:
-            # a thread's first call makes its libraries' handles, which a capture forbids
-            kinds[kind] = thread
-            if len(kinds) > KEPT:
-                kinds.popitem(last=False)
-    return forward(x, *weights)
+    kind = None if owner is None else _kind(inputs, tensors, dtype, settings, most)
+    if kind is not None:
+        # numbers of threads are used again, an object is not while it is kept
+        thread = _this_thread.__dict__.setdefault("mark", object())
+        with _lock:  # a graph has one place for its outputs: nobody else may fill it meanwhile
+            known = _known(owner, kind, thread, compute, inputs, tensors, dtype, scratch)
+            if known is not None:
+                outputs, rest = known(inputs)
+                return outputs, finish and finish(*rest)
+    outputs, rest = compute(*inputs, *tensors)
+    return outputs, finish and finish(*rest)
 
 
-def _capture(forward: Forward, x: torch.Tensor, weights, dtype: torch.dtype) -> _Graph | str:
+def _known(owner, kind, thread, compute, inputs, tensors, dtype, scratch) -> _Graph | None:
+    """Return the graph of a call, captured now where it is due, or None for a launch."""
+    kinds = _owners.setdefault(owner, OrderedDict())
+    known, places = kinds.get(kind), _places(inputs)
+    if type(known) is _Seen and known.thread is thread:
+        moves = known.places != places
+        known = kinds[kind] = _capture(compute, inputs, tensors, dtype, scratch, moves)
+    if isinstance(known, _Graph) and (known.places is None or known.places == places):
+        kinds.move_to_end(kind)
+        return known
+    if known is not _LAUNCHED:
+        # a thread's first call makes its libraries' handles, which a capture forbids
+        kinds[kind] = _Seen(thread, None if isinstance(known, _Graph) else places)
+        kinds.move_to_end(kind)
+        if len(kinds) > KEPT:
+            kinds.popitem(last=False)
+    return None
+
+
+def _capture(compute: Compute, inputs, tensors, dtype, scratch, moves: bool) -> _Graph | str:
     try:
-        return _Graph(forward, x, weights, dtype)
+        return _Graph(compute, inputs, tensors, dtype, scratch, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
         # torch leaves the device's random numbers in a capture that fails: nobody could draw any
-        random = torch.cuda.default_generators[x.get_device()]
+        random = torch.cuda.default_generators[(*inputs, *tensors)[0].get_device()]
         random.graphsafe_set_state(random.clone_state())
         return _LAUNCHED

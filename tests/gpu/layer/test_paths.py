@@ -1,0 +1,143 @@
+"""Which way a call of the layer takes: the rows of docs/layer.md's table, by what runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.ops.quasar.layer import forward as layer_forward
+from fla.ops.quasar.layer import node as layer_node
+from fla.ops.quasar.layer import replay
+
+from tests.gpu.calls import CAPABILITY
+
+pytestmark = pytest.mark.gpu
+
+SIZE = {"hidden_size": 512, "num_heads": 8, "head_dim": 64}
+BF16 = torch.bfloat16
+
+
+class Path(NamedTuple):
+    """What was seen of a call's second recorded run and of its backward pass."""
+
+    forward: str  # fused, kernels or steps: who computes where nothing is replayed
+    forward_graph: bool
+    kept: bool | None  # None: not one node with the kernels' backward pass
+    backward_graph: bool
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The ways that were taken, in order."""
+    ways = []
+
+    def spy(owner, name, told):
+        original = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            found = original(*args, **kwargs)
+            ways.append(told(found))
+            return found
+
+        monkeypatch.setattr(owner, name, run)
+
+    spy(layer_forward, "attend_fused", lambda found: "fused" if found else None)
+    spy(layer_forward, "_attend_by_library", lambda _: "kernels")
+    spy(QuasarAttention, "_attend", lambda _: "steps")
+    spy(layer_node, "keeps", lambda kept: kept)
+    monkeypatch.delenv(layer_node.SWITCH, raising=False)
+    return ways
+
+
+def graphs(layer, outputs):
+    kinds = replay._owners.get(layer, {}).values()
+    return any(isinstance(g, replay._Graph) and (len(g.outputs) > 1) == outputs for g in kinds)
+
+
+def path(seen, layer, shape, dtype, **kwargs):
+    x = torch.randn(*shape, layer.hidden_size, device="cuda", requires_grad=True)
+    dy, first = torch.randn_like(x).to(dtype), None
+    for _ in range(10):
+        x.grad = None
+        layer.zero_grad()
+        seen.clear()
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            y = layer(x, **kwargs)[0]
+        first = first or list(seen)
+        y.backward(dy)
+        del y  # so that the next call finds the same places
+    ways = [way for way in first if isinstance(way, str)]
+    kept = [way for way in first if isinstance(way, bool)]
+    return Path(ways[0], graphs(layer, False), kept[0] if kept else None, graphs(layer, True))
+
+
+HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
+BOUNDS = torch.tensor([0, 100, 300])
+MASK = torch.ones(2, 300)
+MASK[0, :100] = 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape", "dtype", "expected"),
+    [
+        ({}, (1, 512), BF16, Path("kernels", True, False, True)),
+        ({}, (4, 4096), torch.float16, Path("kernels", True, False, True)),
+        ({}, (1, 20_000), BF16, Path("kernels", False, True, True)),
+        ({}, (1, 40_000), BF16, Path(HOPPER, False, True, True)),
+        ({}, (10, 4000), BF16, Path("kernels", False, True, True)),
+        ({}, (1, 70_000), BF16, Path(HOPPER, False, True, False)),
+        ({}, (1, 400_000), BF16, Path(HOPPER, False, False, False)),
+        ({}, (1, 512), torch.float32, Path("kernels", False, True, False)),
+        ({"head_dim": 256, "num_heads": 2}, (1, 512), BF16, Path("steps", True, None, False)),
+        ({"conv_size": 3}, (1, 512), BF16, Path("steps", True, None, False)),
+        ({"use_short_conv": False}, (1, 512), BF16, Path("steps", True, None, False)),
+        ({"mode": "fused_recurrent"}, (1, 64), BF16, Path("steps", True, None, False)),
+        (
+            {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
+            (2, 4096),
+            BF16,
+            Path("kernels", False, True, True),
+        ),
+    ],
+)
+def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):
+    layer = QuasarAttention(**(SIZE | arguments)).cuda()
+    assert path(seen, layer, shape, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "kwargs"), [((1, 300), {"cu_seqlens": BOUNDS}), ((2, 300), {"attention_mask": MASK})]
+)
+def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
+    kwargs = {name: x.cuda() for name, x in kwargs.items()}
+    found = path(seen, QuasarAttention(**SIZE).cuda(), shape, BF16, **kwargs)
+    assert found == Path("kernels", False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (replay.SWITCH, "0", Path("kernels", False, False, False)),
+        (layer_node.SWITCH, "0", Path("kernels", True, False, True)),
+        ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
+        ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
+    ],
+)
+def test_settings_change_the_way(seen, monkeypatch, name, value, expected):
+    monkeypatch.setenv(name, value)
+    assert path(seen, QuasarAttention(**SIZE).cuda(), (1, 512), BF16) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "recorded", "graph"), [(1, False, True), (17, False, False), (1, True, False)]
+)
+def test_the_way_of_calls_with_a_cache(tokens, recorded, graph):
+    layer, cache = QuasarAttention(**SIZE).cuda(), QuasarCache()
+    with torch.autocast("cuda", BF16):
+        for n in (30, *[tokens] * 4):
+            with torch.set_grad_enabled(recorded):
+                x = torch.randn(2, n, 512, device="cuda")
+                layer(x, past_key_values=cache, use_cache=True)
+    assert graphs(layer, False) == graph

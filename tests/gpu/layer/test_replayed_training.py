@@ -1,0 +1,237 @@
+"""Backward passes as CUDA graphs: what they give, whoever calls them, and that none goes stale."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer import replay
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(1, 200), (3, 77), (1, 16_384), (1, 40_000), (5, 5000)]
+"""Batches and tokens: computed again up to 16,384, and kept."""
+
+
+def make_layer():
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
+
+
+def draw(B, T):
+    x = torch.randn(B, T, 512, device="cuda").requires_grad_()
+    return x, torch.randn(B, T, 512, device="cuda").bfloat16()
+
+
+def forward(layer, x, dtype=torch.bfloat16):
+    with torch.autocast("cuda", dtype):
+        return layer(x)[0]
+
+
+def step(layer, x, dy, dtype=torch.bfloat16):
+    """Return all gradients of one step by name; x and dy stay where they are."""
+    layer.zero_grad()
+    x.grad = None
+    forward(layer, x, dtype).backward(dy.to(dtype))
+    named = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+    return named if x.grad is None else named | {"x": x.grad}
+
+
+def launched(monkeypatch, function, *args, **kwargs):
+    with monkeypatch.context() as m:
+        m.setenv(replay.SWITCH, "0")
+        return function(*args, **kwargs)
+
+
+def graphs(layer):
+    """Return the graphs of backward passes, which alone have several outputs."""
+    kinds = replay._owners.get(layer, {}).values()
+    return [g for g in kinds if isinstance(g, replay._Graph) and len(g.outputs) > 1]
+
+
+def assert_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize(("B", "T"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_replays_equal_launches_bitwise(monkeypatch, B, T, dtype):
+    layer = make_layer()
+    x, dy = draw(B, T)
+    wanted = launched(monkeypatch, step, layer, x, dy, dtype)
+    for _ in range(6):  # where much is kept, the allocator finds the same places after some steps
+        assert_equal(step(layer, x, dy, dtype), wanted)
+    assert graphs(layer)
+
+
+def test_a_replay_leaves_earlier_gradients_alone(monkeypatch):
+    layer, inputs = make_layer(), [draw(1, 200) for _ in range(6)]
+    wanted = [launched(monkeypatch, step, layer, x, dy) for x, dy in inputs]
+    found = [step(layer, x, dy) for x, dy in inputs]
+    assert graphs(layer)
+    for gradients, expected in zip(found, wanted, strict=True):
+        assert_equal(gradients, expected)
+
+
+@pytest.mark.parametrize(("B", "T"), [(1, 200), (1, 20_000)])
+def test_other_inputs_and_gradients_and_values(monkeypatch, B, T):
+    layer = make_layer()
+    for n in range(6):
+        x, dy = draw(B, T)  # elsewhere, in part
+        if n == 3:
+            dy = dy[:, :1].expand(B, T, 512)
+        for p in layer.parameters():
+            p.data.mul_(0.9)
+        assert_equal(step(layer, x, dy), launched(monkeypatch, step, layer, x, dy))
+
+
+@pytest.mark.parametrize(("B", "T"), [(1, 200), (1, 20_000)])
+def test_what_needs_gradients_may_change(monkeypatch, B, T):
+    layer = make_layer()
+    x, dy = draw(B, T)
+    for n in range(9):
+        x.requires_grad_(n % 3 != 1)
+        layer.q_proj.weight.requires_grad_(n % 3 != 2)
+        assert_equal(step(layer, x, dy), launched(monkeypatch, step, layer, x, dy))
+    y = forward(layer, x)
+    for leaf in (x, layer.o_proj.weight, layer.beta_log) * 3:
+        (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
+        (again,) = launched(monkeypatch, torch.autograd.grad, y, leaf, dy, retain_graph=True)
+        assert torch.equal(alone, again)
+
+
+def new_weights(layer):
+    for module in (layer.q_proj, layer.o_proj):
+        module.weight = torch.nn.Parameter(torch.randn_like(module.weight) * 0.1)
+
+
+def moved(layer):
+    layer.cpu()
+    with torch.no_grad():
+        layer.q_proj.weight.mul_(-2)
+    layer.cuda()
+
+
+def resized(layer):
+    # as a sharded parameter's memory is given back and taken again
+    weight = layer.k_proj.weight
+    values, storage = weight.detach().clone(), weight.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    other = torch.full_like(values, float("nan"))
+    storage.resize_(size)
+    weight.data.copy_(values * 2)
+    del other
+
+
+@pytest.mark.parametrize("change", [new_weights, moved, resized, lambda layer: layer.half()])
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_changed_parameters_are_seen(monkeypatch, change, T):
+    layer = make_layer()
+    x, dy = draw(1, T)
+    for _ in range(3):
+        step(layer, x, dy)
+    change(layer)
+    for _ in range(4):
+        assert_equal(step(layer, x, dy), launched(monkeypatch, step, layer, x, dy))
+
+
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_a_parameter_that_is_overwritten_in_between_is_refused(T):
+    layer = make_layer()
+    x, dy = draw(1, T)
+    for _ in range(3):
+        step(layer, x, dy)
+    y = forward(layer, x)
+    with torch.no_grad():
+        layer.q_proj.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+
+
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_layers_and_calls_overlap_and_accumulate(monkeypatch, T):
+    layers, inputs = [make_layer(), make_layer()], [draw(1, T) for _ in range(2)]
+
+    def all_steps():
+        for layer in layers:
+            layer.zero_grad()
+        outputs = [(forward(layer, x), dy, layer, x) for layer in layers for x, dy in inputs]
+        for y, dy, _, x in outputs:
+            x.grad = None
+            y.backward(dy)
+        return {
+            (i, n): p.grad for i, layer in enumerate(layers) for n, p in layer.named_parameters()
+        } | {("x", i): x.grad for i, (x, _) in enumerate(inputs)}
+
+    wanted = launched(monkeypatch, all_steps)
+    for _ in range(4):
+        assert_equal(all_steps(), wanted)
+
+
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_backward_on_another_thread_or_stream_than_forward(monkeypatch, T):
+    layer = make_layer()
+    x, dy = draw(1, T)
+    wanted = launched(monkeypatch, step, layer, x, dy)
+    side = torch.cuda.Stream()
+
+    def on(stream, calls):
+        for _ in range(calls):
+            layer.zero_grad()
+            x.grad = None
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                y = forward(layer, x)
+            torch.cuda.current_stream().wait_stream(side)
+            thread = threading.Thread(target=y.backward, args=(dy,))
+            thread.start()
+            thread.join()
+            torch.cuda.synchronize()
+            named = {n: p.grad for n, p in layer.named_parameters()}
+            assert_equal(named | {"x": x.grad}, wanted)
+
+    for stream in (torch.cuda.current_stream(), side, torch.cuda.current_stream()):
+        on(stream, 4)
+
+
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_a_caller_s_own_capture_of_a_step(monkeypatch, T):
+    layer = make_layer()
+    x, dy = draw(1, T)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(layer, x, dy)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(layer, x, dy)
+    for _ in range(2):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        found = {n: g.clone() for n, g in captured.items()}
+        assert_equal(found, launched(monkeypatch, step, layer, x, dy))
+
+
+def test_outputs_of_graphs_are_small_and_what_lies_between_is_shared():
+    layers, sizes = [make_layer() for _ in range(4)], []
+    x, dy = draw(1, 40_000)
+    for layer in layers:
+        for _ in range(12):
+            step(layer, x, dy)
+        assert graphs(layer)
+        layer.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        sizes.append(torch.cuda.memory_reserved())
+    weights = 4 * sum(p.numel() for p in layers[0].parameters())
+    assert sizes[0] - torch.cuda.memory_allocated() < 1 << 30
+    # gradients, weights in 16 bits, and segments of which the allocator uses a part
+    assert sizes[3] - sizes[1] <= 2 * (3 * weights + (24 << 20))
