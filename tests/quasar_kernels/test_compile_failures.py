@@ -184,6 +184,7 @@ def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
 
 SHORT_OF_MEMORY = f"""
 import resource
+from quasar_kernels.mount import mount
 mount()
 from fla.ops.quasar.cuda import nvrtc
 def build(source):
