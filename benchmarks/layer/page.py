@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -98,51 +98,47 @@ def plot(reports: Reports, quantity: Quantity) -> str:
     return line_plot(title, "tokens", quantity.axis, lines)
 
 
+def header(quantity: Quantity) -> list[str]:
+    """Return the header of a table by length and tree."""
+    return ["tokens", *(f"{label}, {quantity.axis}" for label, _ in TREES.values())]
+
+
+def cells(reports: Reports, quantity: Quantity, n: int, trees: Iterable[str] = TREES) -> list[str]:
+    """Return a quantity at a length, tree by tree; a dash where there is none."""
+    found = figures(reports, quantity)
+    return [f"{found[t][n]:{quantity.digits}}" if n in found[t] else "-" for t in trees]
+
+
 def comparison(reports: Reports, quantity: Quantity) -> str:
     """Return the table of a quantity by length and tree."""
-    found = figures(reports, quantity)
-    header = ["tokens", *(f"{label}, {quantity.axis}" for label, _ in TREES.values())]
-    rows = [
-        [
-            f"{n:,}",
-            *(f"{found[t][n]:{quantity.digits}}" if n in found[t] else "-" for t in TREES),
-        ]
-        for n in found["overlay"]
-    ]
-    return table(header, rows)
+    lengths = figures(reports, quantity)["overlay"]
+    return table(header(quantity), [[f"{n:,}", *cells(reports, quantity, n)] for n in lengths])
 
 
-def speeds(reports: Reports, lengths: Sequence[int] | None = None) -> str:
+def speeds(reports: Reports) -> str:
     """Return the table of speeds, with how often ours is faster, and how far runs lie apart."""
     found, ours = figures(reports, SPEED), by_length(reports["overlay"])
-    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
-    header += ["layer / fork", "layer / peer", "spread"]
     rows = []
-    for n in lengths or found["overlay"]:
-        fastest = found["overlay"][n]
-        row = [f"{n:,}", *(f"{found[t][n]:.3g}" if n in found[t] else "-" for t in TREES)]
+    for n, fastest in found["overlay"].items():
+        row = [f"{n:,}", *cells(reports, SPEED, n)]
         for other in ("public-fork", "peer"):
             row.append(f"{fastest / found[other][n]:.0f}" if n in found[other] else "-")
         runs = [m.tokens_per_sec for m in ours[n]]
         rows.append([*row, f"{(max(runs) - min(runs)) / median(runs):.1%}"])
-    return table(header, rows)
+    return table([*header(SPEED), "layer / fork", "layer / peer", "spread"], rows)
 
 
 def short_table(reports: Reports) -> str:
     """Return README.md's table: the speeds, and what ours costs."""
-    speed, memory, first = (figures(reports, q) for q in (SPEED, MEMORY, FIRST_CALL))
-    pair = ("public-fork", "overlay")
-    header = ["tokens", *(f"{label}, M tokens/s" for label, _ in TREES.values())]
-    header += ["layer / fork", "memory, fork / layer, GiB", "first call, fork / layer, s"]
+    speed, pair = figures(reports, SPEED), ("public-fork", "overlay")
+    costs = ("layer / fork", "memory, fork / layer, GiB", "first call, fork / layer, s")
     rows = []
     for n in IN_README:
-        row = [f"{n:,}", *(f"{speed[t][n]:.3g}" if n in speed[t] else "-" for t in TREES)]
+        row = [f"{n:,}", *cells(reports, SPEED, n)]
         row.append(f"{speed['overlay'][n] / speed['public-fork'][n]:.0f}")
-        for found, digits in ((memory, ".2f"), (first, ".1f")):
-            cells = (f"{found[t][n]:{digits}}" if n in found[t] else "-" for t in pair)
-            row.append(" / ".join(cells))
+        row += [" / ".join(cells(reports, q, n, pair)) for q in (MEMORY, FIRST_CALL)]
         rows.append(row)
-    return table(header, rows)
+    return table([*header(SPEED), *costs], rows)
 
 
 def losses(report: Report) -> list[str]:

@@ -23,7 +23,7 @@ from benchmarks.operator.results import (
     FORWARD_MS,
     MEMORY_TIMES_OUTPUT,
     OperatorResults,
-    Speed,
+    Timing,
     operator_criteria,
 )
 from benchmarks.operator.training_results import (
@@ -57,33 +57,33 @@ def machine(results: OperatorResults) -> str:
     return facts({**where, "peer": results.peer or "not measured", "protocol": results.protocol})
 
 
-def _speeds(rows: Sequence[Speed], limits: dict[int, str]) -> str:
-    names = list(rows[0].times)
-    ours = [name for name in names if name != "peer"]
-    leads = ours if "peer" in names else []
-    rested = [name for name in names if rows[0].times[name].rested_ms is not None]
-    header = ["tokens", *(f"{LABELS[n]}, ms" for n in names)]
+def _speeds(what: str, rows: Sequence[tuple[str, Mapping[str, Timing], str]], limit: str) -> str:
+    """Return a table of times; each row is what was timed, its times, and its limit."""
+    names = list(rows[0][1])
+    leads = [name for name in names if name != "peer" and "peer" in names]
+    rested = [name for name in names if rows[0][1][name].rested_ms is not None]
+    header = [what, *(f"{LABELS[n]}, ms" for n in names)]
     header += [f"peer / {LABELS[n]}" for n in leads]
     header += [f"{LABELS[n]} from rest, ms" for n in rested]
-    header += [*(f"{LABELS[n]} eager, ms" for n in names), "limit"]
+    header += [*(f"{LABELS[n]} eager, ms" for n in names), limit]
     lines = []
-    for row in rows:
-        line = [f"{row.tokens:,}", *(_ms(row.times[n].graph_ms) for n in names)]
-        line += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
-        line += [_ms(row.times[n].rested_ms) for n in rested]
-        line += [_ms(row.times[n].eager_ms) for n in names]
-        lines.append([*line, limits.get(row.tokens, "")])
+    for label, times, most in rows:
+        line = [label, *(_ms(times[n].graph_ms) for n in names)]
+        line += [f"{times['peer'].graph_ms / times[n].graph_ms:.1f}" for n in leads]
+        line += [_ms(times[n].rested_ms) for n in rested]
+        lines.append([*line, *(_ms(times[n].eager_ms) for n in names), most])
     return table(header, lines)
 
 
 def forward(results: OperatorResults) -> str:
     """Return the table of the forward pass."""
-    limits: dict[int, str] = {}
-    for name, by_length in FORWARD_MS.items():
-        for tokens, ms in by_length.items():
-            before = f"{limits[tokens]}, " if tokens in limits else ""
-            limits[tokens] = f"{before}{LABELS[name]} {ms:g}"
-    return _speeds(results.forward, limits)
+
+    def limit(tokens: int) -> str:
+        limits = [(name, ms[tokens]) for name, ms in FORWARD_MS.items() if tokens in ms]
+        return ", ".join(f"{LABELS[name]} {ms:g}" for name, ms in limits)
+
+    rows = [(f"{row.tokens:,}", row.times, limit(row.tokens)) for row in results.forward]
+    return _speeds("tokens", rows, "limit")
 
 
 def forgetting(results: OperatorResults) -> str:
@@ -102,23 +102,16 @@ def forgetting(results: OperatorResults) -> str:
 
 def training(results: TrainingResults) -> str:
     """Return the table of forward and backward, and where it was measured."""
-    names = list(results.training[0].times)
-    leads = [name for name in names if name != "peer" and "peer" in names]
-    header = ["sequences x tokens x heads x width", *(f"{LABELS[n]}, ms" for n in names)]
-    header += [f"peer / {LABELS[n]}" for n in leads]
-    header += [*(f"{LABELS[n]} eager, ms" for n in names), "CUDA's limit"]
     rows = []
     for row in results.training:
-        cells = [_ms(row.times[n].graph_ms) for n in names]
-        cells += [f"{row.times['peer'].graph_ms / row.times[n].graph_ms:.1f}" for n in leads]
-        cells += [_ms(row.times[n].eager_ms) for n in names]
         limit = f"{TRAINING_MS[row.shape]:g} ms, " if row.shape in TRAINING_MS else ""
         limit += f"{TRAINING_LEAD['cuda']:g} times the peer"
-        rows.append([" x ".join(f"{n:,}" for n in row.shape), *cells, limit])
+        rows.append((" x ".join(f"{n:,}" for n in row.shape), row.times, limit))
     e = results.environment
     where = results.where(f"torch {e.torch}, Triton {e.triton}")
     where |= {"peer": results.peer or "not measured", "protocol": results.protocol}
-    return f"{facts(where)}\n\n{table(header, rows)}"
+    speeds = _speeds("sequences x tokens x heads x width", rows, "CUDA's limit")
+    return f"{facts(where)}\n\n{speeds}"
 
 
 def accuracy(results: OperatorResults) -> str:
