@@ -129,6 +129,7 @@ Sha256 = Annotated[str, AfterValidator(_sha256)]
 Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
 """A figure that a server shows; what is not a finite number says nothing."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteBenchmarks = Annotated[
@@ -353,6 +354,17 @@ class MarkValidatedRequest(Message):
 
     submission_id: RowId | None = None
     score: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Verification(Message):
+    """Query of POST /record_verification: the outcome of a logit verification."""
+
+    submission_id: RowId
+    verified: bool
+    cosine_similarity: Finite | None = None
+    max_abs_diff: Finite | None = None
+    throughput: Finite | None = None
+    reason: Annotated[str | None, Field(max_length=2048)] = None
 
 
 class FailureRequest(Message):

@@ -12,12 +12,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from neurons import observe
-from neurons.configuration.flags import Parser
-from neurons.configuration.settings import Settings, load_settings
-from neurons.errors import EX_CONFIG, ConfigError
+from neurons.configuration.flags import Parser, start
+from neurons.configuration.settings import Settings
+from neurons.errors import ConfigError
 from neurons.identity import load_identity
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
@@ -108,23 +109,13 @@ class Validator:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge until told to stop; return the exit status (78: only a person can mend it)."""
     given = _parser().parse_args(arguments)
-    observe.configure()
     flags = {
         "wallet_validator_name": given.wallet_name,
         "wallet_hotkey": given.wallet_hotkey,
         "wallet_path": given.wallet_path,
         "log_level": "DEBUG" if given.logging_debug else None,
     }
-    try:
-        settings = load_settings(flags, given.env_file, process="validator")
-        observe.configure(settings.log_level, settings.log_format, settings.secrets())
-        for warning in settings.warnings:
-            log.warning(str(warning))
-        return run(settings, once=given.once)
-    except ConfigError as error:
-        for problem in error.problems:
-            log.error(str(problem))
-        return EX_CONFIG
+    return start("validator", flags, given.env_file, log, partial(run, once=given.once))
 
 
 def run(settings: Settings, *, once: bool) -> int:

@@ -7,14 +7,14 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from neurons import observe
-from neurons.configuration.flags import Parser
-from neurons.configuration.settings import Settings, load_settings
-from neurons.errors import EX_CONFIG, ConfigError
+from neurons.configuration.flags import Parser, start
+from neurons.configuration.settings import Settings
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 
@@ -38,20 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--env-file", metavar="FILE", type=Path, help="settings file instead of .env"
     )
     given = parser.parse_args(arguments)
-    observe.configure()
-    try:
-        flags = {"host": given.host, "port": given.port}
-        settings = load_settings(flags, given.env_file, process="api")
-        observe.configure(settings.log_level, settings.log_format, settings.secrets())
-        for warning in settings.warnings:
-            log.warning(str(warning))
-        if not settings.validator_hotkeys:
-            log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
-        server = Server(settings, given.port_file)
-    except ConfigError as error:
-        for problem in error.problems:
-            log.error(str(problem))
-        return EX_CONFIG
+    flags = {"host": given.host, "port": given.port}
+    return start("api", flags, given.env_file, log, partial(serve, port_file=given.port_file))
+
+
+def serve(settings: Settings, *, port_file: Path | None) -> int:
+    """Serve until told to stop.
+
+    Raises:
+        ConfigError: the database cannot be opened.
+    """
+    if not settings.validator_hotkeys:
+        log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
+    server = Server(settings, port_file)
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -24,8 +24,6 @@ from neurons.validator_api.storage import Storage
 log = get_logger("validator_api")
 router = APIRouter()
 
-Finite = Annotated[float | None, Query(allow_inf_nan=False)]
-
 
 def create_app(config: ApiConfig) -> FastAPI:
     """Return the API over the database that `config` names.
@@ -197,25 +195,10 @@ def mark_validated(
 def record_verification(
     _: auth.ValidatorHotkey,
     storage: Database,
-    submission_id: protocol.RowId,
-    verified: bool,
-    cosine_similarity: Finite = None,
-    max_abs_diff: Finite = None,
-    throughput: Finite = None,
-    reason: Annotated[str | None, Query(max_length=2048)] = None,
+    found: Annotated[protocol.Verification, Query()],
 ) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
-    return storage.write(
-        lambda session: submissions.record_verification(
-            session,
-            submission_id,
-            verified,
-            cosine_similarity=cosine_similarity,
-            max_abs_diff=max_abs_diff,
-            throughput=throughput,
-            reason=reason,
-        )
-    )
+    return storage.write(lambda session: submissions.record_verification(session, found))
 
 
 @router.post("/record_failure")

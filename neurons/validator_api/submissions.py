@@ -187,24 +187,15 @@ def mark_validated(
     return {"status": "ok", "submission_id": row.id, "score": row.score}
 
 
-def record_verification(
-    session: Session,
-    submission_id: int,
-    verified: bool,
-    *,
-    cosine_similarity: float | None,
-    max_abs_diff: float | None,
-    throughput: float | None,
-    reason: str | None,
-) -> dict[str, Any]:
+def record_verification(session: Session, found: protocol.Verification) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
-    row = _marked(session, submission_id)
-    row.verification_passed = verified
-    row.cosine_similarity = cosine_similarity
-    row.max_abs_diff = max_abs_diff
-    row.throughput_verified = throughput
-    row.verification_reason = reason
-    return {"status": "recorded", "verified": verified}
+    row = _marked(session, found.submission_id)
+    row.verification_passed = found.verified
+    row.cosine_similarity = found.cosine_similarity
+    row.max_abs_diff = found.max_abs_diff
+    row.throughput_verified = found.throughput
+    row.verification_reason = found.reason
+    return {"status": "recorded", "verified": found.verified}
 
 
 def current_block(config: ApiConfig) -> int:
