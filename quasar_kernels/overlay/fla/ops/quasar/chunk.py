@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+# A validator demands each of these lines and those above, used or not (contract.REQUIRED_IMPORTS).
 from fla.ops.utils.index import prepare_chunk_indices
 from fla.ops.quasar.forward_substitution import forward_substitution_kernel
 from fla.utils import IS_AMD

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Literal, get_args
+
+Backend = Literal["auto", "cuda", "triton", "torch"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 BACKEND = "QUASAR_BACKEND"
 """Which implementation takes a call: one of `BACKENDS`."""
@@ -17,16 +21,15 @@ CACHE_DIR = "QUASAR_CACHE_DIR"
 NVRTC = "QUASAR_NVRTC"
 """The path of the NVRTC library to use instead of searching for one."""
 
-BACKENDS = ("auto", "cuda", "triton", "torch")
 
-
-def requested_backend() -> str:
+def requested_backend() -> Backend:
     """Return QUASAR_BACKEND, `auto` where it is not set.
 
     Raises:
         ValueError: it is none of `BACKENDS`.
     """
-    name = os.environ.get(BACKEND, "auto")
-    if name not in BACKENDS:
-        raise ValueError(f"{BACKEND} is {name!r}; set it to one of {', '.join(BACKENDS)}")
-    return name
+    wanted = os.environ.get(BACKEND, "auto")
+    for name in BACKENDS:
+        if name == wanted:
+            return name
+    raise ValueError(f"{BACKEND} is {wanted!r}; set it to one of {', '.join(BACKENDS)}")

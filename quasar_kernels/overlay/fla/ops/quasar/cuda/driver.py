@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
     device: int
     arguments: int  # bytes of the first parameter
 
-    def launch(self, grid: tuple[int, int], parameters: ctypes.Array, stream: int) -> None:
+    def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
         """Start `grid` blocks on a stream (its handle) of the kernel's device, which is current.
 
         Raises:
@@ -97,7 +97,7 @@ def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Ke
         return {name: _kernel(driver, module, name, device) for name in names}
 
 
-def _kernel(driver, module, name: str, device: int) -> Kernel:
+def _kernel(driver: ctypes.CDLL, module: ctypes.c_void_p, name: str, device: int) -> Kernel:
     function, address, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
     _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     table = name.removesuffix("_bf16").removesuffix("_fp16") + "_launch"

@@ -217,7 +217,13 @@ def _read(path: Path) -> bytes | None:
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
-def _compile(library, name, program, headers, flags) -> bytes:
+def _compile(
+    library: ctypes.CDLL,
+    name: str,
+    program: str,
+    headers: Mapping[str, str],
+    flags: Sequence[str],
+) -> bytes:
     handle = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(key.encode() for key in headers))
@@ -238,7 +244,7 @@ def _compile(library, name, program, headers, flags) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(handle))
 
 
-def _fetch(library, handle, what: str) -> bytes:
+def _fetch(library: ctypes.CDLL, handle: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     _checked(library, getattr(library, f"nvrtcGet{what}Size")(handle, ctypes.byref(size)), what)
     buffer = ctypes.create_string_buffer(size.value)

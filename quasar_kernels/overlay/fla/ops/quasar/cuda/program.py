@@ -162,7 +162,7 @@ def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 
     It takes a third of the time that filling the structure does.
     """
-    kinds = [kind for _, kind in structure._fields_]
+    kinds: list[Any] = [field[1] for field in structure._fields_]
     codes = "".join(
         kind._type_._type_ * kind._length_ if issubclass(kind, ctypes.Array) else kind._type_
         for kind in kinds
