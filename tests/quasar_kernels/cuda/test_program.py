@@ -1,0 +1,108 @@
+"""What a loaded CUDA program is given, and what is loaded when, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fla.ops.quasar.cuda import nvrtc
+from fla.ops.quasar.cuda import program as program_module
+from fla.ops.quasar.cuda.program import Variant, packer
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.layer.hopper import program as hopper_products
+
+from quasar_kernels.contract import OVERLAY
+from tests.processes import run_python
+
+FOLDER = OVERLAY / "fla/ops/quasar"
+HOPPER = (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "structure"),
+    [
+        ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
+        ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
+        ("layer/hopper/csrc/pack_weights.cu", "PackedMatrix", hopper_products.PackedMatrix),
+        (
+            "layer/hopper/csrc/projection.cu",
+            "ProjectionArguments",
+            hopper_products.ProjectionArguments,
+        ),
+        ("layer/hopper/csrc/gated_rows.cuh", "OutputArguments", hopper_products.OutputArguments),
+    ],
+)
+def test_python_fills_the_arguments_as_cuda_declares_them(file, name, structure):
+    text = (FOLDER / file).read_text()
+    body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.S).group(1)
+    body = re.sub(r"//.*", "", body)
+    declared = []
+    for line in filter(None, map(str.strip, body.split(";"))):
+        kind, _, names = re.sub(r"\s*\*", " *", line.replace("const ", "")).partition(" ")
+        single = {"i64": ctypes.c_int64, "int": ctypes.c_int, "Source": ctypes.c_int}
+        single["float"] = ctypes.c_float
+        for one in map(str.strip, names.split(",")):
+            of = ctypes.c_void_p if "*" in one else single[kind]
+            declared.append((one.strip("* ").removesuffix("[3]"), of * 3 if "[3]" in one else of))
+    assert structure._fields_ == declared
+
+
+def test_packed_values_are_those_of_the_structure():
+    class Odd(ctypes.Structure):
+        _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int64 * 2), ("c", ctypes.c_float)]
+
+    packed = packer(Odd)(1, 2, 3, 0.5)
+    assert packed == bytes(Odd(1, (2, 3), 0.5))
+    assert len(packed) == ctypes.sizeof(Odd)
+
+
+@pytest.fixture
+def load_of_sizes(monkeypatch):
+    """Load the forward pass on a GPU of a capability, with kernels that take so many bytes."""
+
+    def load(capability, size_of):
+        major, minor = capability
+        gpu = SimpleNamespace(major=major, minor=minor, multi_processor_count=108)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+        monkeypatch.setattr(program_module, "compile_files", lambda *args: b"code")
+        monkeypatch.setattr(
+            program_module,
+            "load_kernels",
+            lambda code, names, device: {
+                name: SimpleNamespace(arguments=size_of(name)) for name in names
+            },
+        )
+        return cuda_scan.PROGRAM._load(Variant(0, torch.bfloat16))
+
+    return load
+
+
+@pytest.mark.parametrize("capability", [(8, 0), HOPPER, (12, 0)])
+def test_a_loaded_program_has_its_kernels_by_name(load_of_sizes, capability):
+    program = load_of_sizes(capability, lambda name: ctypes.sizeof(cuda_scan.Arguments))
+    assert list(program.kernels) == ["segment_map", "segment_scan", "segment_output"]
+    assert program.on_hopper == (capability == HOPPER)
+    assert program.multiprocessors == 108
+
+
+def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
+    size = ctypes.sizeof(cuda_scan.Arguments)
+    with pytest.raises(nvrtc.CudaUnavailableError) as caught:
+        load_of_sizes((8, 0), lambda name: size + 8 * ("scan" in name))
+    assert caught.value.problem == (
+        f"quasar_segment_scan takes {size + 8} bytes of arguments and would be given {size}"
+    )
+
+
+def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda():
+    code = (
+        "from quasar_kernels.mount import mount; mount(); import fla.layers.quasar; "
+        "from fla.ops.quasar.cuda import driver, nvrtc; "
+        "loaders = driver._driver, nvrtc.load_library; "
+        "print([f.cache_info().currsize for f in loaders])"
+    )
+    assert run_python("-c", code, check=True).stdout.split("\n")[-2] == "[0, 0]"

@@ -1,0 +1,147 @@
+"""Which implementation serves a call, on a machine without a GPU: switches, faults, capture."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fla.ops.quasar import backend, switches
+from fla.ops.quasar.cuda import nvrtc
+from fla.ops.quasar.cuda.program import LoadedProgram
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+
+
+@pytest.fixture
+def gpu_call(monkeypatch):
+    """q, k and v that look like a call on a GPU, and no memory of earlier failures."""
+    for program in (cuda_scan.PROGRAM, cuda_scan_bwd.PROGRAM):
+        monkeypatch.setattr(program, "_found", {})
+    monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delenv(switches.BACKEND, raising=False)
+    x = SimpleNamespace(
+        is_cuda=True,
+        device=SimpleNamespace(index=0),
+        dtype=torch.bfloat16,
+        shape=torch.Size((1, 2, 1, 64)),
+    )
+    return x, x, x
+
+
+@pytest.fixture
+def no_nvrtc(monkeypatch, tmp_path):
+    monkeypatch.setenv(switches.NVRTC, str(tmp_path / "libnvrtc.so"))
+    ampere = SimpleNamespace(major=8, minor=0, multi_processor_count=108)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ampere)
+    monkeypatch.setattr(nvrtc, "load_library", nvrtc.load_library.__wrapped__)
+
+
+@pytest.mark.usefixtures("no_nvrtc")
+def test_without_nvrtc_triton_serves_and_the_log_says_why_once(gpu_call, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            choice = backend.choose_backend(*gpu_call)
+    assert choice.backend == "triton"
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert "NVRTC, CUDA's run-time compiler, was not found" in line
+    assert "install nvidia-cuda-nvrtc" in line
+    assert switches.NVRTC in line
+    assert "\n" not in line
+    assert f"{choice.reason}; to mend it, {choice.remedy}" in line
+
+
+def test_a_gpu_that_is_too_old_is_served_by_triton_and_the_log_says_so_once(
+    gpu_call, monkeypatch, caplog
+):
+    turing = SimpleNamespace(major=7, minor=5, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: turing)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            choice = backend.choose_backend(*gpu_call)
+    assert choice.backend == "triton"
+    (record,) = caplog.records
+    assert "compute capability 7.5; the CUDA kernels need 8.0" in record.getMessage()
+    assert "QUASAR_BACKEND=triton" in record.getMessage()
+    assert f"{choice.reason}; to mend it, {choice.remedy}" in record.getMessage()
+
+
+@pytest.mark.usefixtures("no_nvrtc")
+def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
+    monkeypatch.setenv(switches.BACKEND, "cuda")
+    with pytest.raises(nvrtc.CudaUnavailableError, match="NVRTC"):
+        backend.choose_backend(*gpu_call)
+
+
+def loaded(variant):
+    return LoadedProgram(variant, {}, 132, False)
+
+
+def fail(*args, program):
+    raise nvrtc.CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+
+
+def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog):
+    monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
+    monkeypatch.setattr(cuda_scan, "forward", fail)
+    assert backend.choose_backend(*gpu_call).backend == "cuda"
+    assert backend.cuda_forward(*gpu_call, None, None, False, 1.0, None) is None
+    assert len(caplog.records) == 1
+    assert backend.choose_backend(*gpu_call).backend == "triton"
+
+
+def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypatch, caplog):
+    calls = []
+    monkeypatch.setattr(
+        cuda_scan_bwd.PROGRAM, "_load", lambda variant: calls.append(variant) or loaded(variant)
+    )
+    monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
+    saved = (*gpu_call, None, None, None, None, None, None, 1.0, None)
+    assert backend.cuda_backward(*saved) is None
+    assert backend.cuda_backward(*saved) is None
+    assert len(calls) == len(caplog.records) == 1
+    assert "of the gradients" in caplog.records[0].getMessage()
+
+
+def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
+    monkeypatch.setenv(switches.BACKEND, "cuda")
+    monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
+    monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
+    with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
+        backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None)
+
+
+def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
+    gpu_call[0].shape = torch.Size((1, 2, 1, 128))
+    monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None) is None
+
+
+def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(cuda_scan.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
+    choice = backend.choose_backend(*gpu_call)
+    assert choice.backend == "triton"
+    assert "CUDA graph" in choice.reason
+
+
+@pytest.mark.parametrize("name", ["auto", "triton", "torch"])
+def test_cpu_tensors_take_torch(monkeypatch, name):
+    monkeypatch.setenv(switches.BACKEND, name)
+    x = torch.zeros(1, 2, 1, 64)
+    assert backend.choose_backend(x, x, x).backend == "torch"
+
+
+def test_triton_on_request(gpu_call, monkeypatch):
+    monkeypatch.setenv(switches.BACKEND, "triton")
+    assert backend.choose_backend(*gpu_call) == ("triton", "QUASAR_BACKEND=triton", "", None)
+
+
+def test_an_unknown_backend_is_refused_by_name(gpu_call, monkeypatch):
+    monkeypatch.setenv(switches.BACKEND, "metal")
+    with pytest.raises(ValueError, match="QUASAR_BACKEND is 'metal'; set it to one of auto, cuda"):
+        backend.choose_backend(*gpu_call)
