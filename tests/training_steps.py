@@ -39,7 +39,12 @@ def whole(x):
 
 
 def take_steps(device, task: Task, width: int, heads: int, way: str) -> Taken:
-    """Take a few steps: `alone` on each half of a batch in turn, else as one of two processes."""
+    """Take a few steps on batches of two halves, in this process or as one of its group's.
+
+    A process that has both halves takes them one after the other.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mine = range(rank, 2, world)
     torch.manual_seed(0)
     model = Model(task.vocabulary, width, heads).to(device)
     run: torch.nn.Module = model
@@ -52,11 +57,10 @@ def take_steps(device, task: Task, width: int, heads: int, way: str) -> Taken:
     optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
     for step in range(STEPS):
         batch = draw(task, step, device)
-        ranks = range(2) if way == "alone" else [dist.get_rank()]
-        for part in (batch.part(rank, 2) for rank in ranks):
+        for part in (batch.part(half, 2) for half in mine):
             with torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
                 logits = run(part.tokens, part.places)
-            (recall_loss(logits, part.answers) / len(ranks)).backward()
+            (recall_loss(logits, part.answers) / len(mine)).backward()
         if step == 0:
             first = {name: whole(p.grad) for name, p in parameters.items()}
         optimizer.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_layer
 
 mount()
 
@@ -20,6 +23,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        self.by_definition = False
         self.mixer_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
         self.mixer = QuasarAttention(width, head_dim=width // heads, num_heads=heads)
         self.mlp = nn.Sequential(
@@ -28,26 +32,39 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[B, T, width]` of as much."""
-        x = x + self.mixer(self.mixer_norm(x))[0]
+        x = x + self._mixed(self.mixer_norm(x))
         return torch.add(x, self.mlp(self.mlp_norm(x)))
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        mixer = self.mixer
+        if self.by_definition:
+            sizes = {"num_heads": mixer.num_heads, "head_dim": mixer.head_dim}
+            return quasar_layer(dict(mixer.named_parameters()), x, dtype=x.dtype, **sizes)
+        return mixer(x)[0]  # type: ignore[no-any-return]
 
 
 class Model(nn.Module):
     """Predicts the token after some places of a sequence; input and output share an embedding.
 
     Args:
-        checkpointed: whether the backward pass computes each block again.
+        layers: blocks, each a QuasarAttention layer and an MLP.
+
+    Attributes:
+        checkpointed: whether the backward pass computes each block again; False at first.
     """
 
-    def __init__(
-        self, vocabulary: int, width: int, heads: int, layers: int = 2, checkpointed: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int = 2) -> None:
         super().__init__()
-        self.checkpointed = checkpointed
+        self.checkpointed = False
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
         nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def compute_by_definition(self) -> None:
+        """Let the layers be computed by the reference's torch operations, without kernels."""
+        for block in self.blocks:
+            cast(Block, block).by_definition = True
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Return logits `[B, P, vocabulary]` behind the places `[B, P]` of the tokens `[B, T]`."""

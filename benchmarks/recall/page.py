@@ -41,8 +41,8 @@ def plot(setting: Setting, gpu: str) -> str:
 
 def apart(curve: Curve, exact: Curve) -> float:
     """Return the largest relative difference of two curves before either learns to recall."""
-    steps = len(exact.losses)
-    for n, losses in enumerate(zip(curve.losses, exact.losses, strict=True)):
+    steps = min(len(curve.losses), len(exact.losses))
+    for n, losses in enumerate(zip(curve.losses, exact.losses, strict=False)):
         if min(losses) < exact.losses[0] / 2:
             steps = n
             break
@@ -53,7 +53,7 @@ def apart(curve: Curve, exact: Curve) -> float:
 def trainings(run: Recall) -> str:
     """Return the table of every training."""
     header = (
-        "tokens, training", "GPUs", "recall", "over 99% after, steps", "loss at the end",
+        "tokens, training", "GPUs", "recall", "steps", "loss at the end",
         "loss from fp32's before it halves", "a step, ms", "in all, s",
     )  # fmt: skip
     rows = []
@@ -65,7 +65,7 @@ def trainings(run: Recall) -> str:
                     f"{setting.task.tokens:,}, {WAYS[curve.way]}",
                     str(curve.gpus),
                     f"{curve.recall:.2%}",
-                    "never" if curve.reached is None else f"{curve.reached:,}",
+                    f"{curve.steps:,}",
                     f"{curve.losses[-1]:.1e}",
                     f"{apart(curve, exact):.1e}" if curve is not exact else "",
                     f"{curve.step_ms:.1f}",
@@ -83,7 +83,7 @@ def _task(setting: Setting) -> str:
 def recall(run: Recall) -> str:
     """Return where and how it was measured, and the tables."""
     e = run.environment
-    tasks = "; ".join(f"{_task(s)}, {s.recipe.steps:,} steps" for s in run.settings)
+    tasks = "; ".join(f"{_task(s)}, at most {s.recipe.most_steps:,} steps" for s in run.settings)
     model = run.settings[0].recipe
     rows = {
         "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}, CUDA {e.cuda}",

@@ -14,7 +14,7 @@ RECALL = 0.99
 """A trained model must answer more than this share of held-out queries rightly."""
 
 WAYS = {
-    "fp32": "fp32 by torch operations",
+    "fp32": "fp32, the definition in torch",
     "bf16": "bf16 autocast",
     "compiled": "`torch.compile`",
     "checkpointed": "activation checkpointing",
@@ -23,6 +23,10 @@ WAYS = {
 }
 """What each way is called; all but the first run this project's kernels on a GPU."""
 ON_SEVERAL_GPUS = ("ddp", "fsdp")
+
+
+ENOUGH = 0.995
+"""A training ends when so much of one held-out batch is answered rightly."""
 
 
 class Task(NamedTuple):
@@ -37,11 +41,11 @@ class Task(NamedTuple):
 class Recipe(NamedTuple):
     """A model, and how it is trained."""
 
-    steps: int
+    most_steps: int
     width: int = 512
     heads: int = 8
     layers: int = 2
-    rate: float = 1e-3
+    rate: float = 2e-3
     every: int = 10  # steps between two evaluations
 
 
@@ -52,7 +56,7 @@ class Curve(Frozen):
     gpus: int
     losses: tuple[NotNegative, ...] = Field(description="means of `every` steps, in nats")
     recall: NotNegative = Field(description="share of held-out queries answered rightly")
-    reached: int | None = Field(description="step after which one batch's was first above RECALL")
+    steps: int = Field(description="after which one held-out batch's was ENOUGH, or the most")
     step_ms: Positive = Field(description="median time of a step, the data's drawing included")
     seconds: Positive = Field(description="the whole training, compilation included")
 

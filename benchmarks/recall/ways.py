@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,22 +22,6 @@ class Prepared(NamedTuple):
     call: Callable[[Tensor, Tensor], Tensor]  # the model's, in the way's precision
 
 
-@contextlib.contextmanager
-def by_torch(enabled: bool) -> Iterator[None]:
-    """Let torch operations alone serve the layers within, where `enabled`."""
-    if not enabled:
-        yield
-        return
-    before = os.environ.get("QUASAR_BACKEND")
-    os.environ["QUASAR_BACKEND"] = "torch"
-    try:
-        yield
-    finally:
-        del os.environ["QUASAR_BACKEND"]
-        if before is not None:
-            os.environ["QUASAR_BACKEND"] = before
-
-
 def prepare(model: Model, way: str, device: torch.device, backend: str = "inductor") -> Prepared:
     """Return `model`, on `device`, ready for a way of training.
 
@@ -47,6 +29,9 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
         way: one of `WAYS`; those on several GPUs want a process group.
         backend: of `torch.compile`.
     """
+    if way == "fp32":
+        torch.backends.cudnn.allow_tf32 = False  # products have none of it unless asked
+        model.compute_by_definition()
     model.checkpointed = way == "checkpointed"
     run: Any = model
     if way == "compiled":
@@ -58,7 +43,7 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
     autocast = way not in ("fp32", "fsdp")  # FSDP2 gathers the parameters in bf16
 
     def call(tokens: Tensor, places: Tensor) -> Tensor:
-        with by_torch(way == "fp32"), torch.autocast(device.type, torch.bfloat16, autocast):
+        with torch.autocast(device.type, torch.bfloat16, autocast):
             return run(tokens, places)  # type: ignore[no-any-return]
 
     return Prepared(list(model.parameters()), call)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from benchmarks.documents import stale
 from benchmarks.limits import missed
@@ -15,6 +17,7 @@ from benchmarks.recall.task import draw
 from benchmarks.recall.train import SETTINGS, train
 from benchmarks.recall.ways import prepare
 from benchmarks.results import load
+from quasar_kernels.reference import relative_rms
 from tests.training_steps import assert_same, take_steps
 
 CPU = torch.device("cpu")
@@ -62,6 +65,7 @@ def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("way", "backend", "bitwise"),
     [
+        ("fp32", "", False),
         ("checkpointed", "", True),
         ("compiled", "eager", True),
         ("compiled", "aot_eager", False),  # torch computes the norms around the layers otherwise
@@ -70,10 +74,12 @@ def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
 def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> None:
     torch.compiler.reset()
     found = gradients(way, backend)
+    if way == "fp32":
+        assert not torch.equal(found["loss"], gradients("bf16", "")["loss"])
     for name, gradient in gradients("bf16", "").items():
         if bitwise:
             assert torch.equal(found[name], gradient), name
-        torch.testing.assert_close(found[name], gradient, rtol=5e-2, atol=1e-3)
+        assert relative_rms(found[name], gradient) <= 5e-2, name
 
 
 @pytest.mark.slow
@@ -84,29 +90,33 @@ def test_two_processes_take_the_steps_of_one() -> None:
         assert_same(in_group(2, "cpu", take_steps, SMALL, 32, 2, way), wanted, 1e-6, 1e-4)
 
 
-def fail(device: torch.device) -> None:
-    raise ValueError("a process of the group fails")
+def shard_a_projection(device: torch.device) -> None:
+    model = Model(SMALL.vocabulary, 32, 2)
+    fully_shard(model.blocks[0].mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
+    batch = draw(SMALL, 0, device)
+    model(batch.tokens, batch.places)
 
 
-def test_a_process_that_fails_is_said() -> None:
-    with pytest.raises(Exception, match="a process of the group fails"):
-        in_group(1, "cpu", fail)
+def test_a_projection_that_is_sharded_by_itself_is_refused() -> None:
+    with pytest.raises(Exception, match=r"q_proj\.weight is a DTensor while the layer runs"):
+        in_group(1, "cpu", shard_a_projection)
 
 
 @pytest.mark.slow
 def test_a_small_model_learns_to_recall() -> None:
     task = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
-    curve = train(CPU, "fp32", task, Recipe(steps=240, width=32, heads=2, rate=5e-3, every=20))
+    curve = train(CPU, "fp32", task, Recipe(most_steps=400, width=32, heads=2, rate=5e-3))
     assert curve.losses[0] > 2.0
-    assert curve.recall > 0.9
+    assert 10 * len(curve.losses) == curve.steps <= 400
+    assert curve.recall > 0.95
 
 
 def curve(*losses: float) -> Curve:
-    return Curve(way="fp32", gpus=1, losses=losses, recall=1, reached=20, step_ms=1, seconds=1)
+    return Curve(way="fp32", gpus=1, losses=losses, recall=1, steps=20, step_ms=1, seconds=1)
 
 
 def test_curves_are_compared_until_one_halves() -> None:
-    assert apart(curve(8, 6, 2, 1), curve(8, 5, 4.1, 0.1)) == pytest.approx(0.2)
+    assert apart(curve(8, 6, 2, 1), curve(8, 5, 4.1, 0.1, 0.1)) == pytest.approx(0.2)
 
 
 @pytest.mark.skipif(not RUN.exists(), reason="no model is trained yet")
