@@ -31,6 +31,7 @@ step layer.speed --fork "$fork" --out "$out"
 step layer.training --fork "$fork" --out "$out/layer-training.json"
 step operator.inference --out "$out/operator.json"
 step operator.training --out "$out/operator_training.json"
+step recall.train --out "$out/recall.json"
 step nsight.profile --out "$out/profile.json"
 step sanitizer.watch --out "$out/sanitizer.json"
 echo 'Now: python -m benchmarks.report'

@@ -13,6 +13,8 @@ from benchmarks.results import DATA, ROOT, load
 
 RUN = DATA / "recall.json"
 DOCUMENT, PLOT = ROOT / "docs" / "layer.md", ROOT / "docs" / "recall.svg"
+ALIKE = 100
+"""Steps over which losses are compared; when a model begins to recall is a matter of rounding."""
 COLOURS = {
     "fp32": "#777777",
     "bf16": "#0b6e4f",
@@ -39,22 +41,17 @@ def plot(setting: Setting, gpu: str) -> str:
     return line_plot(title, "steps", "nats", lines)
 
 
-def apart(curve: Curve, exact: Curve) -> float:
-    """Return the largest relative difference of two curves before either learns to recall."""
-    steps = min(len(curve.losses), len(exact.losses))
-    for n, losses in enumerate(zip(curve.losses, exact.losses, strict=False)):
-        if min(losses) < exact.losses[0] / 2:
-            steps = n
-            break
-    pairs = zip(curve.losses[:steps], exact.losses[:steps], strict=True)
-    return max(abs(a - b) / b for a, b in pairs)
+def apart(curve: Curve, exact: Curve, every: int) -> float:
+    """Return the largest relative difference of two curves over their first `ALIKE` steps."""
+    pairs = zip(curve.losses, exact.losses, strict=False)
+    return max(abs(a - b) / b for a, b in list(pairs)[: ALIKE // every])
 
 
 def trainings(run: Recall) -> str:
     """Return the table of every training."""
     header = (
         "tokens, training", "GPUs", "recall", "steps", "loss at the end",
-        "loss from fp32's before it halves", "a step, ms", "in all, s",
+        f"from fp32's, {ALIKE} steps", "a step, ms", "in all, s",
     )  # fmt: skip
     rows = []
     for setting in run.settings:
@@ -67,7 +64,9 @@ def trainings(run: Recall) -> str:
                     f"{curve.recall:.2%}",
                     f"{curve.steps:,}",
                     f"{curve.losses[-1]:.1e}",
-                    f"{apart(curve, exact):.1e}" if curve is not exact else "",
+                    f"{apart(curve, exact, setting.recipe.every):.1e}"
+                    if curve is not exact
+                    else "",
                     f"{curve.step_ms:.1f}",
                     f"{curve.seconds:.0f}",
                 )
@@ -93,7 +92,7 @@ def recall(run: Recall) -> str:
         "date, commit": f"{run.created}, {run.commit}",
         "protocol": run.protocol,
     }
-    return f"{facts(rows)}\n\n{trainings(run)}"
+    return f"![loss against steps]({PLOT.name})\n\n{trainings(run)}\n\n{facts(rows)}"
 
 
 def documents() -> Mapping[Path, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -10,13 +12,14 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks.documents import stale
 from benchmarks.limits import missed
 from benchmarks.recall.model import Model, recall_loss
-from benchmarks.recall.page import RUN, apart, documents
+from benchmarks.recall.page import RUN, apart, documents, plot, recall
 from benchmarks.recall.processes import in_group
-from benchmarks.recall.results import WAYS, Curve, Recall, Recipe, Task, criteria
+from benchmarks.recall.results import WAYS, Curve, Recall, Recipe, Setting, Task, criteria
 from benchmarks.recall.task import draw
 from benchmarks.recall.train import SETTINGS, train
 from benchmarks.recall.ways import prepare
 from benchmarks.results import load
+from harness.report import Environment
 from quasar_kernels.reference import relative_rms
 from tests.training_steps import assert_same, take_steps
 
@@ -115,8 +118,28 @@ def curve(*losses: float) -> Curve:
     return Curve(way="fp32", gpus=1, losses=losses, recall=1, steps=20, step_ms=1, seconds=1)
 
 
-def test_curves_are_compared_until_one_halves() -> None:
-    assert apart(curve(8, 6, 2, 1), curve(8, 5, 4.1, 0.1, 0.1)) == pytest.approx(0.2)
+def test_curves_are_compared_over_their_first_steps() -> None:
+    exact = curve(*[8] * 10, 5)
+    assert apart(curve(*[8] * 9, 6, 1), exact, every=10) == 0.25
+    assert apart(curve(*[8] * 9, 6, 1), exact, every=20) == 0
+
+
+def test_the_figures_say_how_each_training_went() -> None:
+    first = curve(8, 4, 1)
+    second = first.model_copy(update={"way": "ddp", "gpus": 2, "recall": 0.98})
+    setting = Setting(task=SMALL, recipe=Recipe(most_steps=30), curves=(first, second))
+    environment = Environment(
+        device="cuda", platform="Linux", python="3.12", torch="2.11", triton="3.6", cuda="13.0",
+        gpu="a GPU", gpu_memory_mb=1.0, compute_capability="9.0", driver="580", cpu_count=2,
+    )  # fmt: skip
+    run = Recall(
+        created=date(2026, 1, 2), commit="abc", environment=environment,
+        protocol="Trained.", settings=(setting,),
+    )  # fmt: skip
+    text = recall(run)
+    assert "| 64, DistributedDataParallel | 2 | 98.00% | 20 | 1.0e+00 | 0.0e+00 |" in text
+    assert missed(criteria(run)) == ["recall over 64 tokens, ddp: 0.98, limit 0.99"]
+    assert plot(setting, "a GPU").count("<circle") == 6
 
 
 @pytest.mark.skipif(not RUN.exists(), reason="no model is trained yet")

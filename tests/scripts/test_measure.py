@@ -17,6 +17,7 @@ STEPS = (
     "layer.training",
     "operator.inference",
     "operator.training",
+    "recall.train",
     "nsight.profile",
     "sanitizer.watch",
 )
