@@ -26,6 +26,7 @@ def test_groups_take_the_steps_of_one_process(way, world, task):
     wanted = take_steps(torch.device("cuda", 0), task, 512, 8, "alone")
     found = in_group(world, "cuda", take_steps, task, 512, 8, way)
     assert_same(found, wanted, first=1e-5, moved=2e-2)
-    assert bool(wanted.graphs) == (task is SHORT)
-    if way == "ddp":  # FSDP2 gathers parameters at other addresses each time
-        assert bool(found.graphs) == (task is SHORT)
+    if task is SHORT:
+        assert wanted.graphs
+        # FSDP2 may gather parameters at other addresses each time, which is launched
+        assert found.graphs or way == "fsdp"
