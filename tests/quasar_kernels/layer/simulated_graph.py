@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from fla.ops.quasar.layer import replay
 
-CAPTURED = []
+CAPTURED: list[Graph] = []
 """Every graph since the last `simulate`."""
 
 
