@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lock test lint types kernels resources fix bench once doctor hooks baseline
+.PHONY: help install lock test coverage lint types kernels resources fix bench once doctor hooks baseline
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -13,6 +13,10 @@ lock: ## pin what pyproject.toml asks for; scripts/lock.sh --upgrade takes newer
 
 test: ## every check, as CI runs it
 	scripts/test.sh
+
+coverage: install ## which lines the tests run in their own process; `make coverage ARGS=tests/neurons`
+	.venv/bin/python -m pytest --cov=neurons --cov=harness --cov=quasar_kernels \
+	  --cov-report=term:skip-covered $(ARGS)
 
 lint: install ## formatting and lint, nothing is changed
 	.venv/bin/ruff format --check .
