@@ -16,6 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.servers import Handler, Server, serving
 
+COMMIT, REVEAL, SUBMIT = "/commit_submission", "/reveal_submission", "/submit_kernel"
+STATS, PENDING = "/get_submission_stats", "/pending_reveals"
+ROUND, WEIGHTS = "/get_current_round", "/get_weights"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -88,11 +92,20 @@ class StandIn:
         """Return how many requests of `path` arrived."""
         return sum(request.path == path for request in self.requests)
 
+    def body_of(self, path: str) -> Any:
+        """Return the body of the first request of `path`."""
+        return next(request.body for request in self.requests if request.path == path)
+
     def wipe(self) -> None:
         """Come back with an empty database, as after a redeployment without a disk."""
         self.databases += 1
         self.round_id = 1
         self.registered, self.rows, self.weights, self.performers = set(), [], [], []
+
+    def wipe_once(self) -> None:
+        """Wipe, unless that has happened already."""
+        if self.databases == 1:
+            self.wipe()
 
     def add_foreign(self, count: int = 1, *, revealed: bool = True, **values: Any) -> None:
         """Store submissions of somebody else's."""
@@ -118,7 +131,7 @@ class StandIn:
         routine = getattr(self, "_" + request.path.strip("/"), None)
         if routine is None:
             return _refuse(404, "Not Found")
-        signed = request.path in ("/commit_submission", "/reveal_submission", "/submit_kernel")
+        signed = request.path in (COMMIT, REVEAL, SUBMIT)
         if signed and request.headers.get("hotkey") not in self.registered:
             return _refuse(404, "Miner not registered")
         answer = routine(request)

@@ -53,7 +53,10 @@ def bench(
     ],
 )
 def test_bench_starts_the_processes_that_the_miner_starts(
-    tmp_path: Path, url: str, faults: dict[int, list[Exception]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    url: str,
+    faults: dict[int, list[Exception | None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = StandInBench(faults={length: list(errors) for length, errors in faults.items()})
     try:
@@ -61,7 +64,7 @@ def test_bench_starts_the_processes_that_the_miner_starts(
     except Held:
         done = False
     mined = StandInBench(faults=faults)
-    run_cycle(make_context(tmp_path / "mine", url, measure=mined, flags={"claim_runs": 2}))
+    run_cycle(make_context(tmp_path / "mine", url, measure=mined, claim_runs=2))
     assert shown.calls == mined.calls
     assert done is (shown.calls.count(2048) == 2)
 

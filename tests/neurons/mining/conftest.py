@@ -1,13 +1,14 @@
-"""Fixtures of the mining tests."""
+"""Fixtures of the mining tests: a miner of the stand-in, with everything around it replaced."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from neurons.mining.context import Context
-from tests.neurons.mining.parts import make_context
+from tests.neurons.mining.parts import Miner, StandInBench, StandInFork, Waits, make_context
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,31 @@ def _quick(quick_retries: None) -> None:
 
 
 @pytest.fixture
-def context(tmp_path: Path, url: str) -> Context:
-    """A miner of the stand-in, with everything around it replaced."""
-    return make_context(tmp_path / "state", url)
+def bench() -> StandInBench:
+    return StandInBench()
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> StandInFork:
+    """The fork that a miner publishes."""
+    return StandInFork(tmp_path / "fork")
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+@pytest.fixture
+def miner(
+    tmp_path: Path, url: str, bench: StandInBench, kernels: StandInFork, waits: Waits
+) -> Miner:
+    """Begin a life of the miner on one state folder; it takes what `make_context` does."""
+    parts = {"measure": bench, "fork": kernels, "waiter": waits}
+    return partial(make_context, tmp_path / "state", url, **parts)
+
+
+@pytest.fixture
+def context(miner: Miner) -> Context:
+    """A miner with the settings of `make_settings`."""
+    return miner()

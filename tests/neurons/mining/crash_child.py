@@ -50,7 +50,7 @@ def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
     context = make_context(
         state_dir,
         url,
-        flags={"submission_mode": mode},
+        submission_mode=mode,
         fork=Fork(state_dir / "fork"),
         client=ApiClient(url, Key(), transport=Transport()),
         journal=Dying(state_dir / "journal.sqlite"),

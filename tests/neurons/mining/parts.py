@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.report import GateResult, Measurement
+from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
 from harness.source import source_digest
 from neurons.configuration.settings import Settings, load_settings
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
+from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
@@ -65,22 +65,35 @@ class StandInFork:
 
 @dataclass
 class StandInBench:
-    """Measures nothing: gives `SPEEDS`, or raises what `faults` has for the length."""
+    """Measures nothing: gives `SPEEDS`, a little more at each call.
+
+    Attributes:
+        calls, gates: the length and the gate of each call.
+        faults: by length, what its calls raise in their order; None for one that succeeds.
+        disturbed: during how many of the first calls somebody else uses the GPU.
+        environment: the machine that is measured.
+    """
 
     calls: list[int] = field(default_factory=list)
-    faults: dict[int, list[Exception]] = field(default_factory=dict)
+    gates: list[bool | GateResult] = field(default_factory=list)
+    faults: dict[int, list[Exception | None]] = field(default_factory=dict)
+    disturbed: int = 0
+    environment: Environment = ENVIRONMENT
 
     def __call__(
         self, tree: Path, length: int, *, gate: bool | GateResult, **_: Any
     ) -> Measurement:
         self.calls.append(length)
-        if self.faults.get(length):
-            raise self.faults[length].pop(0)
+        self.gates.append(gate)
+        faults = self.faults.get(length)
+        fault = faults.pop(0) if faults else None
+        if fault:
+            raise fault
         digest = source_digest(tree)
         if isinstance(gate, bool):
             gate = samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
         file = str(tree / "fla" / "chunk.py")
-        return samples.measurement(
+        measured = samples.measurement(
             length,
             SPEEDS[length] + len(self.calls),
             vram_mb=0.0,
@@ -88,14 +101,19 @@ class StandInBench:
             layer_file=file,
             source_digest=digest,
             gate=gate,
-            environment=ENVIRONMENT,
+            environment=self.environment,
         )
+        if len(self.calls) > self.disturbed:
+            return measured
+        used = Snapshot(memory_used_mb=30_000.0)
+        telemetry = Telemetry(before=used, after=used)
+        return measured.model_copy(update={"telemetry": telemetry, "tokens_per_sec": 1e9})
 
 
 class Waits:
     """Waits that pass at once; `then` is called at each and may raise `Stopped`."""
 
-    def __init__(self, then: Callable[[float], None] | None = None) -> None:
+    def __init__(self, then: Callable[[float], object] | None = None) -> None:
         self.seconds: list[float] = []
         self.then = then
 
@@ -134,13 +152,19 @@ def make_settings(state_dir: Path, **flags: Any) -> Settings:
     return load_settings(values, env_file, {})
 
 
-def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
-    """Return a context whose counterparts stand in, except the journal and the client."""
-    flags = parts.pop("flags", {})
-    waits = parts.pop("waiter", Waits())
-    key = Key()
-    fork = parts.pop("fork", None) or StandInFork(state_dir / "fork")
-    given: dict[str, Any] = {
+Miner = Callable[..., Context]
+
+
+def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
+    """Return a context whose counterparts stand in, except the journal and the client.
+
+    Args:
+        given: fields of the context and of its settings, by name.
+    """
+    flags = {name: given.pop(name) for name in Settings.model_fields if name in given}
+    key, waits = Key(), given.get("waiter", Waits())
+    fork = given.get("fork") or StandInFork(state_dir / "fork")
+    parts: dict[str, Any] = {
         "settings": make_settings(state_dir, **flags),
         "identity": key,
         "journal": Journal(state_dir / "journal.sqlite"),
@@ -152,9 +176,22 @@ def make_context(state_dir: Path, api_url: str, **parts: Any) -> Context:
         "content_digest": fork.digest,
         "waiter": waits,
         "jitter": lambda: 0.5,
-        **parts,
+        **given,
     }
-    return Context(**given)
+    return Context(**parts)
+
+
+def draft(**changes: Any) -> Submission:
+    """Return a submission at its beginning, except for what `changes` names."""
+    beginning: dict[str, Any] = {
+        "id": 1,
+        "hotkey": HOTKEY,
+        "target_sequence_length": 2048,
+        "mode": "commit_reveal",
+        "publish_at": "before_commit",
+        "api_url": "https://api.example",
+    }
+    return Submission(**{**beginning, **changes})
 
 
 def states(context: Context, key: int) -> list[State]:

@@ -24,7 +24,7 @@ def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal")
         identity=ALICE,
         client=ApiClient(api.url, ALICE, wait=waits),
         waiter=waits,
-        flags={"submission_mode": mode},
+        submission_mode=mode,
     )
 
 

@@ -85,7 +85,7 @@ def test_a_killed_direct_submission_is_made_once(
 ) -> None:
     died = live(tmp_path, url, moment, "direct")
     assert died.returncode == -signal.SIGKILL, died.stderr
-    done = run_cycle(make_context(tmp_path, url, flags={"submission_mode": "direct"}))
+    done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert [row["id"] for row in stand_in.rows] == [done.submission_id]
     assert stand_in.count("/submit_kernel") == 1

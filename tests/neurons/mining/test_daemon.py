@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,48 +13,47 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
 from neurons.protocol import commitment_hash
-from tests.neurons.mining.parts import HOTKEY, StandInFork, Waits, make_context, states, stop_after
-from tests.neurons.stand_in import LOST, RESET, Fault, StandIn
+from tests.neurons.mining.parts import HOTKEY, Miner, StandInFork, Waits, states, stop_after
+from tests.neurons.stand_in import (
+    COMMIT,
+    LOST,
+    RESET,
+    REVEAL,
+    ROUND,
+    SUBMIT,
+    WEIGHTS,
+    Fault,
+    StandIn,
+)
 
-COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
+BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
+TAKEN = "Commitment hash already exists. Use a different salt."
 
 
-def body_of(stand_in: StandIn, path: str) -> Any:
-    return next(request.body for request in stand_in.requests if request.path == path)
-
-
-def test_a_cycle_ends_validated(context: Context, stand_in: StandIn) -> None:
+def test_a_cycle_ends_validated(context: Context, stand_in: StandIn, kernels: StandInFork) -> None:
     done = run_cycle(context)
     assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
     assert done.tokens_per_sec == pytest.approx(0.97 * 3003.125)
-    reveal, commit = body_of(stand_in, REVEAL), body_of(stand_in, COMMIT)
+    reveal, commit = stand_in.body_of(REVEAL), stand_in.body_of(COMMIT)
     wanted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
     assert commit["commitment_hash"] == wanted
     assert set(reveal["benchmarks"]) == {"512", "1024", "2048"}
     assert states(context, done.id) == [
-        State.NEW,
-        State.PUBLISHED,
-        State.MEASURED,
-        State.CLAIMED,
-        State.COMMITTING,
-        State.COMMITTED,
-        State.REVEALING,
-        State.REVEALED,
-        State.VALIDATED,
+        *(State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED, State.COMMITTING),
+        *(State.COMMITTED, State.REVEALING, State.REVEALED, State.VALIDATED),
     ]
-    assert context.fork.verified == [done.commit_hash] * 2  # type: ignore[attr-defined]
+    assert kernels.verified == [done.commit_hash] * 2
 
 
-def test_before_reveal_pushes_only_after_the_block(tmp_path: Path, url: str) -> None:
-    fork = StandInFork(tmp_path / "fork")
-    flags = {"publish_at": "before_reveal"}
+def test_before_reveal_pushes_only_after_the_block(
+    miner: Miner, kernels: StandInFork, waits: Waits
+) -> None:
     pushed_at_wait: list[int] = []
-    waits = Waits(lambda _: pushed_at_wait.append(len(fork.pushed)))
-    context = make_context(tmp_path / "state", url, fork=fork, flags=flags, waiter=waits)
-    done = run_cycle(context)
+    waits.then = lambda _: pushed_at_wait.append(len(kernels.pushed))
+    done = run_cycle(miner(publish_at="before_reveal"))
     assert done.state is State.VALIDATED
-    assert fork.pushed == [done.commit_hash]
+    assert kernels.pushed == [done.commit_hash]
     assert pushed_at_wait[0] == 0
 
 
@@ -67,26 +64,25 @@ def test_a_second_cycle_starts_a_new_submission(context: Context, stand_in: Stan
     assert stand_in.count("/register_miner") == 1
 
 
-def test_direct_mode_submits_in_one_call(tmp_path: Path, url: str, stand_in: StandIn) -> None:
-    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
-    done = run_cycle(context)
+@pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
+def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
+    miner: Miner, stand_in: StandIn, fault: Fault | None
+) -> None:
+    stand_in.faults[SUBMIT].extend([fault] if fault else [])
+    done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
-    assert stand_in.count("/submit_kernel") == 1
+    assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (1, 1)
     assert stand_in.count(COMMIT) == 0
 
 
-@pytest.mark.parametrize("fault", [LOST, Fault(502, "bad gateway", stored=True)])
-def test_a_lost_direct_submission_is_found(
-    tmp_path: Path, url: str, stand_in: StandIn, fault: Fault
-) -> None:
-    context = make_context(tmp_path / "state", url, flags={"submission_mode": "direct"})
-    stand_in.faults["/submit_kernel"].append(fault)
-    assert run_cycle(context).state is State.VALIDATED
-    assert len(stand_in.rows) == 1
-
-
 @pytest.mark.parametrize(
-    "fault", [LOST, Fault(500, "boom", stored=True), Fault(200, b"<html>", stored=True)]
+    "fault",
+    [
+        LOST,
+        Fault(500, "boom", stored=True),
+        Fault(200, b"<html>", stored=True),
+        Fault(409, TAKEN, stored=True),
+    ],
 )
 def test_a_lost_commit_reply_is_found_without_a_new_salt(
     context: Context, stand_in: StandIn, fault: Fault
@@ -115,7 +111,7 @@ def test_a_lost_commit_reply_is_found_without_a_new_salt(
         Fault(403, "IP address banned: IP banned for 23.4 more hours"),
     ],
 )
-@pytest.mark.parametrize("path", [COMMIT, REVEAL, "/get_current_round", "/get_weights"])
+@pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
 def test_passing_faults_leave_one_commit_and_one_reveal(
     context: Context, stand_in: StandIn, path: str, fault: Fault
 ) -> None:
@@ -128,41 +124,36 @@ def test_passing_faults_leave_one_commit_and_one_reveal(
     assert hashes == {done.commitment_hash}
 
 
-def test_a_ban_is_waited_for_and_said(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[COMMIT].append(Fault(403, "IP address banned: IP banned for 0.5 more hours"))
-    reasons: list[str] = []
-    context.waiter = Waits(lambda _: reasons.append(str(context.journal.latest()[0].reason)))
-    assert run_cycle(context).state is State.VALIDATED
-    assert any(1800 <= seconds <= 1802 for seconds in context.waiter.seconds)
-    assert "0.5 more hours" in reasons[0]
-
-
-def test_retry_after_is_waited_for(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
-    run_cycle(context)
-    assert any(70 <= seconds <= 72 for seconds in context.waiter.seconds)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
-    ("mode", "path"), [("commit_reveal", COMMIT), ("direct", "/submit_kernel")]
+    ("fault", "seconds", "words"),
+    [
+        (BANNED, 1800, "0.5 more hours"),
+        (Fault(429, "slow down", {"Retry-After": "70"}), 70, "slow down"),
+    ],
 )
-def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
-    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+def test_what_the_server_asks_for_is_waited_for_and_said(
+    context: Context, stand_in: StandIn, waits: Waits, fault: Fault, seconds: int, words: str
 ) -> None:
-    def next_round(_: float) -> None:
-        stand_in.round_id = 2
+    stand_in.faults[COMMIT].append(fault)
+    reasons: list[str] = []
+    waits.then = lambda _: reasons.append(str(context.journal.latest()[0].reason))
+    assert run_cycle(context).state is State.VALIDATED
+    assert any(seconds <= paused <= seconds + 2 for paused in waits.seconds)
+    assert words in reasons[0]
 
-    context = make_context(
-        tmp_path / "state", url, flags={"submission_mode": mode}, waiter=Waits(next_round)
-    )
+
+@pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
+def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+    miner: Miner, stand_in: StandIn, waits: Waits, mode: str, path: str
+) -> None:
+    waits.then = lambda _: setattr(stand_in, "round_id", 2)
     text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
     stand_in.faults[path].append(Fault(500, text))
-    done = run_cycle(context)
+    done = run_cycle(miner(submission_mode=mode))
     assert (done.state, done.round_id, done.weight) == (State.VALIDATED, 2, 0.6)
     paths = [request.path for request in stand_in.requests]
-    first = paths.index(path)
-    again = paths.index(path, first + 1)
-    assert paths[again - 1] == "/get_current_round"
+    again = paths.index(path, paths.index(path) + 1)
+    assert paths[again - 1] == ROUND
     assert stand_in.count(path) == 2
 
 
@@ -171,22 +162,12 @@ def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
 ) -> None:
     monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
     context.waiter = Waits(lambda _: time.sleep(0.01))
-    stand_in.faults[COMMIT].append(
-        Fault(409, "Commitment hash already exists. Use a different salt.")
-    )
+    stand_in.faults[COMMIT].append(Fault(409, TAKEN))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
     assert stand_in.count(COMMIT) == 1
     assert stand_in.count("/pending_reveals") > 1
     assert "already exists" in str(done.reason)
-
-
-def test_409_finds_the_commitment(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[COMMIT].append(
-        Fault(409, "Commitment hash already exists. Use a different salt.", stored=True)
-    )
-    assert run_cycle(context).state is State.VALIDATED
-    assert stand_in.count(COMMIT) == 1
 
 
 def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
@@ -197,46 +178,43 @@ def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: Stand
     assert State.FAILED not in states(context, done.id)
 
 
-def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn) -> None:
+def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn, waits: Waits) -> None:
     stand_in.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert states(context, done.id).count(State.FAILED) == 2
-    assert max(context.waiter.seconds) >= 60  # type: ignore[union-attr]
-
-
-def test_already_revealed_is_done(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[REVEAL].append(Fault(409, "Submission already revealed", stored=True))
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 1
-
-
-def test_a_lost_reveal_reply_is_asked_for_by_revealing_again(
-    context: Context, stand_in: StandIn
-) -> None:
-    stand_in.faults[REVEAL].append(LOST)
-    assert run_cycle(context).state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 2
-    assert len(stand_in.rows) == 1
+    assert max(waits.seconds) >= 60
 
 
 @pytest.mark.parametrize(
-    ("mode", "path"), [("commit_reveal", REVEAL), ("direct", "/submit_kernel")]
+    ("fault", "sent"),
+    [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 2)],
 )
-def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
-    tmp_path: Path, url: str, stand_in: StandIn, mode: str, path: str
+def test_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
+    context: Context, stand_in: StandIn, fault: Fault, sent: int
 ) -> None:
-    class Moved(StandInFork):
-        def verify(self, commit: str) -> None:
-            if stand_in.count(path):
-                raise Held("The branch moved.", "Put it back.")
+    stand_in.faults[REVEAL].append(fault)
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(REVEAL) == sent
+    assert len(stand_in.rows) == 1
 
-    fork = Moved(tmp_path / "fork")
-    flags = {"submission_mode": mode}
-    context = make_context(tmp_path / "state", url, fork=fork, flags=flags)
+
+@pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
+def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
+    miner: Miner,
+    stand_in: StandIn,
+    kernels: StandInFork,
+    mode: str,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def verify(commit: str) -> None:
+        if stand_in.count(path):
+            raise Held("The branch moved.", "Put it back.")
+
+    monkeypatch.setattr(kernels, "verify", verify)
     stand_in.faults[path].append(Fault(503, "later"))
-    held = run_cycle(context)
+    held = run_cycle(miner(submission_mode=mode))
     assert (held.state, held.reason) == (State.HELD, "The branch moved.")
     assert stand_in.count(path) == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,27 +16,22 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.processes.runtime import Stopped
-from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context, states, stop_after
-from tests.neurons.stand_in import Fault, StandIn
-
-COMMIT, REVEAL = "/commit_submission", "/reveal_submission"
+from tests.neurons.mining.parts import Key, Miner, StandInFork, Waits, states, stop_after
+from tests.neurons.stand_in import COMMIT, REVEAL, ROUND, Fault, StandIn
 
 
-def test_a_commitment_to_another_target_is_finished_first(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+def test_a_commitment_to_another_target_is_finished_first(miner: Miner, stand_in: StandIn) -> None:
+    first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.COMMITTED
     first.journal.close()
-    second = make_context(tmp_path / "state", url, flags={"target_sequence_length": 1024})
-    done = run_cycle(second)
-    assert done.target_sequence_length == 1024
+    second = miner(target_sequence_length=1024)
+    assert run_cycle(second).target_sequence_length == 1024
     assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
     assert stand_in.count(REVEAL) == 2
 
 
-def test_a_commitment_stays_with_its_server(tmp_path: Path, url: str, stand_in: StandIn) -> None:
-    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+def test_a_commitment_stays_with_its_server(miner: Miner, stand_in: StandIn) -> None:
+    context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
     with sqlite3.connect(context.journal.path) as database:
         database.execute("UPDATE submissions SET api_url = 'https://api.example'")
@@ -67,11 +61,8 @@ def test_a_full_disk_pauses_and_the_cycle_goes_on(
 
 
 def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
-    tmp_path: Path, url: str, stand_in: StandIn
+    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
 ) -> None:
-    fork = StandInFork(tmp_path / "fork")
-    waits = Waits()
-    context = make_context(tmp_path / "state", url, fork=fork, waiter=waits)
     ends: list[int] = []
 
     def then(seconds: float) -> None:
@@ -81,7 +72,7 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
         if len(ends) == 3:
             stand_in.round_id = 2
         if len(ends) == 5:
-            fork.content = "kernel 2\n"
+            kernels.content = "kernel 2\n"
         if len(ends) == 7:
             raise Stopped("enough")
 
@@ -91,40 +82,34 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
 
 
 def test_a_restart_does_not_submit_the_same_again(
-    tmp_path: Path, url: str, stand_in: StandIn
+    miner: Miner, stand_in: StandIn, waits: Waits
 ) -> None:
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
     for _ in range(2):
-        context = make_context(tmp_path / "state", url, waiter=Waits())
-        context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
+        context = miner()
         run_forever(context)
         context.journal.close()
     assert len(stand_in.rows) == 1
 
 
-def test_the_network_may_be_gone_for_long(tmp_path: Path, url: str, stand_in: StandIn) -> None:
+def test_the_network_may_be_gone_for_long(
+    context: Context, stand_in: StandIn, waits: Waits
+) -> None:
     stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
-    context = make_context(tmp_path / "state", url)
     assert run_cycle(context).state is State.VALIDATED
-    pauses = context.waiter.seconds[:60]  # type: ignore[union-attr]
+    pauses = waits.seconds[:60]
     assert max(pauses) <= 300
     assert sum(pauses) > 3600
     assert all(pause > 1 for pause in pauses)
 
 
-def test_a_clock_that_was_set_back_does_not_stretch_a_pause(tmp_path: Path, url: str) -> None:
-    first = make_context(
-        tmp_path / "state",
-        url,
-        fork=StandInFork(tmp_path / "fork"),
-        now=lambda: 1e9,
-        waiter=Waits(stop_after(1)),
-    )
-    first.client = ApiClient("http://127.0.0.1:9", Key())
-    assert run_cycle(first).state is State.FAILED
+def test_a_clock_that_was_set_back_does_not_stretch_a_pause(miner: Miner, waits: Waits) -> None:
+    first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
+    first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
+    failed = run_cycle(first)
+    assert (failed.state, failed.resume_state, failed.attempts) == (State.FAILED, State.NEW, 3)
     first.journal.close()
-    waits = Waits()
-    second = make_context(tmp_path / "state", url, now=lambda: 1e9 - 30 * 86400, waiter=waits)
-    assert run_cycle(second).state is State.VALIDATED
+    assert run_cycle(miner(now=lambda: 1e9 - 30 * 86400)).state is State.VALIDATED
     assert 3600 <= waits.seconds[0] <= 3601
 
 
@@ -138,27 +123,21 @@ def test_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) ->
     ]
 
 
-def test_a_fork_that_cannot_be_reached_is_tried_again(tmp_path: Path, url: str) -> None:
-    class Flaky(StandInFork):
-        failures = 2
+def test_a_fork_that_cannot_be_reached_is_tried_again(
+    context: Context, kernels: StandInFork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, failures = kernels.push, [Retry("git push: connection reset")] * 2
 
-        def push(self, commit: str) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise Retry("git push: connection reset")
-            super().push(commit)
+    def flaky(commit: str) -> None:
+        if failures:
+            raise failures.pop()
+        push(commit)
 
-    context = make_context(tmp_path / "state", url, fork=Flaky(tmp_path / "fork"))
+    monkeypatch.setattr(kernels, "push", flaky)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert states(context, done.id)[:6] == [
-        State.NEW,
-        State.FAILED,
-        State.NEW,
-        State.FAILED,
-        State.NEW,
-        State.PUBLISHED,
-    ]
+    path = [State.NEW, State.FAILED, State.NEW, State.FAILED, State.NEW, State.PUBLISHED]
+    assert states(context, done.id)[:6] == path
 
 
 def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
@@ -168,54 +147,39 @@ def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> Non
     run_forever(context)  # returns
 
 
-def test_an_unreachable_server_is_retried(tmp_path: Path) -> None:
-    context = make_context(tmp_path / "state", "http://127.0.0.1:9", waiter=Waits(stop_after(3)))
-    stopped = run_cycle(context)
-    assert (stopped.state, stopped.resume_state) == (State.FAILED, State.NEW)
-    assert stopped.attempts == 3
-    assert isinstance(context.client, ApiClient)
-    assert Key.hotkey == stopped.hotkey
-
-
-def test_what_another_hotkey_has_left_is_said_at_the_start(
-    tmp_path: Path, url: str, stand_in: StandIn
-) -> None:
-    context = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None:
+    context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
-    context.journal.close()
 
     class Other(Key):
         hotkey = "5Other"
 
-    again = make_context(tmp_path / "state", url, identity=Other())
     with capture_logs() as logs:
-        warn_of_other_hotkeys(again)
+        warn_of_other_hotkeys(context)
+        assert logs == []
+        warn_of_other_hotkeys(miner(identity=Other()))
     (line,) = logs
     assert (line["submission"], line["hotkey"]) == (committed.id, Key.hotkey)
     assert "WALLET_HOTKEY" in line["remedy"]
-    with capture_logs() as logs:
-        warn_of_other_hotkeys(make_context(tmp_path / "state", url))
-    assert logs == []
 
 
 def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
-    tmp_path: Path, url: str, stand_in: StandIn
+    miner: Miner, stand_in: StandIn
 ) -> None:
     stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
-    first = make_context(tmp_path / "state", url, waiter=Waits(stop_after(1)))
+    first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.FAILED
     first.journal.close()
     with capture_logs() as logs:
-        assert run_cycle(make_context(tmp_path / "state", url)).state is State.VALIDATED
+        assert run_cycle(miner()).state is State.VALIDATED
     waiting = next(row for row in logs if row["event"] == "waiting")
     assert 60 <= waiting["seconds"] <= 72
     assert "slow down" in waiting["reason"]
 
 
-def test_before_reveal_is_not_called_public_before_it_is(tmp_path: Path, url: str) -> None:
-    flags = {"publish_at": "before_reveal"}
+def test_before_reveal_is_not_called_public_before_it_is(miner: Miner) -> None:
     with capture_logs() as logs:
-        run_cycle(make_context(tmp_path / "state", url, flags=flags))
+        run_cycle(miner(publish_at="before_reveal"))
     (line,) = [row["event"] for row in logs if "PUBLISHED" in row["event"]]
     assert "on this machine alone" in line
 
@@ -224,7 +188,7 @@ def test_a_failed_look_is_one_line_with_the_pages_title(
     context: Context, stand_in: StandIn
 ) -> None:
     page = b"<html><head><title>503 Service Unavailable</title></head><body>nginx</body></html>"
-    stand_in.faults["/get_current_round"].extend([Fault(502, page)] * 3)
+    stand_in.faults[ROUND].extend([Fault(502, page)] * 3)
     observe.configure()
     with capture_logs() as logs:
         run_cycle(context)

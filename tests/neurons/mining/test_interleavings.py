@@ -125,7 +125,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         client=client,
         waiter=Waits(clock.wait),
         now=clock,
-        flags={"submission_mode": mode},
+        submission_mode=mode,
     )
     real = Journal.transition
 

@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
+from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
 from neurons.mining.standing import look
 from neurons.mining.steps.submit import LATE_SECONDS
-from tests.neurons.mining.parts import HOTKEY, Waits, make_context, stop_after
-from tests.neurons.stand_in import LOST, Fault, Request, StandIn
-
-REVEAL, SUBMIT = "/reveal_submission", "/submit_kernel"
-STATS, ROUND, WEIGHTS = "/get_submission_stats", "/get_current_round", "/get_weights"
+from tests.neurons.mining.parts import HOTKEY, Miner, Waits, stop_after
+from tests.neurons.stand_in import LOST, REVEAL, STATS, SUBMIT, WEIGHTS, Fault, Request, StandIn
 
 
-def revealed(context: Context, stand_in: StandIn) -> None:
-    """Bring a submission to where it waits for a validator."""
+@pytest.fixture
+def revealed(context: Context, stand_in: StandIn) -> Submission:
+    """What `context` has brought to where it waits for a validator."""
     stand_in.verdict = None
     context.waiter = Waits(stop_after(2))
-    assert run_cycle(context).state is State.REVEALED
+    submission = run_cycle(context)
+    assert submission.state is State.REVEALED
     context.waiter = Waits()
+    return submission
 
 
-@pytest.mark.parametrize(("newer", "known"), [(50, True), (900, True), (9_000, True)])
+@pytest.fixture
+def direct(miner: Miner) -> Context:
+    """A miner that submits in one call."""
+    return miner(submission_mode="direct")
+
+
+@pytest.mark.parametrize("newer", [50, 900, 9_000])
 def test_newer_rows_hide_neither_queue_nor_verdict(
-    context: Context, stand_in: StandIn, newer: int, known: bool
+    context: Context, stand_in: StandIn, revealed: Submission, newer: int
 ) -> None:
-    revealed(context, stand_in)
     stand_in.add_foreign(newer)
-    submission = context.journal.latest()[0]
-    assert look(submission, context.client).queued is known
+    assert look(revealed, context.client).queued is True
     stand_in.rows[0]["validated"] = True
-    assert look(submission, context.client).queued is (not known)
+    assert look(revealed, context.client).queued is False
 
 
+@pytest.mark.usefixtures("revealed")
 def test_a_list_that_ends_before_ours_proves_nothing(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    revealed(context, stand_in)
     monkeypatch.setattr("neurons.mining.standing.LIMITS", (100,))
     stand_in.add_foreign(900)
     context.waiter = Waits(stop_after(1))
@@ -52,22 +56,20 @@ def test_a_list_that_ends_before_ours_proves_nothing(
 
 
 def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
-    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    context: Context, stand_in: StandIn, revealed: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurons.mining.client.LIST_BYTES", 2**22)
-    revealed(context, stand_in)
     stand_in.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
-    submission = context.journal.latest()[0]
-    assert look(submission, context.client).queued is None  # the newest three are not ours
+    assert look(revealed, context.client).queued is None  # the newest three are not ours
     stand_in.rows.append(stand_in.rows.pop(0))
-    assert look(submission, context.client).queued is True
+    assert look(revealed, context.client).queued is True
 
 
+@pytest.mark.usefixtures("revealed")
 def test_statistics_that_one_row_has_broken_delay_no_end(
     context: Context, stand_in: StandIn
 ) -> None:
     """A row with NaN makes /get_submission_stats a 500 for everybody."""
-    revealed(context, stand_in)
     stand_in.add_foreign(tokens_per_sec=float("nan"))
     context.waiter = Waits(stop_after(3))
     assert run_cycle(context).state is State.REVEALED  # nobody has judged it
@@ -77,8 +79,8 @@ def test_statistics_that_one_row_has_broken_delay_no_end(
     assert (done.state, done.rank, done.score) == (State.RANKED, 1, None)
 
 
+@pytest.mark.usefixtures("revealed")
 def test_with_broken_statistics_the_rounds_end_is_seen(context: Context, stand_in: StandIn) -> None:
-    revealed(context, stand_in)
     stand_in.add_foreign(tokens_per_sec=float("nan"))
     stand_in.round_id = 2
     stand_in.faults[WEIGHTS].extend([Fault(500, "broken")] * 3)
@@ -88,9 +90,9 @@ def test_with_broken_statistics_the_rounds_end_is_seen(context: Context, stand_i
     assert run_cycle(context).id == done.id + 1
 
 
+@pytest.mark.usefixtures("revealed")
 def test_an_empty_database_is_no_verdict(context: Context, stand_in: StandIn) -> None:
     """The API comes back with round 1 again, and nothing of ours in its queue."""
-    revealed(context, stand_in)
     stand_in.wipe()
     lost = run_cycle(context)
     assert lost.state is State.ABANDONED
@@ -101,60 +103,48 @@ def test_an_empty_database_is_no_verdict(context: Context, stand_in: StandIn) ->
 
 
 def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
-    context: Context, stand_in: StandIn
+    context: Context, stand_in: StandIn, waits: Waits
 ) -> None:
     stand_in.faults[REVEAL].append(LOST)
-
-    def wipe(_: float) -> None:
-        if stand_in.count(REVEAL) and stand_in.databases == 1:
-            stand_in.wipe()
-
-    context.waiter = Waits(wipe)
+    waits.then = lambda _: stand_in.wipe_once() if stand_in.count(REVEAL) else None
     lost = run_cycle(context)
     assert (lost.state, stand_in.count(REVEAL)) == (State.ABANDONED, 3)  # registered again between
     assert run_cycle(context).state is State.VALIDATED
 
 
-def direct(tmp_path: Path, url: str, **parts: Any) -> Context:
-    return make_context(tmp_path / "state", url, flags={"submission_mode": "direct"}, **parts)
-
-
 def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
     """Stored, its reply lost, and judged before anybody could look: no list shows it."""
-
-    def judged(_: float) -> None:
-        stand_in.rows[0]["validated"] = True
-
+    waits.then = lambda _: stand_in.rows[0].update(validated=True)
     stand_in.verdict = None
     stand_in.faults[SUBMIT].append(LOST)
     stand_in.faults[STATS].extend([Fault(502, "gateway")] * 3)
-    done = run_cycle(direct(tmp_path, url, waiter=Waits(judged)))
+    done = run_cycle(direct)
     assert done.state is State.UNRANKED
     assert "cannot be known" in str(done.reason)
     assert stand_in.count(SUBMIT) == 1
 
 
 def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
     """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
 
     def arrives(seconds: float) -> None:
         if seconds == LATE_SECONDS and not stand_in.rows:
-            body = next(r.body for r in stand_in.requests if r.path == SUBMIT)
-            headers = {"hotkey": HOTKEY}
-            stand_in.handle(Request("POST", SUBMIT, {}, headers, body))
+            body = stand_in.body_of(SUBMIT)
+            stand_in.handle(Request("POST", SUBMIT, {}, {"hotkey": HOTKEY}, body))
 
+    waits.then = arrives
     stand_in.faults[SUBMIT].append(Fault(504, "gateway timeout"))
-    done = run_cycle(direct(tmp_path, url, waiter=Waits(arrives)))
-    assert (done.state, len(stand_in.rows)) == (State.VALIDATED, 1)
+    assert run_cycle(direct).state is State.VALIDATED
+    assert len(stand_in.rows) == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
-    tmp_path: Path, url: str, stand_in: StandIn, when: str
+    direct: Context, stand_in: StandIn, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.registered.add(HOTKEY)
     carry_out = stand_in._carry_out
@@ -170,67 +160,60 @@ def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
         stand_in.wipe()
         return answer
 
-    stand_in._carry_out = around  # type: ignore[method-assign]
-    done = run_cycle(direct(tmp_path, url))
+    monkeypatch.setattr(stand_in, "_carry_out", around)
+    done = run_cycle(direct)
     assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
 
 
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
 def test_a_direct_submission_that_did_not_arrive_is_sent_again(
-    tmp_path: Path, url: str, stand_in: StandIn, fault: Fault
+    direct: Context, stand_in: StandIn, fault: Fault
 ) -> None:
     stand_in.faults[SUBMIT].append(fault)
-    assert run_cycle(direct(tmp_path, url)).state is State.VALIDATED
+    assert run_cycle(direct).state is State.VALIDATED
     assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (2, 1)
 
 
 def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
     stand_in.faults[SUBMIT].append(Fault(429, "slow down"))
-    context = direct(tmp_path, url, waiter=Waits(lambda _: stand_in.add_foreign()))
-    assert run_cycle(context).state is State.VALIDATED
+    waits.then = lambda _: stand_in.add_foreign()
+    assert run_cycle(direct).state is State.VALIDATED
     assert [row["miner_hotkey"] for row in stand_in.rows].count(HOTKEY) == 1
 
 
 def test_an_emptied_database_gets_the_direct_submission_once_more(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
-    def wipe(_: float) -> None:
-        if stand_in.databases == 1:
-            stand_in.wipe()
-
+    waits.then = lambda _: stand_in.wipe_once()
     stand_in.faults[SUBMIT].append(LOST)
     stand_in.faults[STATS].extend([Fault(502, "gateway")] * 3)
-    done = run_cycle(direct(tmp_path, url, waiter=Waits(wipe)))
-    assert done.state is State.VALIDATED
+    assert run_cycle(direct).state is State.VALIDATED
     assert len(stand_in.rows) == 1
 
 
 def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn
 ) -> None:
-    context = direct(tmp_path, url)
     stand_in.verdict = None
-    context.waiter = Waits(stop_after(1))
-    first = run_cycle(context)
+    direct.waiter = Waits(stop_after(1))
+    first = run_cycle(direct)
     assert first.state is State.REVEALED
     stand_in.rows[0]["created_at"] = "2020-01-01T00:00:00"
-    context.journal.transition(first, replace(first, state=State.UNRANKED))
+    direct.journal.transition(first, replace(first, state=State.UNRANKED))
     stand_in.faults[SUBMIT].append(LOST)
-    context.waiter = Waits(stop_after(1))
-    second = run_cycle(context)
+    direct.waiter = Waits(stop_after(1))
+    second = run_cycle(direct)
     assert (second.state, second.submission_id) == (State.REVEALED, 2)
 
 
 def test_a_clock_ahead_of_the_servers_hides_no_submission(
-    tmp_path: Path, url: str, stand_in: StandIn
+    direct: Context, stand_in: StandIn, url: str
 ) -> None:
-    import time
-
     ahead = time.time() + 7200
-    context = direct(tmp_path, url, now=lambda: ahead)
-    context.client = ApiClient(url, context.identity, now=lambda: ahead)
+    direct.now = lambda: ahead
+    direct.client = ApiClient(url, direct.identity, now=direct.now)
     stand_in.faults[SUBMIT].append(LOST)
-    assert run_cycle(context).state is State.VALIDATED
+    assert run_cycle(direct).state is State.VALIDATED
     assert len(stand_in.rows) == 1

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report import Measurement, Snapshot, Telemetry
 from harness.runner import MeasurementError
 from harness.series import Policy
 from neurons.identity import verify
-from neurons.mining.cycle import State, Submission
+from neurons.mining.context import Context
+from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
 from neurons.mining.signing import signed_claim
 from neurons.mining.steps.follow import conclude
@@ -23,10 +23,11 @@ from tests.neurons.live_api import ALICE
 from tests.neurons.mining.parts import (
     ENVIRONMENT,
     HOTKEY,
+    Miner,
     StandInBench,
     StandInFork,
     Waits,
-    make_context,
+    draft,
 )
 
 FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
@@ -43,8 +44,8 @@ FIGURES = st.floats(min_value=1e-9, max_value=1e15, allow_nan=False)
 def test_the_signature_is_over_the_very_figures_that_travel(
     speed: float, benchmarks: dict[str, dict[str, float]]
 ) -> None:
-    submission = Submission(
-        *(1, ALICE.hotkey, 2048, "commit_reveal", "before_commit", "u"),
+    submission = draft(
+        hotkey=ALICE.hotkey,
         fork_url="https://github.com/alice/fork",
         commit_hash="a" * 40,
         tokens_per_sec=speed,
@@ -62,45 +63,29 @@ def test_the_signature_is_over_the_very_figures_that_travel(
     assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
 
 
-class DisturbedBench(StandInBench):
-    """A GPU that somebody else uses during the first `disturbed` samples."""
-
-    disturbed = 0
-
-    def __call__(self, *arguments: Any, **names: Any) -> Measurement:
-        measurement = super().__call__(*arguments, **names)
-        if len(self.calls) > self.disturbed:
-            return measurement
-        used = Snapshot(memory_used_mb=30_000.0)
-        telemetry = Telemetry(before=used, after=used)
-        faster = {"telemetry": telemetry, "tokens_per_sec": 1e9}
-        return measurement.model_copy(update=faster)
-
-
-def test_disturbed_samples_are_dropped_cooled_and_taken_again(tmp_path: Path, url: str) -> None:
-    bench = DisturbedBench()
+def test_disturbed_samples_are_dropped_cooled_and_taken_again(
+    context: Context, bench: StandInBench, waits: Waits
+) -> None:
     bench.disturbed = 2
-    context = make_context(tmp_path / "state", url, measure=bench)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert bench.calls == [512, 512, 512, 1024, 2048]
-    assert context.waiter.seconds.count(Policy().cooling_seconds) == 2  # type: ignore[union-attr]
+    assert waits.seconds.count(Policy().cooling_seconds) == 2
     assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
 
 
-def test_a_disturbance_that_persists_is_held(tmp_path: Path, url: str) -> None:
-    bench = DisturbedBench()
+def test_a_disturbance_that_persists_is_held(context: Context, bench: StandInBench) -> None:
     bench.disturbed = 100
-    held = run_cycle(make_context(tmp_path / "state", url, measure=bench))
+    held = run_cycle(context)
     assert held.state is State.HELD
     assert "30000 MiB" in str(held.reason)
 
 
-def test_a_machine_that_cannot_measure_is_held(tmp_path: Path, url: str) -> None:
+def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     def probe(**_: Any) -> Any:
         raise MeasurementError("no NVIDIA driver", "crash")
 
-    held = run_cycle(make_context(tmp_path / "state", url, probe=probe))
+    held = run_cycle(miner(probe=probe))
     assert held.state is State.HELD
     assert "no NVIDIA driver" in str(held.reason)
     assert "DEVICE" in str(held.remedy)
@@ -108,35 +93,23 @@ def test_a_machine_that_cannot_measure_is_held(tmp_path: Path, url: str) -> None
 
 @pytest.mark.parametrize("change", ["machine", "code"])
 def test_measurements_of_another_machine_or_code_are_not_reused(
-    tmp_path: Path, url: str, change: str
+    context: Context, bench: StandInBench, kernels: StandInFork, change: str
 ) -> None:
-    stopped: list[Exception] = [MeasurementError("stopped on request", "stopped")]
-    bench = StandInBench(faults={2048: stopped})
-    fork = StandInFork(tmp_path / "fork")
-    context = make_context(tmp_path / "state", url, measure=bench, fork=fork)
+    bench.faults[2048] = [MeasurementError("stopped on request", "stopped")]
     assert run_cycle(context).state is State.PUBLISHED
     if change == "machine":
-        other = ENVIRONMENT.model_copy(update={"torch": "9.9"})
-        context.probe = lambda **_: other
-        bench_call = StandInBench.__call__
-
-        class Moved(StandInBench):
-            def __call__(self, *arguments: Any, **names: Any) -> Measurement:
-                measured = bench_call(self, *arguments, **names)
-                return measured.model_copy(update={"environment": other})
-
-        context.measure = Moved(bench.calls)
+        bench.environment = ENVIRONMENT.model_copy(update={"torch": "9.9"})
+        context.probe = lambda **_: bench.environment
     else:
-        fork.content = "kernel 2\n"
+        kernels.content = "kernel 2\n"
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert bench.calls == [512, 1024, 2048, 512, 1024, 2048]
-    assert done.content_digest == fork.digest()
+    assert done.content_digest == kernels.digest()
 
 
-def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurons.mining.series.REPORTS_KEPT", 2)
-    context = make_context(tmp_path / "state", url)
     for _ in range(4):
         done = run_cycle(context)
     kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
@@ -144,19 +117,9 @@ def test_old_reports_are_removed(tmp_path: Path, url: str, monkeypatch: pytest.M
     assert Path(str(done.report)).name in kept
 
 
-def test_the_gate_runs_once_a_length(tmp_path: Path, url: str) -> None:
-    gates: list[Any] = []
-
-    class Watching(StandInBench):
-        def __call__(self, *arguments: Any, **names: Any) -> Measurement:
-            gates.append(names["gate"])
-            return super().__call__(*arguments, **names)
-
-    flags = {"claim_runs": 3, "target_sequence_length": 512}
-    run_cycle(
-        make_context(tmp_path / "state", url, measure=Watching(), flags=flags, waiter=Waits())
-    )
-    assert [gate is True for gate in gates[:3]] == [True, False, False]
+def test_the_gate_runs_once_a_length(miner: Miner, bench: StandInBench) -> None:
+    run_cycle(miner(claim_runs=3, target_sequence_length=512))
+    assert [gate is True for gate in bench.gates[:3]] == [True, False, False]
 
 
 def performer(**fields: Any) -> Performer:
@@ -196,12 +159,8 @@ def test_the_verdict_says_no_more_than_the_api_shows(
     rank: int | None,
     weight: float | None,
 ) -> None:
-    submission = Submission(
-        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
-        reveal_block=5,
-        queued_at=1.0,
-        judged_early_at=1.0 if early else None,
-    )
+    judged_early_at = 1.0 if early else None
+    submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
     found = conclude(submission, row, place)
     assert (found.state, found.rank, found.weight) == (state, rank, weight)
     assert (found.reason is None) is (state is State.VALIDATED)
