@@ -47,7 +47,7 @@ def seen(monkeypatch):
     spy(layer_forward, "_attend_by_library", lambda _: "kernels")
     spy(QuasarAttention, "_attend", lambda _: "steps")
     spy(layer_node, "keeps", lambda kept: kept)
-    monkeypatch.delenv(layer_node.SWITCH, raising=False)
+    monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)
     return ways
 
 
@@ -119,8 +119,8 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        (replay.SWITCH, "0", Path("kernels", False, False, False)),
-        (layer_node.SWITCH, "0", Path("kernels", True, False, True)),
+        ("QUASAR_GRAPHS", "0", Path("kernels", False, False, False)),
+        ("QUASAR_KEEP_MIB", "0", Path("kernels", True, False, True)),
         ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
         ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
     ],

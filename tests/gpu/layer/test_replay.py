@@ -59,7 +59,7 @@ def test_replays_equal_launches_bitwise(monkeypatch, shape):
     inputs = [fresh(*shape) for _ in range(5)]
     outputs = [call(layer, x) for x in inputs]  # all kept: a replay may not write into one
     assert len(graphs(layer)) == 1
-    monkeypatch.setenv(replay.SWITCH, "0")
+    monkeypatch.setenv("QUASAR_GRAPHS", "0")
     for x, y in zip(inputs, outputs, strict=True):
         assert torch.equal(y, call(layer, x))
 
@@ -131,7 +131,7 @@ def test_gradients_after_a_replay(layer, monkeypatch):
     x = fresh().requires_grad_()
     found = []
     for graph in ("1", "0"):
-        monkeypatch.setenv(replay.SWITCH, graph)
+        monkeypatch.setenv("QUASAR_GRAPHS", graph)
         layer.zero_grad()
         x.grad = None
         call(layer, x).float().square().sum().backward()
@@ -241,7 +241,7 @@ def test_decoding_is_replayed_and_equals_launches_bitwise(layer, cache, monkeypa
     replayed = decode(layer, cache, x)
     assert len(graphs(layer)) == 2  # the fixture's, and this
     assert all(a is b for a, b in zip(states(cache), kept, strict=True))
-    monkeypatch.setenv(replay.SWITCH, "0")
+    monkeypatch.setenv("QUASAR_GRAPHS", "0")
     assert torch.equal(replayed, decode(layer, other, x))
     for a, b in zip(states(cache), states(other), strict=True):
         assert torch.equal(a, b)
@@ -253,7 +253,7 @@ def test_decoding_several_sequences_in_turn(layer, cache, monkeypatch):
     xs = [fresh(3, 8) for _ in caches]
     turns = [[decode(layer, c, x[:, t : t + 1]) for c, x in zip(caches, xs, strict=True)]
              for t in range(8)]  # fmt: skip
-    monkeypatch.setenv(replay.SWITCH, "0")
+    monkeypatch.setenv("QUASAR_GRAPHS", "0")
     for n, x in enumerate(xs):
         expected = decode(layer, copy.deepcopy(cache), x)
         assert torch.equal(torch.cat([turn[n] for turn in turns], 1), expected)
@@ -265,7 +265,7 @@ def test_decoding_sees_changed_parameters(layer, cache, change, monkeypatch):
     change(layer)
     other, x = copy.deepcopy(cache), fresh(3, 4)
     replayed = decode(layer, cache, x)
-    monkeypatch.setenv(replay.SWITCH, "0")
+    monkeypatch.setenv("QUASAR_GRAPHS", "0")
     assert torch.equal(replayed, decode(layer, other, x))
 
 

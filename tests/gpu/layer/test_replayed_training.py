@@ -41,7 +41,7 @@ def step(layer, x, dy, dtype=torch.bfloat16):
 
 def launched(monkeypatch, function, *args, **kwargs):
     with monkeypatch.context() as m:
-        m.setenv(replay.SWITCH, "0")
+        m.setenv("QUASAR_GRAPHS", "0")
         return function(*args, **kwargs)
 
 

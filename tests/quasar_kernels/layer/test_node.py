@@ -17,7 +17,7 @@ def inputs(tokens, width=512, batch=1):
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-    monkeypatch.delenv(layer_node.SWITCH, raising=False)
+    monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_short_calls_that_are_never_replayed_are_kept(changed):
 def test_the_limit_is_a_setting(monkeypatch):
     kept = []
     for limit in ("0", "100", "1000"):
-        monkeypatch.setenv(layer_node.SWITCH, limit)
+        monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
         kept.append(layer_node.keeps(CALL, inputs(65_536)))
     assert kept == [False, False, True]
 
 
 @pytest.mark.parametrize("limit", ["much", "-1", "1.5"])
 def test_a_limit_that_is_no_whole_number_is_refused(monkeypatch, limit):
-    monkeypatch.setenv(layer_node.SWITCH, limit)
+    monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
     with pytest.raises(ValueError, match=f"QUASAR_KEEP_MIB is '{limit}'"):
         layer_node.keeps(CALL, inputs(65_536))

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, attend, gated, joined, positions, project
+from fla.ops.quasar.layer.forward import Call, attend, gated, positions, project
 from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
 from fla.ops.quasar.layer.node import apply_layer
 from fla.ops.quasar.layer.products import packed
 from fla.ops.quasar.layer.replay import replayed
+from fla.ops.quasar.layer.weights import Weights
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
@@ -190,7 +191,8 @@ class QuasarAttention(nn.Module):
         call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens)
         by_kernels = self.mode == "chunk" and call.takes(x, weights)
 
-        def compute(x, *weights):
+        def compute(x, *tensors):
+            weights = Weights(*tensors)
             if by_kernels:
                 y = attend(call, x, weights).y
             else:
@@ -254,7 +256,8 @@ class QuasarAttention(nn.Module):
         count = len(weights)
 
         def step(x, *tensors):
-            weights, parts, state = tensors[:count], tensors[count:-1], tensors[-1]
+            weights = Weights(*tensors[:count])
+            parts, state = tensors[count:-1], tensors[-1]
             conv_state = torch.cat(parts, dim=1) if parts else None
             y, conv_state, _ = self._attend(
                 x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
@@ -271,7 +274,7 @@ class QuasarAttention(nn.Module):
         """Return what changes a graph besides tensors."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
-    def _weights(self) -> tuple[torch.Tensor | None, ...]:
+    def _weights(self) -> Weights:
         parts = self._modules
         if hasattr(_parameter(parts["q_proj"]), "placements"):  # kernels read plain memory
             raise TypeError(
@@ -281,7 +284,7 @@ class QuasarAttention(nn.Module):
         narrow, wide = parts["g_proj"]._modules.values()
         names = ("q_conv1d", "k_conv1d", "v_conv1d") if self.use_short_conv else ()
         convs = [parts[name] for name in names]
-        return (
+        return Weights(
             *(_parameter(parts[name]) for name in ("q_proj", "k_proj", "v_proj")),
             _parameter(narrow), _parameter(wide), _parameter(wide, "bias"),
             *([_parameter(conv) for conv in convs] or (None,) * 3),
@@ -297,23 +300,23 @@ class QuasarAttention(nn.Module):
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
         """
-        beta_log, norm_weight, out_weight = weights[12:]
         B, T, _ = x.shape
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product
-            projections, *gate_weights, out_weight = packed((*weights[:6], out_weight), dtype)
+            projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
             multiply = project if self.use_short_conv and conv_state is None else F.linear
             mixed = multiply(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
             # a copy, so that `mixed`, gigabytes for a million tokens, can go
             narrow = narrow.to(dtype).contiguous()
             if self.use_short_conv:
-                taps, bias = joined(weights)
+                taps, bias = weights.joined_taps()
                 qkv = qkv.view(B, T, 3 * self.key_dim)
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state, dtype)
             del mixed
             q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
+            beta_log = weights.beta_log
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
             inputs = (q, k, v, beta, state, keep, cu_seqlens)
             if walk or self.mode != "chunk":
@@ -322,7 +325,7 @@ class QuasarAttention(nn.Module):
                 o, state = chunk_quasar(*inputs)
             del inputs
             del q, k, v, qkv
-            o = gated(o, narrow, gate_weights, norm_weight, self.norm_eps)
+            o = gated(o, narrow, gate_weights, weights.norm, self.norm_eps)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
 

@@ -33,3 +33,20 @@ def requested_backend() -> Backend:
         if name == wanted:
             return name
     raise ValueError(f"{BACKEND} is {wanted!r}; set it to one of {', '.join(BACKENDS)}")
+
+
+def graphs() -> bool:
+    """Return whether calls of the layer may become CUDA graphs."""
+    return os.environ.get(GRAPHS) != "0"
+
+
+def keep_mib(default: int) -> int:
+    """Return QUASAR_KEEP_MIB, `default` where it is not set.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    limit = os.environ.get(KEEP_MIB, "")
+    if limit and not limit.isdecimal():
+        raise ValueError(f"{KEEP_MIB} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
+    return int(limit or default)

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
-from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights, attend_fused
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, attend_fused
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import CONV_TAPS, causal_conv_silu, gated_rmsnorm
 from fla.ops.quasar.layer.products import packed, unrounded
+from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import requested_backend
 
 
@@ -29,8 +30,8 @@ class Call(NamedTuple):
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
 
     def takes(self, x: torch.Tensor, weights: Weights) -> bool:
-        """Return whether the kernels serve a call with these weights, as `attend` wants them."""
-        taps = weights[6]
+        """Return whether the kernels serve a call with these weights."""
+        taps = weights.q_taps
         return (
             x.is_cuda
             and self.dtype != torch.float64
@@ -48,8 +49,7 @@ def attend(
 
     Args:
         x: `[B, T, hidden]`, for which `call.takes` it.
-        weights: of q, k, v, the gate's narrow half, its wide half and bias, the convolutions
-            (three), their biases (three, or None), beta_log, the norm, and the output.
+        weights: the layer's.
         keep: whether to return what led to the output.
         output: whether to compute y.
     """
@@ -66,19 +66,19 @@ def _attend_by_library(call: Call, x, weights, keep, output) -> Attended:
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
     # bias is added inside its product
-    projections, *gate_weights, out_weight = packed((*weights[:6], weights[14]), dtype)
+    projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
     qkv, narrow = products.split([3 * H * S, S], dim=-1)
     # a copy, so that the products, gigabytes for a million tokens, can go
     narrow = narrow.to(dtype).contiguous()
-    taps, bias = joined(weights)
+    taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
     kept = Attended(None, rows, products, narrow) if keep else Attended(None)
     del rows, products
     q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
-    beta = F.softplus(weights[12].float())
+    beta = F.softplus(weights.beta_log.float())
     operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens)
     if keep:
         kept = kept._replace(operator=operator)
@@ -86,7 +86,7 @@ def _attend_by_library(call: Call, x, weights, keep, output) -> Attended:
     del q, k, v, qkv, operator
     if not output:
         return kept
-    o = gated(o, narrow, gate_weights, weights[13], call.eps)
+    o = gated(o, narrow, gate_weights, weights.norm, call.eps)
     return kept._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
 
 
@@ -99,12 +99,6 @@ def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if rows.shape[0] < MANY_TOKENS and rows.dtype == torch.bfloat16:
         return unrounded(rows, weight)
     return F.linear(rows, weight)
-
-
-def joined(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the convolutions' taps `[3 H S, 4]` and bias `[3 H S]` (or None), side by side."""
-    taps = torch.cat(weights[6:9]).squeeze(1)
-    return taps, None if weights[9] is None else torch.cat(weights[9:12])
 
 
 def gated(o, narrow, gate_weights, norm_weight, eps) -> torch.Tensor:

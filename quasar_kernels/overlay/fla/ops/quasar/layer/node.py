@@ -6,7 +6,6 @@ to the output where that is not too much, and else nothing, so that the layer is
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 
@@ -14,24 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar import switches
 from fla.ops.quasar.chunk import Recorded, recorded_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, Weights
-from fla.ops.quasar.layer.forward import Call, attend, joined, positions
+from fla.ops.quasar.layer.forward import Call, attend, positions
+from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, replayed
+from fla.ops.quasar.layer.weights import Weights
 
-SWITCH = "QUASAR_KEEP_MIB"
-"""Environment variable: how much a call may keep for its backward pass, read at every call."""
 KEPT_MIB = 3072
-"""Where it is not set: 380,000 tokens of a layer of 512 channels, 190,000 of one of 1,024."""
+"""Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MOST_KEPT = 1 << 25
 """Inputs up to this size whose backward pass is replayed where the forward pass kept something."""
-
-WEIGHTS = 15
-"""How many tensors the layer's weights are, as `attend` wants them, None included."""
 
 
 def keeps(call: Call, x: torch.Tensor) -> bool:
@@ -48,14 +44,12 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     """
     if call.cu_seqlens is None and call.dtype.itemsize == 2 and x.numel() <= MOST_ELEMENTS:
         return False
-    limit = os.environ.get(SWITCH, "")
-    if limit and not limit.isdecimal():
-        raise ValueError(f"{SWITCH} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
+    limit = switches.keep_mib(KEPT_MIB)
     tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
     size = call.dtype.itemsize
     product = 4 if tokens < MANY_TOKENS else size  # project() does not round few tokens'
     token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
-    return tokens * token <= int(limit or KEPT_MIB) << 20
+    return tokens * token <= limit << 20
 
 
 class LayerFunction(torch.autograd.Function):
@@ -68,7 +62,7 @@ class LayerFunction(torch.autograd.Function):
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
             return run(x, *weights)
-        y, *kept, operator = attend(call, x, weights, keep=True)
+        y, *kept, operator = attend(call, x, Weights(*weights), keep=True)
         ctx.cut = operator.cut
         ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved)
         return y
@@ -89,9 +83,10 @@ def _backward(ctx, dy):
     """Return the gradients of `LayerFunction.forward`'s arguments; by a CUDA graph, if it may."""
     call, cut, needed = ctx.call, ctx.cut, tuple(ctx.needs_input_grad[3:])
     x, *tensors = ctx.saved_tensors
+    count = len(Weights._fields)
 
     def compute(x, dy, *tensors, scratch=None):
-        weights, kept = tensors[:WEIGHTS], tensors[WEIGHTS:]
+        weights, kept = Weights(*tensors[:count]), tensors[count:]
         if kept:
             found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
         else:
@@ -124,7 +119,7 @@ def apply_layer(
         run: computes it, as `attend(call, x, weights)` does.
         owner: the CUDA graphs of the backward pass live as long as this.
         x: `[B, T, hidden]`.
-        weights: as `attend` wants them.
+        weights: the layer's.
     """
     apply = LayerFunction.apply if torch._C._are_functorch_transforms_active() else _apply
     return apply(call, run, owner, x, *weights)
@@ -139,13 +134,13 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
-    projections, *gate_weights, out_weight = packed((*weights[:6], weights[14]), dtype)
+    projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     _, rows, products, narrow, operator = found
     del found  # tensors go as soon as they have served: a million tokens' are gigabytes each
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     dy = dy.reshape(R, D).to(dtype)
     do, d_gate, behind = _behind_the_operator(
-        call, operator.o.view(R, H, S), narrow, gate_weights, weights[13], out_weight, dy
+        call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight, dy
     )
     *d_qkv, d_beta, _ = recorded_backward(operator.saved, operator.cut, do.view(B, T, H, S))
     del do, operator
@@ -157,7 +152,7 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
     if products is None:
         products = F.linear(rows, projections[:channels])
     d_taps, d_shift = launch_conv_silu_grad(
-        products[:, :channels], *joined(weights), positions(B, T, call.cu_seqlens, x.device),
+        products[:, :channels], *weights.joined_taps(), positions(B, T, call.cu_seqlens, x.device),
         tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
     )  # fmt: skip
     del products, d_qkv
@@ -165,7 +160,7 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
     if any(needed[1:5]):
         d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
     d_wide, d_bias, d_norm, d_out = behind
-    d_beta = d_beta * torch.sigmoid(weights[12].float())
+    d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     found = [
         *d_projections, d_wide, d_bias, *d_taps.unsqueeze(1).split(H * S),
         *d_shift.split(H * S), d_beta, d_norm, d_out,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-SWITCH = "QUASAR_GRAPHS"
-"""Environment variable; 0 keeps every call from becoming a graph."""
+from fla.ops.quasar import switches
+
 MOST_ELEMENTS = 1 << 23
 """Inputs up to this size are replayed (16,384 tokens of 512 channels): beyond, the GPU is busy."""
 KEPT = 8
@@ -119,7 +119,7 @@ def _can_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
         and dtype in (torch.bfloat16, torch.float16)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-        and os.environ.get(SWITCH) != "0"
+        and switches.graphs()
         and not torch.cuda.is_current_stream_capturing()
     )
 
@@ -141,7 +141,7 @@ def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tu
     ]
     here = first.get_device()
     stream = torch._C._cuda_getCurrentRawStream(here)
-    backend = os.environ.get("QUASAR_BACKEND")
+    backend = os.environ.get(switches.BACKEND)
     inference = torch.is_inference_mode_enabled()
     return first.shape, dtype, here, stream, backend, inference, settings, *shapes, *addresses
 

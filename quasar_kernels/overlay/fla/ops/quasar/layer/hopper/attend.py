@@ -23,17 +23,16 @@ from fla.ops.quasar.layer.hopper.projection import (
     project,
     projection_packings,
 )
+from fla.ops.quasar.layer.weights import Weights
 
 MANY_TOKENS = 1 << 15
 """From so many tokens on this is the faster way (measured on an H200)."""
 
-_SHAPES = (
+_SHAPES = (  # of `Weights`
     *[(WIDTH, HIDDEN)] * 3, (HEAD_DIM, HIDDEN), (WIDTH, HEAD_DIM), (WIDTH,),
     *[(WIDTH, 1, TAPS)] * 3, None, None, None, (WIDTH // HEAD_DIM,), (HEAD_DIM,), (HIDDEN, WIDTH),
 )  # fmt: skip
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-Weights = tuple[torch.Tensor | None, ...]
 
 
 def _takes(x: torch.Tensor, weights: Weights) -> bool:
@@ -82,9 +81,7 @@ def attend_fused(
 
     Args:
         x: `[B, T, hidden]`.
-        weights: of q, k, v, the gate's narrow half, its wide half and bias, the convolutions
-            (three), their biases (three), beta_log, the norm, and the output; None for what the
-            layer does not have.
+        weights: the layer's.
         dtype: of the products.
         eps: of the norm.
         keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
@@ -97,21 +94,19 @@ def attend_fused(
 
 
 def _attend(x, weights, dtype, eps, keep, output, *, program: LoadedProgram) -> Attended:
-    gate_weight, gate_bias, taps = weights[4], weights[5], weights[6:9]
-    beta_log, norm_weight, out_weight = weights[12:]
     with torch.autocast(x.device.type, enabled=False):
         packings = (
-            *projection_packings(*weights[:4]),
-            *output_packings(gate_weight, norm_weight, out_weight),
+            *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
+            *output_packings(weights.wide, weights.norm, weights.out),
         )
         images = pack_weights(program, packings, dtype)
-        qkv, narrow = project(program, x[0], images[0], halved_taps(taps), dtype)
+        qkv, narrow = project(program, x[0], images[0], halved_taps(weights.taps()), dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-        operator = recorded_forward(q, k, v, F.softplus(beta_log.float()))
+        operator = recorded_forward(q, k, v, F.softplus(weights.beta_log.float()))
         kept = Attended(None, narrow=narrow, operator=operator) if keep else Attended(None)
         o = operator.o[0]
         del q, k, v, qkv, operator  # gigabytes for a million tokens, where they are not kept
         if not output:
             return kept
-        y = gated_output(program, o, narrow, images[4], gate_bias, images[5], eps)
+        y = gated_output(program, o, narrow, images[4], weights.wide_bias, images[5], eps)
     return kept._replace(y=y.unsqueeze(0))
