@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +16,7 @@ from benchmarks.results import DATA
 from harness.report import Report, load_report
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY
-from tests import PROJECT
+from tests.processes import run_python
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +25,7 @@ def reports() -> dict[str, Report]:
 
 
 def test_the_documents_say_what_the_reports_say() -> None:
-    command = [sys.executable, "-m", "benchmarks.report", "--check"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "benchmarks.report", "--check")
     assert done.returncode == 0, done.stderr
 
 

@@ -40,9 +40,14 @@ extern "C" __global__ void tile_product(const __nv_bfloat16* x, float* y) {
 }
 """
 
-needs_nvcc = pytest.mark.skipif(
-    find_nvcc() is None or shutil.which("g++") is None, reason="needs nvcc and g++"
-)
+
+@pytest.fixture
+def nvcc() -> Path:
+    """The compiler of CUDA sources, which needs another one for the host."""
+    found = find_nvcc()
+    if found is None or shutil.which("g++") is None:
+        pytest.skip("needs nvcc and g++")
+    return found
 
 
 @triton.jit
@@ -62,11 +67,9 @@ def broken_kernel(x, BM: tl.constexpr):
     tl.store(x + tl.arange(0, BM), undefined_name)  # type: ignore[name-defined]  # noqa: F821
 
 
-def tile_product(stages: int) -> CompileSpec:
-    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
-    return CompileSpec(
-        "tile product", tile_product_kernel, types, {"BM": 128, "BK": 128}, 8, stages
-    )
+def tile_product(depth: int, warps: int, stages: int) -> CompileSpec:
+    types, tile = {"x": "*bf16", "y": "*bf16", "N": "i32"}, {"BM": 128, "BK": depth}
+    return CompileSpec("tile product", tile_product_kernel, types, tile, warps, stages)
 
 
 @pytest.fixture
@@ -77,13 +80,10 @@ def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@needs_nvcc
 @pytest.mark.parametrize("arch", [80, 90])
-def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> None:
+def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, nvcc: Path, arch: int) -> None:
     source = tmp_path / "tile.cu"
     source.write_text(CUDA)
-    nvcc = find_nvcc()
-    assert nvcc is not None
     (row,) = compile_cuda(source, nvcc, arch)
     assert (row.kernel, row.arch, row.error) == ("tile.cu: tile_product", arch, "")
     reserved = 1024 if arch >= 90 else 0  # the system keeps 1 KiB a block from Hopper on
@@ -95,20 +95,19 @@ def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, arch: int) -> 
 LAUNCH = 'extern "C" __constant__ int tile_product_launch[2] = {64, BYTES};\n'
 
 
-@needs_nvcc
 @pytest.mark.parametrize(("arch", "fits"), [(86, False), (90, True)])
-def test_shared_memory_that_a_launch_asks_for_counts(tmp_path: Path, arch: int, fits: bool) -> None:
+def test_shared_memory_that_a_launch_asks_for_counts(
+    tmp_path: Path, nvcc: Path, arch: int, fits: bool
+) -> None:
     source = tmp_path / "tile.cu"
     source.write_text(CUDA + LAUNCH.replace("BYTES", "120000"))
-    nvcc = find_nvcc()
-    assert nvcc is not None
     (row,) = compile_cuda(source, nvcc, arch)
     assert row.needs.shared == 4096 + 120_000 + (1024 if arch >= 90 else 0)
     assert (row.error == "") == fits
     assert fits or "a block may have 101376" in row.error
 
 
-@needs_nvcc
+@pytest.mark.usefixtures("nvcc")
 def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
     (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')
     (overlay / "good.cu").write_text(CUDA)
@@ -124,7 +123,7 @@ extern "C" __global__ void after_products() { asm volatile("wgmma.fence.sync.ali
 """
 
 
-@needs_nvcc
+@pytest.mark.usefixtures("nvcc")
 def test_a_file_for_one_architecture_has_no_kernel_on_others(
     overlay: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,12 +140,9 @@ def test_a_file_for_one_architecture_has_no_kernel_on_others(
     assert not any(row.error for row in compile_all([80]))
 
 
-@needs_nvcc
 def test_a_gpu_that_nvcc_does_not_know_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nvcc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvcc = find_nvcc()
-    assert nvcc is not None
     monkeypatch.setattr(compile_kernels, "_known_to", lambda nvcc: ["sm_80", "sm_90"])
     (row,) = compile_cuda(tmp_path / "new.cu", nvcc, 100)
     assert (row.kernel, row.error) == ("new.cu", "")
@@ -156,7 +152,10 @@ def test_a_gpu_that_nvcc_does_not_know_is_recorded(
 def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
     overlay: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs = [tile_product(3), CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64})]
+    specs = [
+        tile_product(128, 8, 3),
+        CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64}),
+    ]
     monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: specs)
     rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
     for arch in (86, 90):
@@ -171,8 +170,7 @@ def test_spills_are_found_also_behind_a_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"x": "*bf16", "y": "*bf16", "N": "i32"}
-    spec = CompileSpec("narrow", tile_product_kernel, types, {"BM": 128, "BK": 16}, 2, 1)
+    spec = tile_product(16, warps=2, stages=1)
     (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
     # 128 x 128 fp32 sums are 256 registers in each thread of two warps; 255 is the most
     assert cold.needs.spills >= 8  # one register, stored and loaded

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.gpu_tests import run as runner
 from benchmarks.gpu_tests.results import GpuTests, Outcome, failures, gpu_tests_table
-from benchmarks.operator.results import OperatorResults
-from benchmarks.results import DATA, load
+from benchmarks.results import load
+from tests.harness.samples import environment
 
 MIXED = """\
 import pytest
@@ -24,9 +24,8 @@ def test_two(): pass
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in place of tests/gpu, on a machine that tells of an H200."""
-    environment = load(OperatorResults, DATA / "operator.json").environment
-    own = {"created": date(2026, 1, 2), "commit": "abc", "environment": environment}
+    """An empty folder in place of tests/gpu, on a machine that tells of itself."""
+    own = {"created": date(2026, 1, 2), "commit": "abc", "environment": environment()}
     monkeypatch.setattr(runner, "origin", lambda commit: own)
     monkeypatch.setattr(runner, "TESTS", tmp_path)
     return tmp_path

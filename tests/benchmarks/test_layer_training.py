@@ -20,7 +20,7 @@ from benchmarks.layer.training_results import (
     training_tables,
 )
 from benchmarks.results import load, write
-from harness.report import Environment
+from tests.harness.samples import environment
 
 SHORT, LONG = SHAPES[:2]
 
@@ -36,15 +36,11 @@ def training(
     return Training(
         created=date(2026, 1, 2),
         commit="abc",
-        environment=Environment(
-            device="cuda", platform="Linux", python="3.12", torch="2.11", triton="3.6",
-            cuda="13.0", gpu="NVIDIA H200", gpu_memory_mb=1.0, compute_capability="9.0",
-            driver="580", cpu_count=2,
-        ),
+        environment=environment(gpu="NVIDIA H200"),
         protocol="Steps in a row.",
         rows=tuple(TrainingRow(shape=s, costs=costs, reruns_equal=equal) for s in (SHORT, LONG)),
         gradients=(WorstGradient(shape=LONG, name="x", error=error),),
-    )  # fmt: skip
+    )
 
 
 def verdicts(run: Training) -> list[str]:

@@ -19,15 +19,10 @@ from benchmarks.nsight.results import (
     products_ms,
 )
 from benchmarks.nsight.tables import call_profile, ceilings
-from benchmarks.operator.results import OperatorResults
-from benchmarks.results import load
-from tests import PROJECT
+from tests.harness.samples import environment
 
 RAW = (Path(__file__).parent / "ncu_raw.csv").read_text()
 """ncu 2025.3.1 on one call of 100,000 tokens, without the columns that tell of the device."""
-
-
-RESULTS = PROJECT / "benchmarks" / "h200" / "operator.json"
 
 
 def test_a_recorded_page_is_read() -> None:
@@ -103,7 +98,7 @@ def profile() -> Profile:
         created=date(2026, 1, 1),
         commit=None,
         protocol="",
-        environment=load(OperatorResults, RESULTS).environment,
+        environment=environment(),
         ncu="2025.3",
         copy_gb_per_s=4000,
         product_tflops=rates,

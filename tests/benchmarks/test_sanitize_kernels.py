@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from benchmarks import results as run_files
-from benchmarks.operator.results import OperatorResults
 from benchmarks.results import load
 from benchmarks.sanitizer import calls, watch
 from benchmarks.sanitizer.calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
@@ -21,8 +20,8 @@ from benchmarks.sanitizer.results import TOOLS, SanitizerResults, Watched, misse
 from benchmarks.sanitizer.tables import sanitizer_table
 from benchmarks.sanitizer.watch import findings_in
 from tests import PROJECT
-
-RESULTS = PROJECT / "benchmarks" / "h200" / "operator.json"
+from tests.harness.samples import environment
+from tests.processes import run_python
 
 STAND_IN = """\
 #!/bin/sh
@@ -54,15 +53,8 @@ def surroundings(folder: Path, **says: str) -> dict[str, str]:
 
 
 def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.sanitizer.watch", *options],
-        cwd=PROJECT,
-        env=os.environ | surroundings(folder, **says),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = os.environ | surroundings(folder, **says)
+    return run_python("-m", "benchmarks.sanitizer.watch", *options, env=env, timeout=60)
 
 
 def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
@@ -195,16 +187,11 @@ def test_a_layer_that_goes_another_way_is_an_error() -> None:
         attend(torch.empty(0))
 
 
-def test_calls_end_at_their_limit_whatever_they_do(tmp_path: Path) -> None:
+def test_calls_end_at_their_limit_whatever_they_do() -> None:
     stuck = (
         "import time; from benchmarks.sanitizer import calls; calls.mount = lambda: time.sleep(20)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{stuck}\ncalls.main()", "--limit", "1", "operator"],
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", f"{stuck}\ncalls.main()", "--limit", "1", "operator")
     assert done.returncode == -signal.SIGALRM
 
 
@@ -215,7 +202,7 @@ def results(**changed: object) -> SanitizerResults:
     run = SanitizerResults(
         created=date(2026, 1, 1),
         commit=None,
-        environment=load(OperatorResults, RESULTS).environment,
+        environment=environment(),
         sanitizer="2025.3",
         seconds=61.7,
         calls={"operator": len(OPERATOR), "layer": len(LAYER)},

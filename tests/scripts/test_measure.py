@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import PROJECT
+from tests.processes import run
 
 STEPS = (
     "gpu_tests.run",
@@ -45,11 +46,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def measure(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(project / "scripts/measure.sh"), *arguments],
-        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COMMIT": "abc"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COMMIT": "abc"}
+    return run(project / "scripts/measure.sh", *arguments, env=env)
 
 
 def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Path) -> None:

@@ -68,10 +68,7 @@ class Driver:
         raise NVMLError("not supported")
 
 
-@pytest.mark.parametrize(
-    ("visible", "gpu"),
-    [(None, 0), ("1,0", 1), ("GPU-b", 1)],
-)
+@pytest.mark.parametrize(("visible", "gpu"), [(None, 0), ("1,0", 1), ("GPU-b", 1)])
 def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int) -> None:
     driver = Driver()
     state = snapshot(driver, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
