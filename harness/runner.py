@@ -9,9 +9,9 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from harness.job import Job, Reply
 from harness.process import RESULT_LIMIT, Ended, run_supervised
@@ -21,23 +21,12 @@ from harness.workload import ORACLE_LENGTH, WORKLOAD
 
 PROJECT = Path(__file__).resolve().parent.parent
 
-_ALLOWED = frozenset(
-    {
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "LD_LIBRARY_PATH",
-        "OMP_NUM_THREADS",
-        "PATH",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "QUASAR_NVRTC",
-        "TMPDIR",
-        "TRITON_CACHE_DIR",
-        "XDG_CACHE_HOME",
-    }
-)
+_ALLOWED = frozenset({
+    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+})  # fmt: skip
 _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
+Model = TypeVar("Model", bound=BaseModel)
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
 
@@ -116,33 +105,33 @@ def child_environment(
 
 def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
     """Return the body of a worker's reply, or raise why there is none that can be trusted."""
-    log = ended.log_tail
+
+    def failure(reason: str, kind: Kind, remedy: str = "") -> MeasurementError:
+        return MeasurementError(reason, kind, ended.log_tail, remedy=remedy)
+
     if ended.stopped:
-        raise MeasurementError("stopped on request", "stopped", log)
+        raise failure("stopped on request", "stopped")
     if ended.timed_out:
-        raise MeasurementError(f"not done within {timeout:g} s", "timeout", log)
+        raise failure(f"not done within {timeout:g} s", "timeout")
     if not ended.result:
         if ended.returncode == -9:
-            raise MeasurementError(
-                "the worker was killed from outside, most often by the kernel for lack of memory",
-                "out_of_memory",
-                log,
-            )
+            why = "the worker was killed from outside, most often by the kernel for lack of memory"
+            raise failure(why, "out_of_memory")
         if ended.returncode == 0:
-            raise MeasurementError("the worker ended without a result", "protocol", log)
-        raise MeasurementError(f"the worker died with status {ended.returncode}", "crash", log)
+            raise failure("the worker ended without a result", "protocol")
+        raise failure(f"the worker died with status {ended.returncode}", "crash")
     if len(ended.result) > RESULT_LIMIT or ended.result.count(b"\n") != 1:
-        raise MeasurementError("the worker did not send exactly one result", "protocol", log)
+        raise failure("the worker did not send exactly one result", "protocol")
     try:
         reply = Reply.model_validate_json(ended.result)
     except ValidationError as error:
-        raise MeasurementError("the worker's result is malformed", "protocol", log) from error
+        raise failure("the worker's result is malformed", "protocol") from error
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
-        raise MeasurementError("the result did not come from the worker", "protocol", log)
+        raise failure("the result did not come from the worker", "protocol")
     if reply.failure is not None:
-        raise MeasurementError(reply.reason, reply.failure, log, remedy=reply.remedy)
+        raise failure(reply.reason, reply.failure, reply.remedy)
     if reply.body is None:
-        raise MeasurementError("the worker's result is empty", "protocol", log)
+        raise failure("the worker's result is empty", "protocol")
     return reply.body
 
 
@@ -240,17 +229,9 @@ def check(
         MeasurementError: the gate itself did not come to an end.
     """
     tree = tree.resolve()
-    body = _work(
-        _tree_job("gate", tree, length),
-        device=device,
-        timeout=timeout,
-        stop=stop,
-        cold_cache=cold_cache,
-    )
-    try:
-        return GateResult.model_validate(body)
-    except ValidationError as error:
-        raise MeasurementError("the worker's result is malformed", "protocol") from error
+    job = _tree_job("gate", tree, length)
+    body = _work(job, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
+    return _parsed(GateResult, body)
 
 
 def measure(
@@ -286,22 +267,19 @@ def measure(
     tree = tree.resolve()
     job = _tree_job("time", tree, length)
     if gate is True:
-        gate = check(
-            tree,
-            length,
-            device=device,
-            timeout=timeout,
-            stop=stop,
-            cold_cache=cold_cache,
-        )
+        gate = check(tree, length, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
     if isinstance(gate, GateResult):
         _require_green(gate, str(job["source_digest"]), length)
     job["checked"] = gate is not False
     job["turn"] = None if turn is None else str(turn.resolve())
     body = _work(job, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
     cache = "cold" if cold_cache else "shared"
+    return _parsed(Measurement, {**body, "gate": gate or None, "cache": cache})
+
+
+def _parsed(model: type[Model], body: Mapping[str, object]) -> Model:
     try:
-        return Measurement.model_validate({**body, "gate": gate or None, "cache": cache})
+        return model.model_validate(body)
     except ValidationError as error:
         raise MeasurementError("the worker's result is malformed", "protocol") from error
 

@@ -110,13 +110,7 @@ def _time(job: Job) -> Mapping[str, Any]:
     }
 
 
-_TASKS = {
-    "probe": _probe,
-    "import": _import,
-    "gate": _gate,
-    "time": _time,
-    "call": _call,
-}
+_TASKS = {"probe": _probe, "import": _import, "gate": _gate, "time": _time, "call": _call}
 _STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT}
 
 
