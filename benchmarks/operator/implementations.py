@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -31,14 +32,8 @@ def selected(name: str) -> Iterator[Operator]:
     if name == "peer":
         yield peer
         return
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = name
-    try:
+    with patch.dict(os.environ, {SWITCH: name}):
         yield overlay
-    finally:
-        os.environ.pop(SWITCH)
-        if before is not None:
-            os.environ[SWITCH] = before
 
 
 def overlay(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ from benchmarks.operator.results import (
     operator_criteria,
 )
 from benchmarks.results import origin, write
+from harness.worker.compare import figures
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 
@@ -81,11 +82,8 @@ def output_error(name: str, inputs: Inputs, expected: Tensor) -> Error:
     clocks.poison()
     with selected(name) as run:
         o = run(*inputs)
-    parts = zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True)
-    return Error(
-        overall=relative_rms(o, expected),
-        worst_eighth=max(relative_rms(part, wanted) for part, wanted in parts),
-    )
+    found = figures(o, expected)
+    return Error(overall=found.relative_rms, worst_eighth=found.worst_part)
 
 
 def measure_forward(names: Sequence[str]) -> tuple[list[Accuracy], list[Speed], Memory]:

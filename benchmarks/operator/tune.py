@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks.clocks import graph_ms, poison, soak
-from benchmarks.operator.inputs import WIDTH, correlated, layer_like
+from benchmarks.operator.inputs import NOISE, WIDTH, correlated, layer_like
+from benchmarks.operator.results import ERRORS
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms
 
-LIMITS = {"layer": 6e-3, "correlated": 9e-3}
+LIMITS = {"layer": ERRORS["layer-like"], "correlated": ERRORS["correlated 10%"]}
 """Largest accepted relative RMS error in bf16, by kind of input."""
 
 CHECK_TOKENS = 4000
@@ -52,7 +53,10 @@ def errors_of(chunk: Any, tried: Sequence[Any]) -> dict[Any, dict[str, float]]:
     """Relative RMS errors of every variant by kind of input, its outputs poisoned beforehand."""
     layer = layer_like(CHECK_TOKENS)
     errors: dict[Any, dict[str, float]] = {tiles: {} for tiles in tried}
-    for kind, inputs in {"layer": layer, "correlated": correlated(layer, 0.1)}.items():
+    for kind, inputs in {
+        "layer": layer,
+        "correlated": correlated(layer, NOISE["correlated 10%"]),
+    }.items():
         oracle = quasar_chunked(*inputs)[0]
         for tiles in tried:
             plan = chunk.plan_segments(inputs[0], None, tiles, 5)

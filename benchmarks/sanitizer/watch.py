@@ -29,11 +29,7 @@ from benchmarks.sanitizer.results import TOOLS, SanitizerResults, Watched, verdi
 MODULE = "benchmarks.sanitizer.calls"
 CALLS = ("operator", "layer")
 """What is watched, by calls.py's names."""
-KERNELS = {
-    "memcheck": ("quasar",),
-    "racecheck": ("quasar",),
-    "initcheck": ("quasar", "at6native"),
-}
+KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
 """Parts of the names of kernels that a tool watches. torch's are others' to check, but initcheck
 must see them write what ours read."""
 SEES_BULK_COPIES = (2025, 4)
