@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from neurons.errors import EX_CONFIG
+from neurons.mining.cycle import CLOSED
 from tests.live.faults import FAULTS, FaultPlan
 from tests.live.miner import Miner
 from tests.live.proxy import Proxy, Record
-from tests.live.report import CLOSED, EX_CONFIG, Cycle, assign, judge, read_rows, table
+from tests.live.report import Cycle, assign, judge, read_rows, table
 from tests.live.services import PublicApi, copy_public_code, make_bare, mend_api, public_validator
 
 FAULT_NAMES = sorted({fault.name for fault in FAULTS})
@@ -128,12 +130,7 @@ def _make_miner(mode: str, given: argparse.Namespace, folder: Path, url: str) ->
 
 
 def _run_cycle(
-    number: int,
-    mode: str,
-    given: argparse.Namespace,
-    api: PublicApi,
-    proxy: Proxy,
-    miner: Miner,
+    number: int, mode: str, given: argparse.Namespace, api: PublicApi, proxy: Proxy, miner: Miner
 ) -> Cycle:
     """Run one cycle; in a run with faults every second one meets a wipe or a kill as well."""
     cycle = Cycle(number, mode, time.time())

@@ -9,10 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-JUDGED = frozenset({"VALIDATED", "RANKED", "REJECTED", "PREMATURE", "UNRANKED"})
-"""States that say what a validator did."""
-CLOSED = JUDGED | {"ABANDONED"}
-EX_CONFIG = 78
+from neurons.errors import EX_CONFIG
+from neurons.mining.cycle import CLOSED, VERDICTS
+
 NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
 """An UNRANKED submission whose reason has these words does not say that a validator took it."""
 
@@ -194,7 +193,7 @@ def _misjudged(cycle: Cycle, entry: Entry, rows: Sequence[Row]) -> list[Finding]
     """A verdict that no validator gave, and a row that waits while the miner has ended with it."""
     found = []
     said = f"submission {entry.id} is {entry.state}"
-    speaks = entry.state in JUDGED and not any(words in entry.reason for words in NO_VERDICT)
+    speaks = entry.state in VERDICTS and not any(words in entry.reason for words in NO_VERDICT)
     if speaks and not any(_bears_out(entry, row) for row in rows):
         found.append(Finding("false verdict", cycle.number, f"{said}, but {_listed(rows)}"))
     waiting = [row for row in rows if row.present and not row.validated]

@@ -12,7 +12,6 @@ import pytest
 from neurons.mining import cycle as states
 from neurons.mining.journal import Journal
 from tests.live.report import (
-    CLOSED,
     Cycle,
     Entry,
     Finding,
@@ -70,10 +69,7 @@ def test_a_claim_that_was_submitted_twice_is_a_duplicate() -> None:
 
 
 def test_a_commitment_that_is_revealed_beside_its_direct_copy_is_a_duplicate() -> None:
-    entries = [
-        _entry("PREMATURE", commitment_hash=HASH),
-        _entry("VALIDATED", id=2),
-    ]
+    entries = [_entry("PREMATURE", commitment_hash=HASH), _entry("VALIDATED", id=2)]
     early = _row(1, commitment_hash=HASH, commit_hash=None, tokens_per_sec=0.0, is_revealed=False)
     assert _kinds(entries, [early, _row(2)]) == []
     revealed = _row(1, commitment_hash=HASH)
@@ -190,10 +186,6 @@ def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path: Path) -> None
     assign(entries, cycles)
     assert [len(cycle.entries) for cycle in cycles] == [0, 1, 0]
     assert "salt" not in vars(entries[0])
-
-
-def test_knows_every_state_in_which_the_miner_ends() -> None:
-    assert {state.value for state in states.CLOSED} <= CLOSED
 
 
 def test_the_table_shows_rows_requests_and_findings() -> None:
