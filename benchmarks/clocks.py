@@ -22,6 +22,13 @@ def free() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
+def graph_bytes() -> int:
+    """Bytes that CUDA graphs hold for themselves beside what counts as allocated."""
+    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    pools = [s for s in snapshot if s["segment_pool_id"] != (0, 0)]
+    return sum(s["total_size"] - s["allocated_size"] for s in pools)
+
+
 def poison() -> None:
     """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
     free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

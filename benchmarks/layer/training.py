@@ -46,11 +46,12 @@ CHECKED_TOKENS = 2500
 
 PROTOCOL = """\
 A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
-which is fp32, and of all parameters; gradients are set to None before it. Times are medians of 11 \
-runs of steps in a row, by the host's clock between synchronizes, after the same for 0.2 s. Memory \
-is the peak of what is allocated during a step, parameters and input included. The peer is the \
-public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on one machine, one \
-after the other."""
+which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
+11 runs of steps in a row, by the host's clock between synchronizes, after the same for 0.2 s. \
+Memory is the peak of what is allocated during a step, parameters and input included, and what \
+CUDA graphs hold beside it, which all layers of a model share. The peer is the public fork's \
+layer over flash-linear-attention's `chunk_delta_rule`; both run on one machine, one after the \
+other."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -77,8 +78,10 @@ def cost(layer: Any, shape: Shape) -> tuple[Cost, bool]:
     torch.cuda.reset_peak_memory_stats()
     step(layer, x, dy)
     peak = torch.cuda.max_memory_allocated()
+    graphs = clocks.graph_bytes()
     forward_ms = clocks.eager_ms(partial(output, layer, x))
-    return Cost(forward_ms=forward_ms, step_ms=step_ms, peak_bytes=peak), equal
+    found = Cost(forward_ms=forward_ms, step_ms=step_ms, peak_bytes=peak, graph_bytes=graphs)
+    return found, equal
 
 
 def worst_gradient(layer: Any, shape: Shape) -> WorstGradient:

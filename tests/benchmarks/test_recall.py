@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,8 @@ def test_two_processes_take_the_steps_of_one() -> None:
 
 def shard_a_projection(device: torch.device) -> None:
     model = Model(SMALL.vocabulary, 32, 2)
-    fully_shard(model.blocks[0].mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
+    block: Any = model.blocks[0]
+    fully_shard(block.mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
     batch = draw(SMALL, 0, device)
     model(batch.tokens, batch.places)
 
