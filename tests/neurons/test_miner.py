@@ -22,15 +22,19 @@ from neurons.mining.journal import Journal
 from neurons.processes.runtime import StateLock
 from tests import PROJECT
 from tests.neurons.miner_command import run
-
-
-def draft(target: int, **changes: Any) -> Submission:
-    names = ("5abc", target, "commit_reveal", "before_commit", "http://127.0.0.1:1")
-    return Submission(0, *names, **changes)
+from tests.neurons.mining.parts import draft
 
 
 def journal_in(state: Path) -> Journal:
     return Journal(state / "embedded" / JOURNAL)
+
+
+def hold(state: Path) -> Submission:
+    """Leave a submission that waits for a person."""
+    with journal_in(state) as journal:
+        new = journal.insert(draft())
+        held = cycle.hold(new, "The push was refused.", "Do this.", time.time())
+        return journal.transition(new, held)
 
 
 def test_status_before_anything_has_run(tmp_path: Path) -> None:
@@ -171,10 +175,7 @@ def test_a_real_run_is_put_together_from_its_settings(
 
 
 def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Path) -> None:
-    now = time.time()
-    with journal_in(tmp_path) as journal:
-        new = journal.insert(draft(2048))
-        journal.transition(new, cycle.hold(new, "The push was refused.", "Do this.", now))
+    hold(tmp_path)
     text = run("status", STATE_DIR=str(tmp_path)).stdout
     assert "HELD" in text
     assert "The push was refused." in text
@@ -186,7 +187,7 @@ def test_status_shows_state_reason_and_next_action_without_the_salt(tmp_path: Pa
 
 def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> None:
     with journal_in(tmp_path) as journal:
-        journal.insert(draft(0, auto_target=True))
+        journal.insert(draft(target_sequence_length=0, auto_target=True))
     text = run("status", STATE_DIR=str(tmp_path)).stdout
     assert "target    auto" in text
     assert "league" not in text
@@ -195,14 +196,12 @@ def test_status_of_an_automatic_target_that_is_not_decided(tmp_path: Path) -> No
 @pytest.mark.parametrize(("word", "state"), [("release", State.NEW), ("abandon", State.ABANDONED)])
 def test_a_persons_word_on_what_is_held(word: str, state: State, tmp_path: Path) -> None:
     assert "nothing has run" in run(word, STATE_DIR=str(tmp_path)).stdout
-    with journal_in(tmp_path) as journal:
-        new = journal.insert(draft(2048))
-        journal.transition(new, cycle.hold(new, "A reason.", "A remedy.", 1.0))
+    held = hold(tmp_path)
     done = run(word, STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert state.value in done.stdout
     with journal_in(tmp_path) as journal:
-        assert journal.get(new.id).state is state
+        assert journal.get(held.id).state is state
     assert "nothing is held" in run(word, STATE_DIR=str(tmp_path)).stdout
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import SecretStr
 
 from harness.report import Environment
 from harness.runner import MeasurementError
@@ -21,49 +20,18 @@ from neurons.configuration.settings import Settings, load_settings
 from neurons.identity import create_throwaway
 from neurons.processes.machine import Gpu
 from tests.harness.samples import environment
-from tests.servers import Handler, Server, serving
-
-TOKEN = "ghp_canary0123456789abcdef0123456789abcd"
-
-
-class Peer(Server):
-    """Stands for the validator API and for GitHub; a test sets what it answers."""
-
-    def __init__(self) -> None:
-        super().__init__(Answers)
-        self.status = 200
-        self.clock_offset = 0.0
-        self.scopes: str | None = "gist, public_repo"
-        self.seen: list[str | None] = []
-
-
-class Answers(Handler):
-    server: Peer
-
-    def serve(self) -> None:
-        server, user = self.server, self.path == "/user"
-        server.seen.append(self.headers.get("Authorization"))
-        headers = {"Date": formatdate(time.time() + server.clock_offset, usegmt=True)}
-        if user and server.scopes is not None:
-            headers["X-OAuth-Scopes"] = server.scopes
-        body = {"login": "Ada"} if user else {"status": "ok"}
-        self.send(server.status, json.dumps(body).encode(), headers)
+from tests.neurons.githost import CANARY, GitHub
+from tests.neurons.stand_in import Fault, StandIn, serve
 
 
 @pytest.fixture
-def server() -> Iterator[Peer]:
-    running = Peer()
-    with serving(running):
-        yield running
-
-
-@pytest.fixture
-def settings(server: Peer, tmp_path: Path) -> Settings:
+def settings(url: str, host: GitHub, tmp_path: Path) -> Settings:
+    host.login = "Ada"
     create_throwaway(tmp_path, "w", "hot")
     environ = {
-        "VALIDATOR_API_URL": server.url,
-        "GITHUB_API_URL": server.url,
-        "GITHUB_TOKEN": TOKEN,
+        "VALIDATOR_API_URL": url,
+        "GITHUB_API_URL": host.url,
+        "GITHUB_TOKEN": CANARY,
         "GITHUB_USERNAME": "ada",
         "WALLET_MINER_NAME": "w",
         "WALLET_HOTKEY": "hot",
@@ -84,11 +52,13 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     assert all(check.remedy for check in checks if check.level != "ok")
 
 
-def test_embedded_looks_at_this_machine_only(settings: Settings, server: Peer) -> None:
+def test_embedded_looks_at_this_machine_only(
+    settings: Settings, stand_in: StandIn, host: GitHub
+) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
     machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
     assert names == machine | {"settings", "scope", "fork"}
-    assert server.seen == []
+    assert (stand_in.requests, host.seen) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -249,19 +219,19 @@ def test_wallet(settings: Settings, tmp_path: Path) -> None:
     assert coldkey.level == "warning"
 
 
-def test_an_api_out_of_reach(settings: Settings, server: Peer) -> None:
+def test_an_api_out_of_reach(settings: Settings, stand_in: StandIn) -> None:
     (check,) = doctor.api(settings.model_copy(update={"validator_api_url": "http://127.0.0.1:9"}))
     assert check.level == "failure"
     assert "VALIDATOR_API_URL" in check.remedy
-    server.status = 502
+    stand_in.faults["/health"].append(Fault(502))
     (check,) = doctor.api(settings)
     assert "answers 502" in check.detail
 
 
 @pytest.mark.parametrize(("offset", "level"), [(3600, "warning"), (-3600, "warning"), (5, "ok")])
-def test_clock(offset: float, level: str, settings: Settings, server: Peer) -> None:
-    server.clock_offset = offset
-    _, clock = doctor.api(settings)
+def test_clock(offset: float, level: str, settings: Settings, stand_in: StandIn) -> None:
+    with serve(stand_in, formatdate(time.time() + offset, usegmt=True)) as url:
+        _, clock = doctor.api(settings.model_copy(update={"validator_api_url": url}))
     assert (clock.name, clock.level) == ("clock", level)
 
 
@@ -269,19 +239,19 @@ def test_clock(offset: float, level: str, settings: Settings, server: Peer) -> N
     ("scopes", "level"),
     [("repo", "ok"), ("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")],
 )
-def test_token_scope(scopes: str | None, level: str, settings: Settings, server: Peer) -> None:
-    server.scopes = scopes
+def test_token_scope(scopes: str | None, level: str, settings: Settings, host: GitHub) -> None:
+    host.scopes = scopes
     check = doctor.token(settings)
     assert check.level == level
-    assert server.seen == [f"Bearer {TOKEN}"]
-    assert TOKEN not in check.detail + check.remedy
+    assert [headers["Authorization"] for _, headers in host.seen] == [f"Bearer {CANARY}"]
+    assert CANARY not in check.detail + check.remedy
 
 
-def test_token_expired_or_of_another_account(settings: Settings, server: Peer) -> None:
+def test_token_expired_or_of_another_account(settings: Settings) -> None:
     other = settings.model_copy(update={"github_username": "bob"})
     assert "belongs to Ada" in doctor.token(other).detail
-    server.status = 401
-    assert doctor.token(settings).level == "failure"
+    expired = settings.model_copy(update={"github_token": SecretStr("expired")})
+    assert doctor.token(expired).level == "failure"
     away = settings.model_copy(update={"github_api_url": "http://127.0.0.1:9"})
     assert "does not answer" in doctor.token(away).detail
 

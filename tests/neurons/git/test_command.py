@@ -20,6 +20,7 @@ from neurons.git.command import HardenedGit
 from neurons.git.remote import Token
 from neurons.mining.publishing.fork import Fork, open_fork
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
+from tests.neurons.mining.publishing.forks import lay_out, publish
 from tests.repositories import run_git
 
 NAME = "miner/flash-linear-attention"
@@ -79,10 +80,7 @@ def test_from_a_token_to_a_published_fork(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # as an operator may have it exported
     fork = open_fork(settings)
-    fork.prepare()
-    commit = fork.commit()
-    fork.push(commit)
-    fork.verify(commit)
+    commit = publish(fork)
     assert run_git(host.folder / f"{NAME}.git", "rev-parse", "quasar") == commit
 
     basic = Token(CANARY).basic
@@ -138,8 +136,7 @@ def test_a_missing_or_expired_token_is_held_naming_the_scope(
 ) -> None:
     host.fork(NAME)
     fork = fork_of(host, tmp_path, token)
-    fork.prepare()
-    commit = fork.commit()
+    commit = lay_out(fork)
     with pytest.raises(Held) as held:
         fork.push(commit)
     for words in ("GITHUB_TOKEN", "`public_repo`", "`repo`", "Contents: read and write"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurons.mining import cycle
-from neurons.mining.cycle import IllegalTransition, State, Step, Submission
-from tests.neurons.mining.parts import HOTKEY
+from neurons.mining.cycle import IllegalTransition, State, Step
+from tests.neurons.mining.parts import draft
 
 FULL: dict[str, Any] = {
     "fork_url": "u",
@@ -28,38 +27,22 @@ FULL: dict[str, Any] = {
     "reveal_block": 1,
 }
 PATH = [
-    State.PUBLISHED,
-    State.MEASURED,
-    State.CLAIMED,
-    State.COMMITTING,
-    State.COMMITTED,
-    State.REVEALING,
-    State.REVEALED,
-    State.VALIDATED,
+    *(State.PUBLISHED, State.MEASURED, State.CLAIMED, State.COMMITTING),
+    *(State.COMMITTED, State.REVEALING, State.REVEALED, State.VALIDATED),
 ]
 
 
-def new(**changes: Any) -> Submission:
-    return Submission(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u", **changes)
-
-
 def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
-    submission, steps = new(), []
+    submission, steps = draft(), []
     for state in PATH:
         steps.append(cycle.next_step(submission))
         submission = cycle.advance(submission, state, 1.0, **FULL)
     assert steps == [
-        Step.PUBLISH,
-        Step.MEASURE,
-        Step.CLAIM,
-        Step.COMMIT,
-        Step.COMMIT,
-        Step.REVEAL,
-        Step.REVEAL,
-        Step.FOLLOW,
+        *(Step.PUBLISH, Step.MEASURE, Step.CLAIM, Step.COMMIT),
+        *(Step.COMMIT, Step.REVEAL, Step.REVEAL, Step.FOLLOW),
     ]
     assert cycle.next_step(submission) is None
-    direct = replace(new(state=State.CLAIMED), mode="direct")
+    direct = draft(state=State.CLAIMED, mode="direct")
     assert cycle.next_step(direct) is Step.SUBMIT
 
 
@@ -78,7 +61,7 @@ def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
 )
 def test_arrows_that_do_not_exist_are_refused(state: State, to: State) -> None:
     with pytest.raises(IllegalTransition):
-        cycle.advance(new(state=state, **FULL), to, 1.0)
+        cycle.advance(draft(state=state, **FULL), to, 1.0)
 
 
 @pytest.mark.parametrize("state", PATH)
@@ -88,25 +71,22 @@ def test_a_state_needs_what_it_stands_on(state: State) -> None:
     for name in needed:
         fields = {**FULL, name: None}
         with pytest.raises(IllegalTransition, match=name):
-            cycle.advance(new(state=before, **fields), state, 1.0)
+            cycle.advance(draft(state=before, **fields), state, 1.0)
 
 
 @pytest.mark.parametrize("name", cycle.FROZEN_FIELDS)
 def test_a_commitment_is_frozen(name: str) -> None:
-    committing = new(state=State.COMMITTING, **FULL)
+    committing = draft(state=State.COMMITTING, **FULL)
     with pytest.raises(IllegalTransition, match=name):
         cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
 
 
 def test_failures_come_back_and_are_forgotten_by_success() -> None:
-    submission = new()
+    submission = draft()
     for attempt in range(1, 4):
         failed = cycle.fail(submission, "reset", 100.0, 1.0)
-        assert (failed.state, failed.position, failed.attempts) == (
-            State.FAILED,
-            State.NEW,
-            attempt,
-        )
+        assert (failed.state, failed.position) == (State.FAILED, State.NEW)
+        assert failed.attempts == attempt
         submission = cycle.resume(failed, 200.0)
         assert (submission.state, submission.reason) == (State.NEW, None)
     assert cycle.advance(submission, State.PUBLISHED, 1.0, **FULL).attempts == 0
@@ -115,11 +95,11 @@ def test_failures_come_back_and_are_forgotten_by_success() -> None:
 
 
 def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
-    failed = cycle.fail(new(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
+    failed = cycle.fail(draft(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
     held = cycle.hold(failed, "reason", "remedy", 2.0)
     assert cycle.resume(held, 3.0).state is State.COMMITTED
     assert cycle.resume(held, 3.0).attempts == 0
-    final = cycle.hold(new(), "reason", "remedy", 2.0, final=True)
+    final = cycle.hold(draft(), "reason", "remedy", 2.0, final=True)
     with pytest.raises(IllegalTransition):
         cycle.resume(final, 3.0)
     ended = cycle.abandon(final, "enough", 4.0)
@@ -145,26 +125,13 @@ def test_pauses_grow_are_capped_and_honour_the_server(
 
 
 def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
-    early = new(
-        state=State.PREMATURE,
-        content_digest="d",
-        fork_url="u",
-        commit_hash="c",
-        report="r",
-        tokens_per_sec=2.0,
-        benchmarks={"512": {"tokens_per_sec": 1.0}},
-        salt="s",
-        commitment_hash="h",
-        submission_id=7,
-        round_id=3,
-        reveal_block=9,
-        reason="too early",
-    )
-    draft = cycle.directly(early, 5.0)
-    assert (draft.state, draft.mode, draft.id) == (State.CLAIMED, "direct", 0)
-    assert (draft.fork_url, draft.commit_hash, draft.tokens_per_sec) == ("u", "c", 2.0)
-    assert draft.benchmarks == early.benchmarks
-    left = (draft.salt, draft.commitment_hash, draft.submission_id, draft.reveal_block)
+    claim = {"commit_hash": "c", "tokens_per_sec": 2.0, "benchmarks": {"512": {"vram_mb": 1.0}}}
+    early = draft(state=State.PREMATURE, reason="too early", **{**FULL, **claim})
+    direct = cycle.directly(early, 5.0)
+    assert (direct.state, direct.mode, direct.id) == (State.CLAIMED, "direct", 0)
+    assert (direct.fork_url, direct.commit_hash, direct.tokens_per_sec) == ("u", "c", 2.0)
+    assert direct.benchmarks == early.benchmarks
+    left = (direct.salt, direct.commitment_hash, direct.submission_id, direct.reveal_block)
     assert left == (None, None, None, None)
-    assert (draft.reason, draft.round_id, draft.created_at) == (None, None, 5.0)
-    assert cycle.next_step(draft) is Step.SUBMIT
+    assert (direct.reason, direct.round_id, direct.created_at) == (None, None, 5.0)
+    assert cycle.next_step(direct) is Step.SUBMIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from neurons.errors import ConfigError, QuasarError
 from neurons.mining import cycle, journal, schema
 from neurons.mining.cycle import CLOSED, State, Submission
 from neurons.mining.journal import Journal, StaleSubmission
-from tests.neurons.mining.parts import HOTKEY
+from tests.neurons.mining.parts import HOTKEY, draft
 from tests.processes import run_python
 
 COMMITTING: dict[str, Any] = {
@@ -37,13 +38,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "journal.sqlite"
 
 
+@pytest.fixture
+def log(path: Path) -> Iterator[Journal]:
+    with Journal(path) as journal:
+        yield journal
+
+
 def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
-    draft = Submission(
-        *(0, hotkey, target, "commit_reveal", "before_commit", "https://api.example"),
-        created_at=1.0,
-        updated_at=1.0,
-    )
-    return log.insert(draft)
+    first = draft(id=0, target_sequence_length=target, hotkey=hotkey, created_at=1.0)
+    return log.insert(replace(first, updated_at=1.0))
 
 
 def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
@@ -81,59 +84,53 @@ def test_every_field_survives_a_reopening_to_the_bit(path: Path) -> None:
         assert all(getattr(full, field.name) is not None for field in fields(Submission))
 
 
-def test_the_salt_is_not_in_the_text_of_a_submission(path: Path) -> None:
-    with Journal(path) as log:
-        assert "5" * 64 not in repr(replace(new(log), **COMMITTING))
+def test_the_salt_is_not_in_the_text_of_a_submission(log: Journal) -> None:
+    assert "5" * 64 not in repr(replace(new(log), **COMMITTING))
 
 
-def test_one_live_submission_for_each_hotkey_and_target(path: Path) -> None:
-    with Journal(path) as log:
-        first = new(log)
-        new(log, target=4096)
-        new(log, hotkey="5Other")
-        with pytest.raises(sqlite3.IntegrityError):
-            new(log)
-        held = log.transition(first, cycle.hold(first, "r", "m", 2.0))
-        with pytest.raises(sqlite3.IntegrityError):
-            new(log)
-        log.transition(held, cycle.abandon(held, "r", 3.0))
-        second = new(log)
-        assert log.live(HOTKEY, 2048) == second
-        assert [s.target_sequence_length for s in log.live_submissions(HOTKEY)] == [2048, 4096]
+def test_one_live_submission_for_each_hotkey_and_target(log: Journal) -> None:
+    first = new(log)
+    new(log, target=4096)
+    new(log, hotkey="5Other")
+    with pytest.raises(sqlite3.IntegrityError):
+        new(log)
+    held = log.transition(first, cycle.hold(first, "r", "m", 2.0))
+    with pytest.raises(sqlite3.IntegrityError):
+        new(log)
+    log.transition(held, cycle.abandon(held, "r", 3.0))
+    second = new(log)
+    assert log.live(HOTKEY, 2048) == second
+    assert [s.target_sequence_length for s in log.live_submissions(HOTKEY)] == [2048, 4096]
 
 
-def test_a_second_connection_cannot_make_a_second_live_one(path: Path) -> None:
-    with Journal(path) as one, Journal(path) as two:
-        new(one)
-        with pytest.raises(sqlite3.IntegrityError):
-            new(two)
+def test_a_second_connection_cannot_make_a_second_live_one(path: Path, log: Journal) -> None:
+    new(log)
+    with Journal(path) as other, pytest.raises(sqlite3.IntegrityError):
+        new(other)
 
 
-def test_a_change_and_its_event_are_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Journal(path) as log:
-        first = new(log)
-        monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
-        assert log.get(first.id) == first
-        assert len(log.events(first.id)) == 1
-
-
-def test_a_stale_writer_is_refused(path: Path) -> None:
-    with Journal(path) as log:
-        first = new(log)
+def test_a_change_and_its_event_are_one(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new(log)
+    monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
-        with pytest.raises(StaleSubmission):
-            log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+    assert log.get(first.id) == first
+    assert len(log.events(first.id)) == 1
 
 
-def test_not_a_number_is_never_written(path: Path) -> None:
-    with Journal(path) as log:
-        first = new(log)
-        bad = {"512": {"tokens_per_sec": float("nan")}}
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            log.transition(first, replace(first, benchmarks=bad))
-        assert log.get(first.id) == first
+def test_a_stale_writer_is_refused(log: Journal) -> None:
+    first = new(log)
+    log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+    with pytest.raises(StaleSubmission):
+        log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+
+
+def test_not_a_number_is_never_written(log: Journal) -> None:
+    first = new(log)
+    bad = {"512": {"tokens_per_sec": float("nan")}}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.transition(first, replace(first, benchmarks=bad))
+    assert log.get(first.id) == first
 
 
 def test_only_the_owner_can_read_it(path: Path) -> None:
@@ -147,11 +144,10 @@ def test_only_the_owner_can_read_it(path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_it_is_on_the_disk_before_a_call_returns(path: Path) -> None:
-    with Journal(path) as log:
-        assert log._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-        assert log._database.execute("PRAGMA synchronous").fetchone()[0] == 2
-        assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
+def test_it_is_on_the_disk_before_a_call_returns(log: Journal) -> None:
+    assert log._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert log._database.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
 
 
 @pytest.mark.parametrize("damage", ["replaced", "overwritten", "cut off"])
@@ -238,8 +234,7 @@ def older_file(path: Path, version: int, *submissions: Submission) -> None:
         database.commit()
 
 
-COMMITMENT = Submission(
-    *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "https://api.example"),
+COMMITMENT = draft(
     **{"tokens_per_sec": 1.0, **COMMITTING, "benchmarks": {}},
     state=State.COMMITTED,
     submission_id=3,
@@ -286,11 +281,10 @@ def test_what_an_api_was_seen_to_do_is_remembered_from_its_first_time(path: Path
         assert log.judges_early("https://other.example") is None
 
 
-def test_a_copy_holds_what_another_process_has_just_written(path: Path) -> None:
-    with Journal(path) as writer:
-        first = new(writer)
-        with Journal(path, copy=True) as reader:
-            assert reader.get(first.id) == first
+def test_a_copy_holds_what_another_process_has_just_written(path: Path, log: Journal) -> None:
+    first = new(log)
+    with Journal(path, copy=True) as reader:
+        assert reader.get(first.id) == first
 
 
 def test_a_damaged_file_cannot_be_copied_and_a_missing_one_is_not_made(path: Path) -> None:
@@ -309,30 +303,28 @@ def test_the_index_knows_every_state_that_closes() -> None:
     assert set(schema.CLOSED_STATES.strip("()").split(", ")) == written
 
 
-def test_history_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_bounded(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "EVENTS_KEPT", 10)
     monkeypatch.setattr(journal, "CLOSED_KEPT", 5)
-    with Journal(path) as log:
-        live = new(log, target=1)
-        for _ in range(30):
-            close(log, new(log))
-        count = log._database.execute("SELECT count(*) FROM events").fetchone()[0]
-        assert count == 10
-        assert len(log.latest(100)) == 6
-        assert log.live(HOTKEY, 1) == live
+    live = new(log, target=1)
+    for _ in range(30):
+        close(log, new(log))
+    count = log._database.execute("SELECT count(*) FROM events").fetchone()[0]
+    assert count == 10
+    assert len(log.latest(100)) == 6
+    assert log.live(HOTKEY, 1) == live
 
 
-def test_rejections_count_since_the_last_success_or_word_of_a_person(path: Path) -> None:
-    with Journal(path) as log:
-        assert log.rejections(HOTKEY) == 0
-        close(log, new(log), State.REJECTED)
-        close(log, new(log), State.VALIDATED)
-        close(log, new(log), State.REJECTED)
-        close(log, new(log, hotkey="5Other"), State.REJECTED)
-        close(log, new(log), State.UNRANKED)
-        close(log, new(log), State.REJECTED)
-        assert log.rejections(HOTKEY) == 2
-        held = new(log)
-        held = log.transition(held, cycle.hold(held, "r", "m", 2.0))
-        log.transition(held, cycle.resume(held, 3.0), kind="acknowledged")
-        assert log.rejections(HOTKEY) == 0
+def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journal) -> None:
+    assert log.rejections(HOTKEY) == 0
+    close(log, new(log), State.REJECTED)
+    close(log, new(log), State.VALIDATED)
+    close(log, new(log), State.REJECTED)
+    close(log, new(log, hotkey="5Other"), State.REJECTED)
+    close(log, new(log), State.UNRANKED)
+    close(log, new(log), State.REJECTED)
+    assert log.rejections(HOTKEY) == 2
+    held = new(log)
+    held = log.transition(held, cycle.hold(held, "r", "m", 2.0))
+    log.transition(held, cycle.resume(held, 3.0), kind="acknowledged")
+    assert log.rejections(HOTKEY) == 0

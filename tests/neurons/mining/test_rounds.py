@@ -7,7 +7,7 @@ from dataclasses import replace
 from neurons.mining import rounds
 from neurons.mining.cycle import State, Submission
 from neurons.protocol import Round
-from tests.neurons.mining.parts import HOTKEY
+from tests.neurons.mining.parts import draft
 
 ROUND = Round(
     id=3, round_number=3, start_time="monday", end_time="", status="active",
@@ -16,13 +16,7 @@ ROUND = Round(
 
 
 def test_the_same_content_is_due_once_a_round() -> None:
-    last = Submission(
-        *(1, HOTKEY, 2048, "commit_reveal", "before_commit", "u"),
-        state=State.VALIDATED,
-        round_id=3,
-        round_start="monday",
-        content_digest="d",
-    )
+    last = draft(state=State.VALIDATED, round_id=3, round_start="monday", content_digest="d")
 
     def is_due(last: Submission | None, *present: str | int) -> bool:
         number, start, digest, mode = (*present, *(3, "monday", "d", "direct")[len(present) :])

@@ -30,6 +30,11 @@ def make_fork(tmp_path: Path, remote: Path) -> MakeFork:
 
 
 @pytest.fixture
+def fork(make_fork: MakeFork) -> Fork:
+    return make_fork()
+
+
+@pytest.fixture
 def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the overlay that a test may change."""
     copy = tmp_path / "overlay"

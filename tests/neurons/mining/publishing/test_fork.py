@@ -15,18 +15,13 @@ from neurons.mining.context import overlay_digest
 from neurons.mining.publishing.fork import Fork, open_fork
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
-from tests.neurons.mining.publishing.forks import (
-    MakeFork,
-    commit_elsewhere,
-    publish,
-)
+from tests.neurons.mining.publishing.forks import MakeFork, commit_elsewhere, lay_out, publish
 from tests.repositories import run_git
 
 
 def test_a_validator_gets_the_overlay_byte_for_byte(
-    make_fork: MakeFork, remote: Path, tmp_path: Path
+    fork: Fork, remote: Path, tmp_path: Path
 ) -> None:
-    fork = make_fork()
     commit = publish(fork)
     assert fork.url == f"file://{remote}"
     # The validator's own commands.
@@ -55,27 +50,19 @@ def test_the_commit_names_its_author_and_its_parent(
     assert run_git(remote, "rev-parse", "main") == run_git(upstream, "rev-parse", "main")
 
 
-def test_the_same_content_is_the_same_commit(make_fork: MakeFork, remote: Path) -> None:
-    fork = make_fork()
+def test_the_same_content_is_the_same_commit(fork: Fork, make_fork: MakeFork, remote: Path) -> None:
     commit = publish(fork)
     assert publish(fork) == commit
     assert publish(make_fork()) == commit
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_lost_clone_gives_the_same_hash_again(make_fork: MakeFork) -> None:
-    fork = make_fork()
-    fork.prepare()
-    commit = fork.commit()  # not pushed: the kernel is private until the reveal
+def test_a_clone_lost_before_the_reveal_is_made_again(
+    fork: Fork, make_fork: MakeFork, remote: Path
+) -> None:
+    commit = lay_out(fork)  # not pushed: the kernel is private until the reveal
     shutil.rmtree(fork.worktree)
-    fork.prepare()
-    assert fork.commit() == commit
-
-
-def test_a_clone_lost_before_the_reveal_is_made_again(make_fork: MakeFork, remote: Path) -> None:
-    fork = make_fork()
-    fork.prepare()
-    commit = fork.commit()
+    assert lay_out(fork) == commit
     shutil.rmtree(fork.worktree)
     again = make_fork()
     again.push(commit)
@@ -85,11 +72,9 @@ def test_a_clone_lost_before_the_reveal_is_made_again(make_fork: MakeFork, remot
 
 
 def test_a_lost_clone_of_other_kernels_pushes_nothing(
-    make_fork: MakeFork, remote: Path, overlay: Path
+    fork: Fork, make_fork: MakeFork, remote: Path, overlay: Path
 ) -> None:
-    fork = make_fork()
-    fork.prepare()
-    commit = fork.commit()
+    commit = lay_out(fork)
     shutil.rmtree(fork.worktree)
     (overlay / "fla/ops/quasar/README.md").write_text("changed\n")
     with pytest.raises(Held, match=f"The commit {commit} is not in"):
@@ -97,23 +82,17 @@ def test_a_lost_clone_of_other_kernels_pushes_nothing(
     assert run_git(remote, "branch", "--list", "quasar") == ""
 
 
-def test_attributes_of_the_fork_change_no_byte(make_fork: MakeFork, remote: Path) -> None:
+def test_attributes_of_the_fork_change_no_byte(fork: Fork, remote: Path) -> None:
     # A validator's clone obeys these; the miner's must not.
     commit_elsewhere(remote, "main", {".gitattributes": "*.py text eol=crlf ident filter=evil\n"})
-    fork = make_fork()
     commit = publish(fork)
     theirs = "fla/ops/quasar/theirs.py"
     assert (fork.worktree / theirs).read_bytes() == UPSTREAM_FILES[theirs].encode()
     for name in overlay_files():
         content = (OVERLAY / name).read_bytes()
         assert (fork.worktree / name).read_bytes() == content
-        blob = subprocess.run(
-            ["git", "cat-file", "blob", f"{commit}:{name}"],
-            cwd=remote,
-            capture_output=True,
-            check=True,
-        )
-        assert blob.stdout == content
+        blob = ["git", "cat-file", "blob", f"{commit}:{name}"]
+        assert subprocess.run(blob, cwd=remote, capture_output=True).stdout == content
 
 
 def test_a_new_overlay_is_a_new_commit_on_top(
@@ -157,8 +136,9 @@ def test_an_overlay_in_folders_leaves_nothing_of_a_flat_one(
     }
 
 
-def test_a_commit_of_the_earlier_overlay_still_verifies(make_fork: MakeFork, overlay: Path) -> None:
-    fork = make_fork()
+def test_a_commit_of_the_earlier_overlay_still_verifies(
+    fork: Fork, make_fork: MakeFork, overlay: Path
+) -> None:
     commit = publish(fork)
     (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
     make_fork().verify(commit)
@@ -204,12 +184,8 @@ def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path,
     whole = publish(make_fork())
     alone = publish(make_fork(scope="ops"))
     again = publish(make_fork())
-    assert run_git(remote, "log", "--format=%H", "quasar").split()[:4] == [
-        again,
-        alone,
-        whole,
-        base,
-    ]
+    commits = run_git(remote, "log", "--format=%H", "quasar").split()
+    assert commits[:4] == [again, alone, whole, base]
     blob = f"{alone}:{LAYER}"
     assert run_git(remote, "rev-parse", blob) == run_git(remote, "rev-parse", f"{base}:{LAYER}")
     for commit in (whole, again):
