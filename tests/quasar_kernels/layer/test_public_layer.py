@@ -13,7 +13,7 @@ from fla.layers.quasar import QuasarAttention, QuasarCache
 from harness.runner import measure
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, check_tree, overlay_files
 from quasar_kernels.reference import quasar_layer, relative_rms
-from tests.quasar_kernels.public_layer import QuasarAttention as PublicLayer
+from tests.quasar_kernels.layer.public_layer import QuasarAttention as PublicLayer
 
 SIZES = {"hidden_size": 48, "head_dim": 16, "num_heads": 3}
 
