@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from benchmarks.results import ROOT
 
 _START = time.perf_counter()
 
@@ -33,3 +39,21 @@ def say(text: object) -> None:
 def python(module: str, *arguments: object) -> list[str]:
     """Return the command that runs a module of this project by this Python."""
     return [sys.executable, "-m", module, *map(str, arguments)]
+
+
+def run_for(
+    seconds: float, command: Sequence[str], env: Mapping[str, str] | None = None
+) -> tuple[str, int | None]:
+    """Run a command in the project's folder; return what it said on both streams and its status.
+
+    The status is None where it took longer than `seconds`, and was killed with its children.
+    """
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.communicate(timeout=seconds)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe, too
+        return process.communicate()[0], None

@@ -9,8 +9,6 @@ said at its end, and decides the exit status; the file is written whatever the o
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -35,20 +33,12 @@ def run_file(path: Path, limit: float = LIMIT) -> Outcome:
         # the options of pyproject.toml ask for plugins that a GPU machine may lack
         options = ("-q", "-o", "addopts=--import-mode=importlib", f"--junitxml={report}")
         command = commands.python("pytest", *options, path)
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=limit)
-            ended = f"ended with status {process.returncode}"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe, too
-            said, _ = process.communicate()
-            ended = f"was cut off after {limit:g} s"
-        if process.returncode in (0, 1) and report.exists():
+        said, status = commands.run_for(limit, command)
+        if status in (0, 1) and report.exists():
             outcome = count(report)
         else:
+            cut_off = f"was cut off after {limit:g} s"
+            ended = cut_off if status is None else f"ended with status {status}"
             outcome = Outcome(failed=1, failures=(ended,))
     say(f"{path.name}: {outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped")
     if outcome.failed:

@@ -63,20 +63,14 @@ def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _
     command += commands.python(MODULE, *options, "--limit", limit, what)
     # a cache of memory would hide accesses beyond a tensor and give what was written before
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
-    process = subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        said, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        said, _ = process.communicate()  # the calls themselves end by their own limit
+    said, status = commands.run_for(limit, command, environ)
+    if status is None:
         return _Run(None, f"{what} was cut off after {limit} s", said)
     findings, failure = findings_in(said), None
     if findings is None:
         failure = f"{what} gave no summary"
-    elif process.returncode not in (0, _FOUND):
-        failure = f"{what} ended with status {process.returncode}"
+    elif status not in (0, _FOUND):
+        failure = f"{what} ended with status {status}"
     return _Run(findings, failure, said)
 
 
