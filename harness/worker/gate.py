@@ -12,8 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +36,13 @@ LAYER_EXACT = 4096
 GRADIENT_LENGTH = 130
 
 
-@dataclass
-class _Inputs:
+class _Inputs(NamedTuple):
     """Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     beta: Tensor
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.q, self.k, self.v, self.beta))
 
     def clone(self) -> _Inputs:
         return _Inputs(*(tensor.detach().clone() for tensor in self))
@@ -100,7 +95,7 @@ def _check_length(checker: Checker, operator: Operator, length: int, *, correlat
     inputs = _layer_like(checker, length, correlated=correlated)
     saved = inputs.clone()
     actual = _call(checker, operator, inputs)
-    for label, now, then in zip(("q", "k", "v", "beta"), inputs, saved, strict=True):
+    for label, now, then in zip(inputs._fields, inputs, saved, strict=True):
         checker.unchanged("operator: inputs changed", f"{label}, {where}", now, then)
     checker.bound(
         "operator: outputs of another dtype", where, int(actual.dtype != checker.dtype), 0
@@ -139,7 +134,7 @@ def _check_causality(checker: Checker, operator: Operator, length: int) -> None:
     cut = 1 + checker.below(length - 1)
     before = _call(checker, operator, inputs)
     with torch.no_grad():
-        for mine, new in zip((inputs.q, inputs.k, inputs.v), other, strict=False):
+        for mine, new in zip(inputs[:3], other[:3], strict=True):  # beta has no time
             mine[:, cut:] = new[:, cut:]
     after = _call(checker, operator, inputs)
     where = f"{length} tokens"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,6 @@ HONEST = Path(__file__).with_name("honest.py").read_text()
 LAYER = "from fla.ops.quasar.chunk import QuasarAttention, chunk_quasar\n"
 
 MakeTree = Callable[..., Path]
-
-
-@pytest.fixture
-def stop_when() -> Iterator[Callable[[Path], threading.Event]]:
-    """Return a function whose event is set as soon as a file exists."""
-    over = threading.Event()
-    watchers: list[threading.Thread] = []
-
-    def make(path: Path) -> threading.Event:
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.02):
-                if path.exists():
-                    stop.set()
-                    return
-
-        watchers.append(threading.Thread(target=watch))
-        watchers[-1].start()
-        return stop
-
-    yield make
-    over.set()
-    for watcher in watchers:
-        watcher.join()
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from harness.report import Check, Environment, GateResult, Measurement, Snapshot, Telemetry
@@ -63,3 +65,14 @@ def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Mea
 
 def telemetry(before: dict[str, Any], after: dict[str, Any]) -> Telemetry:
     return Telemetry(before=Snapshot(**before), after=Snapshot(**after))
+
+
+class WhenThere(threading.Event):
+    """An event that is set as soon as a file exists."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def is_set(self) -> bool:
+        return self.path.exists()

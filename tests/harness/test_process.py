@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
+from tests.harness.samples import WhenThere
 from tests.processes import is_alive, wait_for
 
 
@@ -70,12 +70,12 @@ time.sleep(600)
         wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
 
-def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path, stop_when: Any) -> None:
+def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path) -> None:
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
         "time.sleep(600)"
     )
-    ended = run(code, tmp_path, stop=stop_when(tmp_path / "ready"))
+    ended = run(code, tmp_path, stop=WhenThere(tmp_path / "ready"))
     assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
     assert ended.seconds < 20
 

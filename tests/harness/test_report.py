@@ -26,6 +26,11 @@ from tests.harness.samples import environment, measurement, telemetry
 HERE = environment()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "report.json"
+
+
 def sample() -> Report:
     states = telemetry({"sm_clock_mhz": 1980}, {"sm_clock_mhz": 1755, "slowdowns": ("power cap",)})
     runs = [measurement(512, environment=HERE), measurement(1024, telemetry=states)]
@@ -42,8 +47,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
 
 
-def test_a_gate_stands_once_in_the_file_and_with_every_measurement(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
+def test_a_gate_stands_once_in_the_file_and_with_every_measurement(path: Path) -> None:
     first, second = (measurement(512), measurement(1024))
     assert first.gate is not None
     other = first.gate.model_copy(update={"longest": 2048})
@@ -62,9 +66,9 @@ def with_digest(body: object) -> str:
 
 
 def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refused(
-    tmp_path: Path,
+    path: Path,
 ) -> None:
-    path, report = tmp_path / "report.json", sample()
+    report = sample()
     first = {**report.model_dump(mode="json"), "schema_version": 1}
     path.write_text(with_digest(first))  # each measurement holds its gate
     assert load_report(path).measurements == report.measurements
@@ -82,8 +86,7 @@ def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refuse
             load_report(path)
 
 
-def test_every_torn_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
+def test_every_torn_file_is_refused(path: Path) -> None:
     write_report(path, sample())
     whole = path.read_bytes()
     for size in range(0, len(whole) - 2, 97):  # all but the last brace and newline
@@ -92,8 +95,7 @@ def test_every_torn_file_is_refused(tmp_path: Path) -> None:
             load_report(path)
 
 
-def test_an_altered_figure_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
+def test_an_altered_figure_is_refused(path: Path) -> None:
     write_report(path, sample())
     path.write_text(path.read_text().replace("1000.0", "9000.0", 1))
     with pytest.raises(ReportError, match="sha256"):
@@ -101,8 +103,7 @@ def test_an_altered_figure_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '{"report": 3}'])
-def test_other_json_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "report.json"
+def test_other_json_is_refused(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ReportError, match="not a report"):
         load_report(path)
@@ -113,8 +114,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_report(tmp_path / "nowhere.json")
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.json"
+def test_a_failed_write_keeps_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(path, sample())
     before = path.read_bytes()
 
@@ -125,7 +125,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         write_report(path, sample())
     assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.json"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])

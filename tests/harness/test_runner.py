@@ -19,6 +19,7 @@ from harness.report import Measurement
 from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
 from quasar_kernels.contract import OVERLAY
+from tests.harness.samples import WhenThere, gate_result
 from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 
@@ -114,15 +115,11 @@ def test_no_speed_on_a_red_gate(make_tree: Any) -> None:
 
 
 def test_a_green_gate_of_other_code_does_not_count(make_tree: Any) -> None:
-    from tests.harness.samples import gate_result
-
     error = fails(make_tree(), gate=gate_result())
     assert (error.kind, error.reason) == ("gate", "the code changed after its gate")
 
 
 def test_a_green_gate_of_a_shorter_length_does_not_count(make_tree: Any) -> None:
-    from tests.harness.samples import gate_result
-
     tree = make_tree()
     short = gate_result(digest=source_digest(tree))
     with pytest.raises(MeasurementError, match="stopped at 512 tokens"):
@@ -173,9 +170,7 @@ def test_processes_that_share_a_turn_are_timed_one_after_another(
 # ---- how it fails ----------------------------------------------------------------------------
 
 
-def test_a_hanging_tree_is_killed_with_its_descendants(
-    make_tree: Any, tmp_path: Path, stop_when: Any
-) -> None:
+def test_a_hanging_tree_is_killed_with_its_descendants(make_tree: Any, tmp_path: Path) -> None:
     mark = f"sleeper-of-{tmp_path.name}"
     started = tmp_path / "started"
     tree = make_tree(
@@ -186,7 +181,7 @@ def test_a_hanging_tree_is_killed_with_its_descendants(
         f"open({str(started)!r}, 'w').close()\n"
         "time.sleep(600)\n"
     )
-    error = fails(tree, stop=stop_when(started))
+    error = fails(tree, stop=WhenThere(started))
     assert error.kind == "stopped"
     assert started.exists()
     wait_for(lambda: not running(mark), 5)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.live.faults import Fault, FaultPlan, Reply
@@ -62,13 +62,8 @@ class Proxy:
         self._serving.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._serving.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)
 
     def draw(self, method: str, route: str) -> Fault | None:
         """Return the fault of this request, if any."""
