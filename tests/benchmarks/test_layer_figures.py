@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED, criteria
-from benchmarks.layer.page import PROFILES
+from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED
+from benchmarks.layer.page import PROFILES, Runs, limits, load_runs
 from benchmarks.layer.profile import launches_of
-from benchmarks.layer.results import Accuracy, Launch, Profile
+from benchmarks.layer.results import Launch, Profile
 from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
 from benchmarks.layer.tables import profile_table
 from benchmarks.results import DATA, load
-from harness.report import Measurement, Report, load_report
 from tests.benchmarks.runs import changed
 
 SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
@@ -24,50 +23,42 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> Accuracy:
-    return load(Accuracy, DATA / "layer-accuracy.json")
+def runs() -> Runs:
+    return load_runs()
 
 
-@pytest.fixture(scope="module")
-def layer() -> Report:
-    return load_report(DATA / "overlay.json")
+def altered(runs: Runs, tree: str, length: int, **figures: float) -> Runs:
+    """Return the runs with other figures at a length of one tree."""
+    report = runs.reports[tree]
+    measurements = tuple(
+        m.model_copy(update=figures if m.length == length else {}) for m in report.measurements
+    )
+    other = report.model_copy(update={"measurements": measurements})
+    return runs._replace(reports={**runs.reports, tree: other})
 
 
-@pytest.fixture(scope="module")
-def ops() -> Report:
-    return load_report(DATA / "overlay-ops.json")
-
-
-def altered(report: Report, length: int, **figures: float) -> Report:
-    def change(m: Measurement) -> Measurement:
-        return m.model_copy(update=figures if m.length == length else {})
-
-    return report.model_copy(update={"measurements": tuple(map(change, report.measurements))})
-
-
-def verdicts(layer: Report, ops: Report, accuracy: Accuracy) -> dict[str, str]:
-    return {c.cells()[0]: c.cells()[3] for c in criteria(layer, ops, accuracy)}
+def verdicts(runs: Runs) -> dict[str, str]:
+    return {c.cells()[0]: c.cells()[3] for c in limits(runs)}
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(0.999, "missed"), (1.001, "met")])
+@pytest.mark.parametrize(
+    ("tree", "scope", "speeds"), [("overlay", "layer", SPEED), ("overlay-ops", "ops", OPS_SPEED)]
+)
 def test_speeds_are_judged_by_scope(
-    layer: Report, ops: Report, accuracy: Accuracy, value: float, verdict: str
+    runs: Runs, tree: str, scope: str, speeds: dict[int, float], value: float, verdict: str
 ) -> None:
-    for tokens, limit in SPEED.items():
-        found = verdicts(altered(layer, tokens, tokens_per_sec=value * limit), ops, accuracy)
-        assert found[f"{tokens:,} tokens, `layer` scope, M tokens/s"] == verdict
-    for tokens, limit in OPS_SPEED.items():
-        found = verdicts(layer, altered(ops, tokens, tokens_per_sec=value * limit), accuracy)
-        assert found[f"{tokens:,} tokens, `ops` scope, M tokens/s"] == verdict
+    for tokens, limit in speeds.items():
+        found = verdicts(altered(runs, tree, tokens, tokens_per_sec=value * limit))
+        assert found[f"{tokens:,} tokens, `{scope}` scope, M tokens/s"] == verdict
 
 
-def test_memory_and_first_calls_are_judged(layer: Report, ops: Report, accuracy: Accuracy) -> None:
+def test_memory_and_first_calls_are_judged(runs: Runs) -> None:
     for tokens, most in PEAK_BYTES.items():
-        name = f"{tokens:,} tokens, peak memory, GB"
         for size, verdict in ((1.001 * most, "missed"), (0.999 * most, "met")):
-            larger = altered(layer, tokens, vram_mb=size / 2**20)
-            assert verdicts(larger, ops, accuracy)[name] == verdict
-    found = verdicts(altered(layer, 4096, first_call_seconds=11.0), ops, accuracy)
+            found = verdicts(altered(runs, "overlay", tokens, vram_mb=size / 2**20))
+            assert found[f"{tokens:,} tokens, peak memory, GB"] == verdict
+    found = verdicts(altered(runs, "overlay", 4096, first_call_seconds=11.0))
     assert found["slowest first call with empty caches, s"] == "missed"
 
 
@@ -87,9 +78,9 @@ def test_memory_and_first_calls_are_judged(layer: Report, ops: Report, accuracy:
     ],
 )
 def test_a_figure_outside_of_its_limit_is_missed(
-    layer: Report, ops: Report, accuracy: Accuracy, path: str, value: object, said: str
+    runs: Runs, path: str, value: object, said: str
 ) -> None:
-    found = verdicts(layer, ops, changed(accuracy, path, value))
+    found = verdicts(runs._replace(accuracy=changed(runs.accuracy, path, value)))
     assert "missed" in [verdict for what, verdict in found.items() if said in what]
 
 
