@@ -10,13 +10,13 @@ from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
-from tests.gpu.calls import CAPABILITY, layer_like, packed
+from tests.gpu.calls import CAPABILITY, layer_like
 from tests.quasar_kernels.inputs import (
     ADVERSARIAL_KEYS,
     assert_close,
     common_key,
-    rows_of_one_tensor,
 )
+from tests.quasar_kernels.operator_semantics import Semantics, Subject
 from tests.quasar_kernels.tolerances import OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -44,8 +44,7 @@ def path(request, monkeypatch):
     return SimpleNamespace(
         name=name,
         operator=chunk_quasar if name == "triton" else in_cuda,
-        inputs=lambda T: layer_like(T, H=H, S=S),
-        state=lambda n: torch.randn(n, H, S, S, device="cuda"),
+        inputs=lambda T, B=1: layer_like(T, B, H=H, S=S),
     )
 
 
@@ -57,6 +56,15 @@ def test_output_matches_float64(path, T):
     o, final = path.operator(*inputs, None, True)
     assert_close(o, expected, LIMIT)
     assert relative_rms(final, state) <= LIMIT
+
+
+class TestSemantics(Semantics):
+    """Theirs as every implementation's."""
+
+    @pytest.fixture
+    def subject(self, path):
+        packings = [[0, 1, 700, 0, 64, 9000, 65, 0], [5], [16] * 50]
+        return Subject(path.operator, path.inputs, LIMIT, 4001, 1, packings, 70_000)
 
 
 @pytest.mark.parametrize("T", [1000, 4001, 20_000, 200_000, 1_000_000])
@@ -91,57 +99,6 @@ def test_adversarial_keys(path, keys, triton, cuda):
     assert torch.isfinite(o).all()
     limit = cuda if path.name == "cuda" else triton
     assert relative_rms(o, quasar_chunked(q, k, v, beta)[0]) <= limit
-
-
-def test_the_future_does_not_reach_the_past(path):
-    q, k, v, beta = path.inputs(5000)
-    before, _ = path.operator(q, k, v, beta)
-    cut = 3210
-    for x in (q, k, v):
-        x[:, cut:] = torch.randn_like(x[:, cut:])
-    after, _ = path.operator(q, k, v, beta)
-    assert torch.equal(before[:, :cut], after[:, :cut])
-    assert not torch.equal(before[:, cut:], after[:, cut:])
-
-
-def test_reruns_are_bitwise_equal_and_inputs_stay(path):
-    inputs = path.inputs(70_000)
-    copies = [x.clone() for x in inputs]
-    first, second = (path.operator(*inputs, None, True) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
-    assert all(torch.equal(x, c) for x, c in zip(inputs, copies, strict=True))
-
-
-@pytest.mark.parametrize("lengths", [[0, 1, 700, 0, 64, 9000, 65, 0], [5], [16] * 50])
-def test_packed_sequences_equal_separate_calls(path, lengths):
-    q, k, v, beta = path.inputs(sum(lengths))
-    initial = path.state(len(lengths))
-    o, final = path.operator(q, k, v, beta, initial, True, packed(lengths))
-    start = 0
-    for n, length in enumerate(lengths):
-        part = [x[:, start : start + length] for x in (q, k, v)]
-        expected, state = quasar_chunked(*part, beta, initial[n : n + 1])
-        if length:
-            assert relative_rms(o[:, start : start + length], expected) <= LIMIT
-        assert relative_rms(final[n : n + 1], state) <= LIMIT
-        start += length
-
-
-def test_two_halves_with_the_state_carried_equal_the_whole(path):
-    q, k, v, beta = path.inputs(4001)
-    expected, end = quasar_chunked(q, k, v, beta)
-    head, tail = ([x[:, part] for x in (q, k, v)] for part in (slice(1777), slice(1777, None)))
-    first, state = path.operator(*head, beta, None, True)
-    second, final = path.operator(*tail, beta, state, True)
-    assert_close(torch.cat([first, second], 1), expected, LIMIT)
-    assert relative_rms(final, end) <= LIMIT
-
-
-def test_strided_inputs_need_no_copy_to_be_right(path):
-    *qkv, beta = path.inputs(900)
-    views = rows_of_one_tensor(*qkv)
-    assert not views[0].is_contiguous()
-    assert torch.equal(path.operator(*views, beta)[0], path.operator(*qkv, beta)[0])
 
 
 def test_more_elements_than_32_bits_count(path):

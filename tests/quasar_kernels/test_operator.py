@@ -14,8 +14,9 @@ from tests.quasar_kernels.inputs import (
     assert_close,
     layer_like,
     packed,
-    rows_of_one_tensor,
 )
+from tests.quasar_kernels.operator_semantics import Semantics, Subject
+from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 OPERATORS = [chunk_quasar, chunk_quasar_torch, fused_recurrent_quasar]
@@ -64,80 +65,11 @@ def test_adversarial_keys(operator, keys):
     assert relative_rms(o, expected) <= ADVERSARIAL
 
 
-@operators
-def test_the_future_does_not_reach_the_past(operator):
-    q, k, v, beta = layer_like(200)
-    before, _ = operator(q, k, v, beta)
-    cut = 77
-    for x in (q, k, v):
-        x[:, cut:] = torch.randn_like(x[:, cut:])
-    after, _ = operator(q, k, v, beta)
-    assert torch.equal(before[:, :cut], after[:, :cut])
-    assert not torch.equal(before[:, cut:], after[:, cut:])
-
-
 @pytest.mark.parametrize("chunk_size", [1, 16, 48, 64, 1000])
 def test_the_chunk_size_changes_the_rounding_only(chunk_size):
     inputs = layer_like(300)
     o, _ = chunk_quasar_torch(*inputs, chunk_size=chunk_size)
     assert_close(o, quasar_recurrence(*inputs)[0], OPERATOR[torch.float32])
-
-
-@operators
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_packed_sequences_equal_separate_calls(operator, index):
-    lengths = [0, 1, 70, 0, 64, 200, 65, 0]
-    q, k, v, beta = layer_like(sum(lengths))
-    initial = torch.randn(len(lengths), 2, 16, 16)
-    cu = packed(lengths, dtype=index)
-    o, final = operator(q, k, v, beta, initial, True, cu)
-    assert torch.equal(final[0], initial[0])
-    for n, (start, stop) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
-        part = (x[:, start:stop] for x in (q, k, v))
-        expected, state = quasar_recurrence(*part, beta, initial[n : n + 1])
-        assert relative_rms(o[:, start:stop], expected) <= OPERATOR[torch.float32]
-        assert relative_rms(final[n : n + 1], state) <= OPERATOR[torch.float32]
-
-
-@operators
-def test_two_halves_with_the_state_carried_equal_the_whole(operator):
-    q, k, v, beta = layer_like(401, B=2)
-    expected, end = quasar_recurrence(q, k, v, beta)
-    o1, state = operator(q[:, :177], k[:, :177], v[:, :177], beta, None, True)
-    o2, final = operator(q[:, 177:], k[:, 177:], v[:, 177:], beta, state, True)
-    assert_close(torch.cat([o1, o2], 1), expected, OPERATOR[torch.float32])
-    assert relative_rms(final, end) <= OPERATOR[torch.float32]
-
-
-@operators
-def test_no_tokens(operator):
-    *qkv, beta = layer_like(1, B=2)
-    q, k, v = (x[:, :0] for x in qkv)
-    state = torch.randn(2, 2, 16, 16)
-    o, final = operator(q, k, v, beta, state, True)
-    assert o.shape == (2, 0, 2, 16)
-    assert torch.equal(final, state)
-
-
-@operators
-def test_strided_inputs(operator):
-    q, k, v, beta = layer_like(130, B=2)
-    views = rows_of_one_tensor(q, k, v)
-    assert not views[0].is_contiguous()
-    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    expected, _ = operator(q, k, v, beta)
-    assert torch.equal(operator(*views, beta)[0], expected)
-    assert torch.equal(operator(*transposed, beta)[0], expected)
-
-
-@operators
-def test_reruns_are_bitwise_equal_and_inputs_stay(operator):
-    inputs = (*layer_like(150), torch.randn(1, 2, 16, 16))
-    copies = [x.clone() for x in inputs]
-    first = operator(*inputs, True)
-    second = operator(*inputs, True)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(torch.equal(x, c) for x, c in zip(inputs, copies, strict=True))
 
 
 @operators
@@ -162,21 +94,17 @@ def test_scale_and_l2norm(operator):
 
 
 @operators
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_match_float64(operator, packed, dtype):
-    q, k, v, beta = layer_like(150, dtype=dtype)
-    cu = torch.tensor([0, 50, 50, 150]) if packed else None
-    initial = torch.randn(3 if packed else 1, 2, 16, 16)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v, beta, initial)]
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    do, dstate = torch.randn_like(q), torch.randn_like(initial)
-    torch.autograd.backward(operator(*leaves, True, cu), [do, dstate])
-    expected = quasar_recurrence(*wide, cu)
-    torch.autograd.backward(list(expected), [do.double(), dstate.double()])
-    for x, w in zip(leaves, wide, strict=True):
-        assert x.grad.dtype == x.dtype
-        assert relative_rms(x.grad, w.grad) <= GRADIENT[dtype]
+def test_gradients_match_float64(operator, cut, dtype):
+    inputs = layer_like(150, dtype=dtype)
+    cu = torch.tensor([0, 50, 50, 150]) if cut else None
+    initial = torch.randn(3 if cut else 1, 2, 16, 16)
+    found, wanted = beside_float64(
+        lambda *x: operator(*x, True, cu), lambda *x: quasar_recurrence(*x, cu), *inputs, initial
+    )
+    for x, w in zip(found[2:], wanted[2:], strict=True):
+        assert relative_rms(x, w) <= GRADIENT[dtype]
 
 
 @operators
@@ -198,14 +126,14 @@ def test_gradients_of_single_results_and_inputs(operator):
 @pytest.mark.parametrize("keys", ["zeros", "half zeros", "tiny", "large"])
 def test_gradients_of_adversarial_keys(operator, keys):
     q, k, v, beta = layer_like(90)
-    leaves = [x.detach().requires_grad_() for x in (q, ADVERSARIAL_KEYS[keys](k), v, beta)]
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    do = torch.randn_like(q)
-    operator(*leaves)[0].backward(do)
-    quasar_recurrence(*wide)[0].backward(do.double())
-    for x, w in zip(leaves, wide, strict=True):
-        assert torch.isfinite(x.grad).all()
-        assert relative_rms(x.grad, w.grad) <= ADVERSARIAL
+    found, wanted = beside_float64(
+        lambda *x: operator(*x)[0],
+        lambda *x: quasar_recurrence(*x)[0],
+        *(q, ADVERSARIAL_KEYS[keys](k), v, beta),
+    )
+    for x, w in zip(found[1:], wanted[1:], strict=True):
+        assert torch.isfinite(x).all()
+        assert relative_rms(x, w) <= ADVERSARIAL
 
 
 @operators
@@ -237,3 +165,31 @@ def test_sequences_that_do_not_fit_are_refused(operator):
     for bounds in ([0, 9], [1, 10], [0, 6, 3, 10]):
         with pytest.raises(ValueError, match="from 0 to T = 10"):
             operator(q[:1], k[:1], v[:1], beta, None, False, torch.tensor(bounds))
+
+
+class TestSemantics(Semantics):
+    """The three of them as every implementation."""
+
+    @pytest.fixture(params=OPERATORS, ids=lambda f: f.__name__)
+    def subject(self, request):
+        packings = [[0, 1, 70, 0, 64, 200, 65, 0]]
+        return Subject(request.param, layer_like, OPERATOR[torch.float32], 401, 2, packings)
+
+
+@operators
+def test_no_tokens(operator):
+    *qkv, beta = layer_like(1, B=2)
+    q, k, v = (x[:, :0] for x in qkv)
+    state = torch.randn(2, 2, 16, 16)
+    o, final = operator(q, k, v, beta, state, True)
+    assert o.shape == (2, 0, 2, 16)
+    assert torch.equal(final, state)
+    packed_end = operator(q[:1], k[:1], v[:1], beta, state, True, packed([0, 0]))[1]
+    assert torch.equal(packed_end, state)
+
+
+@operators
+def test_inputs_that_lie_head_by_head_give_the_same(operator):
+    *qkv, beta = layer_like(130, B=2)
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv]
+    assert torch.equal(operator(*transposed, beta)[0], operator(*qkv, beta)[0])

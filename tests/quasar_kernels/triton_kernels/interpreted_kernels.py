@@ -18,9 +18,9 @@ from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
 from tests.quasar_kernels.inputs import (
     ADVERSARIAL_KEYS,
     layer_like,
-    packed,
-    rows_of_one_tensor,
 )
+from tests.quasar_kernels.operator_semantics import Semantics, Subject
+from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -72,23 +72,13 @@ def test_operator_matches_float64(launch, dtype, T, H, S):
     assert relative_rms(final, state) <= OPERATOR[dtype]
 
 
-@launches
-def test_packed_sequences(launch):
-    lengths = [0, 1, 40, 0, 16, 33, 0]
-    q, k, v, beta = layer_like(sum(lengths))
-    initial = torch.randn(len(lengths), 2, 16, 16)
-    cu = packed(lengths, dtype=torch.int32)
-    o, final = launch(q, k, v, beta, initial, True, cu)
-    expected, state = quasar_recurrence(q, k, v, beta, initial, cu)
-    assert relative_rms(o, expected) <= OPERATOR[torch.float32]
-    assert relative_rms(final, state) <= OPERATOR[torch.float32]
+class TestSemantics(Semantics):
+    """The kernels' as every implementation's."""
 
-
-@launches
-def test_strided_inputs(launch):
-    q, k, v, beta = layer_like(40, B=2)
-    views = rows_of_one_tensor(q, k, v)
-    assert torch.equal(launch(*views, beta)[0], launch(q, k, v, beta)[0])
+    @pytest.fixture(params=[launch_chunk, launch_fused_recurrent])
+    def subject(self, request):
+        packings = [[0, 1, 40, 0, 16, 33, 0]]
+        return Subject(request.param, layer_like, OPERATOR[torch.float32], 70, 2, packings)
 
 
 @launches
@@ -110,17 +100,6 @@ def test_a_burst_that_is_forgotten_leaves_no_trace(dtype, limit):
     expected = quasar_recurrence(q, k, v, beta)[0]
     pairs = zip(o.split(window, 1), expected.split(window, 1), strict=True)
     assert max(relative_rms(found, wanted) for found, wanted in pairs) <= limit
-
-
-@launches
-def test_the_future_does_not_reach_the_past(launch):
-    q, k, v, beta = layer_like(70)
-    before, _ = launch(q, k, v, beta)
-    for x in (q, k, v):
-        x[:, 41:] = torch.randn_like(x[:, 41:])
-    after, _ = launch(q, k, v, beta)
-    assert torch.equal(before[:, :41], after[:, :41])
-    assert not torch.equal(before[:, 41:], after[:, 41:])
 
 
 @pytest.mark.parametrize("tiles", [Tiles(8, 1), Tiles(16, 2), Tiles(32, 1)])
@@ -161,18 +140,13 @@ def check_gradients(inputs, sequences, cu):
     """Compare the chunk kernels' values and gradients, from both results, with float64."""
     dtype, (H, S) = inputs[0].dtype, inputs[0].shape[2:]
     initial = torch.randn(sequences, H, S, S)
-    leaves = [x.detach().requires_grad_() for x in (*inputs, initial)]
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    do, dstate = torch.randn(inputs[0].shape).to(dtype), torch.randn_like(initial)
-    results = launch_chunk(*leaves, True, cu)
-    expected = quasar_recurrence(*wide, cu)
-    torch.autograd.backward(results, [do, dstate])
-    torch.autograd.backward(expected, [do.double(), dstate.double()])
-    limit = 1e-4 if dtype == torch.float32 else 3e-3
-    for x, w in zip(results, expected, strict=True):
-        assert relative_rms(x, w) <= limit
-    for x, w in zip(leaves, wide, strict=True):
-        assert relative_rms(x.grad, w.grad) <= limit
+    found, wanted = beside_float64(
+        lambda *x: launch_chunk(*x, True, cu),
+        lambda *x: quasar_recurrence(*x, cu),
+        *(*inputs, initial),
+    )
+    for x, w in zip(found, wanted, strict=True):
+        assert relative_rms(x, w) <= (1e-4 if dtype == torch.float32 else 3e-3)
 
 
 @pytest.mark.parametrize("C", [2, 16, 64])

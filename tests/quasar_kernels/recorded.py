@@ -1,0 +1,41 @@
+"""Recorded calls beside the same in float64: results, and gradients of random numbers' shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def beside_float64(
+    function: Callable[..., Tensor | Sequence[Tensor]],
+    oracle: Callable[..., Tensor | Sequence[Tensor]],
+    *tensors: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Call `function` on tensors, `oracle` on the same in float64, and both backward.
+
+    Returns:
+        what each gives: its results, and the gradients of those tensors that are not None.
+    """
+    leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
+    wide = [None if x is None else x.detach().double().requires_grad_() for x in tensors]
+    results, exact = _listed(function(*leaves)), _listed(oracle(*wide))
+    d_results = [torch.randn_like(x) for x in results]
+    torch.autograd.backward(results, d_results)
+    torch.autograd.backward(exact, [d.double() for d in d_results])
+    return [*results, *_gradients(leaves)], [*exact, *_gradients(wide)]
+
+
+def _gradients(leaves: Sequence[Tensor | None]) -> list[Tensor]:
+    found = []
+    for x in leaves:
+        if x is not None:
+            assert x.grad is not None
+            assert x.grad.dtype == x.dtype
+            found.append(x.grad)
+    return found
+
+
+def _listed(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
