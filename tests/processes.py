@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,18 @@ def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 run_python = partial(run, sys.executable)
+
+
+@contextmanager
+def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run Python beside the test, and kill it where the block is left."""
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, cwd=PROJECT, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(

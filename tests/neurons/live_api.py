@@ -73,12 +73,17 @@ class LiveApi:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def refusal(self, path: str, body: Any, key: Hotkey | None = None) -> tuple[int, Any]:
+        """Return the status of a refused call and what it says."""
+        response = self.post(path, body, key)
+        return response.status_code, response.json()["detail"]
+
     def register(self, key: Hotkey, model: str = "Qwen", league: str = "100k") -> Any:
         body = {"hotkey": key.hotkey, "model_name": model, "league": league}
         return self.ok("/register_miner", body, key)
 
-    def submit(self, key: Hotkey, speed: float, target: int = 100_000, fork: str = FORK) -> int:
-        body = submission(key, speed, target=target, fork=fork)
+    def submit(self, key: Hotkey, speed: float, **options: Any) -> int:
+        body = submission(key, speed, **options)
         return int(self.ok("/submit_kernel", body, key)["submission_id"])
 
     def commit(self, key: Hotkey, salt: str = "salt", fork: str = FORK) -> int:
@@ -98,13 +103,14 @@ def submission(
     *,
     target: int = 100_000,
     fork: str = FORK,
+    commit: str = COMMIT,
     benchmarks: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, Any]:
-    text = protocol.submission_text(fork, COMMIT, speed, benchmarks)
+    text = protocol.submission_text(fork, commit, speed, benchmarks)
     return {
         "miner_hotkey": key.hotkey,
         "fork_url": fork,
-        "commit_hash": COMMIT,
+        "commit_hash": commit,
         "target_sequence_length": target,
         "tokens_per_sec": speed,
         "benchmarks": benchmarks,

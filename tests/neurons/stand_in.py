@@ -189,14 +189,9 @@ class StandIn:
         row["is_revealed"], row["revealed_at"] = True, self.clock()
         if row["validated"]:  # judged early: the public API ranks it by its claim all the same
             self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
-        return {
-            "submission_id": row["id"],
-            "miner_hotkey": row["miner_hotkey"],
-            "fork_url": row["fork_url"],
-            "commit_hash": row["commit_hash"],
-            "is_revealed": True,
-            "message": "Submission revealed successfully.",
-        }
+        shown = ("miner_hotkey", "fork_url", "commit_hash", "is_revealed")
+        message = "Submission revealed successfully."
+        return {"submission_id": row["id"], "message": message, **{k: row[k] for k in shown}}
 
     def _submit_kernel(self, request: Request) -> Any:
         row = self._add(request.body)
@@ -257,18 +252,7 @@ class StandIn:
             self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
         if not self.shows_scores:
             return
-        self.performers.append(
-            {
-                "id": row["id"],
-                "miner_hotkey": row["miner_hotkey"],
-                "tokens_per_sec": row["tokens_per_sec"],
-                "target_sequence_length": row["target_sequence_length"],
-                "created_at": row["created_at"],
-                "validated": True,
-                "rank": rank,
-                "score": score,
-            }
-        )
+        self.performers.append({**row, "rank": rank, "score": score})
 
     def _add(self, body: dict[str, Any]) -> dict[str, Any]:
         row = {

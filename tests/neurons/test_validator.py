@@ -16,7 +16,7 @@ import pytest
 from neurons.embedded.upstream import make_upstream
 from neurons.identity import create_throwaway
 from neurons.processes.runtime import Stopped
-from neurons.protocol import QueuedSubmission, submission_text
+from neurons.protocol import QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.verdict import Verdict, judge, reject
 from neurons.validator import OWN_FAULTS, Validator
@@ -160,25 +160,14 @@ class Home:
             text=True,
         )
 
-    def fork(self, files: dict[str, str]) -> tuple[str, str]:
-        """Make a fork of fla-core with the overlay and `files`; return address and commit."""
+    def submit(self, api: LiveApi, files: dict[str, str]) -> int:
+        """Submit a fork of fla-core with the overlay and `files`."""
         path = self.folder / "fork"
         upstream = make_upstream(self.folder / "upstream.git")
         run_git(self.folder, "clone", "--quiet", upstream, str(path))
         overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
-        return path.as_uri(), commit(path, {**overlay, **files})
-
-    def submit(self, api: LiveApi, fork: tuple[str, str], speed: float) -> int:
-        url, made = fork
-        body = {
-            "miner_hotkey": ALICE.hotkey,
-            "fork_url": url,
-            "commit_hash": made,
-            "target_sequence_length": 512,
-            "tokens_per_sec": speed,
-            "signature": ALICE.sign(submission_text(url, made, speed, None)),
-        }
-        return int(api.ok("/submit_kernel", body, ALICE)["submission_id"])
+        made = commit(path, {**overlay, **files})
+        return api.submit(ALICE, 1.0, target=512, fork=path.as_uri(), commit=made)
 
 
 @pytest.fixture
@@ -190,7 +179,7 @@ def home(tmp_path: Path) -> Home:
 def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -> None:
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
-        row = home.submit(api, home.fork({}), 1.0)
+        row = home.submit(api, {})
         process = home.start(api.url, "--once")
         _, log = process.communicate(timeout=240)
         assert process.returncode == 0, log
@@ -209,7 +198,7 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
     chunk = "\n".join(REQUIRED_IMPORTS)
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
-        row = home.submit(api, home.fork({f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"}), 1.0)
+        row = home.submit(api, {f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"})
         process = home.start(api.url)
         try:
             wait_for(lambda: note.exists() and note.read_text(), 120, process)

@@ -17,7 +17,7 @@ from harness.report import Environment
 from harness.runner import MeasurementError
 from neurons.command_line import doctor
 from neurons.configuration.settings import Settings, load_settings
-from neurons.identity import create_throwaway
+from neurons.identity import create_throwaway, hotkey_file
 from neurons.processes.machine import Gpu
 from tests.harness.samples import environment
 from tests.neurons.githost import CANARY, GitHub
@@ -213,10 +213,13 @@ def test_wallet(settings: Settings, tmp_path: Path) -> None:
     (check,) = doctor.wallet(missing)
     assert check.level == "failure"
     assert "btcli wallet new-hotkey" in check.remedy
+    assert [check.level for check in doctor.wallet(settings)] == ["ok"]
     (tmp_path / "w" / "coldkey").write_text("{}")
-    found, coldkey = doctor.wallet(settings)
-    assert found.level == "ok"
-    assert coldkey.level == "warning"
+    hotkey_file("w", "hot", tmp_path).chmod(0o644)
+    found, coldkey, open_file = doctor.wallet(settings)
+    assert [check.level for check in (found, coldkey, open_file)] == ["ok", "warning", "warning"]
+    assert "coldkey" in coldkey.detail
+    assert "chmod 600" in open_file.remedy
 
 
 def test_an_api_out_of_reach(settings: Settings, stand_in: StandIn) -> None:

@@ -28,18 +28,23 @@ def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal")
     )
 
 
+def marking(api: LiveApi, score: float) -> Waits:
+    """Return waits at which a block passes and a validator marks all that is queued."""
+
+    def pass_time(_: float) -> None:
+        api.pass_blocks(1)
+        for row in api.get("/get_submission_stats")["recent_submissions"]:
+            api.mark(row["id"], score)
+
+    return Waits(pass_time)
+
+
 @pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
 @pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
 def test_a_cycle_reaches_its_verdict(
     tmp_path: Path, api: LiveApi, mode: str, score: float, state: State
 ) -> None:
-    def pass_time(_: float) -> None:
-        api.pass_blocks(1)
-        queue = api.get("/get_submission_stats")["recent_submissions"]
-        for row in queue:
-            api.mark(row["id"], score)
-
-    done = run_cycle(miner(tmp_path / "state", api, Waits(pass_time), mode))
+    done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
     assert done.state is state
     assert done.score == score
     assert done.rank == (1 if score else None)
@@ -50,13 +55,7 @@ def test_a_cycle_reaches_its_verdict(
 def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     api.register(BOB)
     api.mark(api.submit(BOB, 1e6), 1.0)
-
-    def pass_time(_: float) -> None:
-        api.pass_blocks(1)
-        for row in api.get("/get_submission_stats")["recent_submissions"]:
-            api.mark(row["id"], 1.0)
-
-    done = run_cycle(miner(tmp_path / "state", api, Waits(pass_time)))
+    done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
 
 

@@ -14,7 +14,7 @@ from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.journal import Journal
 from neurons.processes.runtime import StateLock, Stopped, wait_for_space
-from tests.neurons.mining.parts import Waits, make_context
+from tests.neurons.mining.parts import Waits, make_context, stop_after
 from tests.neurons.stand_in import StandIn
 
 
@@ -73,12 +73,8 @@ def test_a_start_waits_for_space_and_says_so(disk: Path) -> None:
 
 def test_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
     fill(disk)
-
-    def stop(seconds: float) -> None:
-        raise Stopped("asked to stop")
-
     with pytest.raises(Stopped):
-        wait_for_space(disk / "state", stop)
+        wait_for_space(disk / "state", stop_after(1))
 
 
 def test_the_next_submission_waits_for_space(disk: Path, url: str, stand_in: StandIn) -> None:

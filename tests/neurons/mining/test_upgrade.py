@@ -9,8 +9,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
 from neurons.mining.journal import Journal
@@ -18,11 +16,10 @@ from tests.neurons.mining.parts import HOTKEY, StandInBench, make_context, state
 from tests.neurons.stand_in import StandIn
 
 
-@pytest.mark.parametrize("schema", [3])
 def test_a_live_commitment_of_an_earlier_version_is_revealed(
-    tmp_path: Path, url: str, stand_in: StandIn, schema: int
+    tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:
-    left_behind = Path(__file__).with_name(f"journal_of_schema_{schema}.sqlite")
+    left_behind = Path(__file__).with_name("journal_of_schema_3.sqlite")
     path = tmp_path / "journal.sqlite"
     shutil.copyfile(left_behind, path)
     with Journal(path, copy=True) as journal:

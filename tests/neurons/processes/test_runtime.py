@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 
 from neurons.errors import ConfigError
 from neurons.processes.runtime import StateLock, Stopped, Waiter
-from tests import PROJECT
+from tests.processes import started
 
 HOLD = """
 import sys, threading
@@ -45,16 +44,10 @@ with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 60):
 @contextmanager
 def child(code: str, argument: str) -> Iterator[subprocess.Popen[str]]:
     """Run `code` until it says that it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, argument], cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    with started("-c", code, argument, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_second_instance_names_the_first(tmp_path: Path) -> None:

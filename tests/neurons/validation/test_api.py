@@ -30,7 +30,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
 
 
-def answering(*answers: httpx.Response | Exception) -> tuple[ValidatorApi, list[httpx.Request]]:
+def answering(
+    *answers: httpx.Response | Exception, **options: Any
+) -> tuple[ValidatorApi, list[httpx.Request]]:
+    """Return a client that gets `answers`, the last again and again, and what it sends."""
     sent: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -41,7 +44,7 @@ def answering(*answers: httpx.Response | Exception) -> tuple[ValidatorApi, list[
         return reply
 
     transport = httpx.MockTransport(answer)
-    return ValidatorApi("https://api.example", VALIDATOR, transport=transport), sent
+    return ValidatorApi("https://api.example", VALIDATOR, transport=transport, **options), sent
 
 
 def queue_of(*rows: Any) -> httpx.Response:
@@ -102,15 +105,7 @@ def test_a_passing_fault_is_tried_again() -> None:
 def test_nothing_is_tried_again_after_a_stop() -> None:
     stop = threading.Event()
     stop.set()
-    sent = []
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        raise httpx.ConnectError("refused")
-
-    client = ValidatorApi(
-        "https://api.example", VALIDATOR, stop=stop, transport=httpx.MockTransport(refuse)
-    )
+    client, sent = answering(httpx.ConnectError("refused"), stop=stop)
     with pytest.raises(ApiFault):
         client.queue()
     assert len(sent) == 1

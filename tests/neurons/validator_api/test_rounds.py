@@ -154,8 +154,7 @@ def test_finalize(api: LiveApi) -> None:
         ("/finalize_round/1", 400, "Round already finalized"),
         ("/finalize_round/7", 404, "Round not found"),
     ):
-        response = api.post(path, {}, VALIDATOR)
-        assert (response.status_code, response.json()["detail"]) == (status, text)
+        assert api.refusal(path, {}, VALIDATOR) == (status, text)
 
 
 def test_create_round_ends_the_one_before(api: LiveApi) -> None:

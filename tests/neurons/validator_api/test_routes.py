@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.neurons.http.api_calls import SIGNED
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
@@ -22,7 +23,6 @@ from tests.neurons.live_api import (
     submission,
 )
 
-SIGNED = ("/register_miner", "/submit_kernel", "/commit_submission", "/reveal_submission")
 VALIDATORS_ONLY = (
     "/mark_validated",
     "/record_verification",
@@ -30,11 +30,6 @@ VALIDATORS_ONLY = (
     "/finalize_round/1",
     "/create_round",
 )
-
-
-def detail(api: LiveApi, path: str, body: Any, key: Any = None) -> tuple[int, Any]:
-    response = api.post(path, body, key)
-    return response.status_code, response.json()["detail"]
 
 
 def test_health(api: LiveApi) -> None:
@@ -59,12 +54,12 @@ def test_each_write_needs_the_headers(api: LiveApi, path: str) -> None:
 @pytest.mark.parametrize("path", VALIDATORS_ONLY)
 def test_only_validators_write_verdicts(api: LiveApi, path: str) -> None:
     api.register(ALICE)
-    assert detail(api, path, {}, ALICE) == (403, "Only validators may do this")
+    assert api.refusal(path, {}, ALICE) == (403, "Only validators may do this")
 
 
 @pytest.mark.parametrize("path", SIGNED)
 def test_a_malformed_body_is_422_and_is_not_repeated(api: LiveApi, path: str) -> None:
-    status, problems = detail(api, path, {"commitment_salt": ["secret-salt"]}, ALICE)
+    status, problems = api.refusal(path, {"commitment_salt": ["secret-salt"]}, ALICE)
     assert status == 422
     assert {"type", "loc", "msg"} == set(problems[0])
     assert "secret-salt" not in json.dumps(problems)
@@ -83,8 +78,8 @@ def test_a_number_that_is_none_is_422(api: LiveApi, figure: str, field: str) -> 
 
 
 def test_unknown_routes_and_methods_answer_in_json(api: LiveApi) -> None:
-    assert detail(api, "/nothing", {}) == (404, "Not Found")
-    assert detail(api, "/health", {}) == (405, "Method Not Allowed")
+    assert api.refusal("/nothing", {}) == (404, "Not Found")
+    assert api.refusal("/health", {}) == (405, "Method Not Allowed")
 
 
 def test_a_large_body_is_413(api: LiveApi) -> None:
@@ -124,16 +119,16 @@ def test_register(api: LiveApi) -> None:
 
 def test_register_refuses(api: LiveApi) -> None:
     body = {"hotkey": ALICE.hotkey, "model_name": "Qwen", "league": "150k"}
-    status, text = detail(api, "/register_miner", body, ALICE)
+    status, text = api.refusal("/register_miner", body, ALICE)
     assert status == 400
     assert text.startswith("Invalid league. Must be one of: 100k, 200k")
-    assert detail(api, "/register_miner", body, BOB) == (403, "Hotkey mismatch")
+    assert api.refusal("/register_miner", body, BOB) == (403, "Hotkey mismatch")
 
 
 def test_submit(api: LiveApi) -> None:
-    assert detail(api, "/submit_kernel", submission(ALICE), ALICE) == (404, "Miner not registered")
+    assert api.refusal("/submit_kernel", submission(ALICE), ALICE) == (404, "Miner not registered")
     api.register(ALICE)
-    assert detail(api, "/submit_kernel", submission(BOB), ALICE) == (403, "Hotkey mismatch")
+    assert api.refusal("/submit_kernel", submission(BOB), ALICE) == (403, "Hotkey mismatch")
     figures = {"512": {"tokens_per_sec": 5.0, "vram_mb": 1.0}}
     reply = api.ok("/submit_kernel", submission(ALICE, 7.0, benchmarks=figures), ALICE)
     assert reply["submission_id"] == 1
@@ -148,9 +143,9 @@ def test_the_body_signature_binds_the_claim(api: LiveApi) -> None:
     api.register(ALICE)
     for change in ({"tokens_per_sec": 2000.0}, {"fork_url": "https://host/x"}, {"repo_hash": "r"}):
         body = {**submission(ALICE), **change}
-        assert detail(api, "/submit_kernel", body, ALICE) == (401, "Invalid signature")
+        assert api.refusal("/submit_kernel", body, ALICE) == (401, "Invalid signature")
     wrong = {**commitment(ALICE), "signature": ALICE.sign("another text")}
-    assert detail(api, "/commit_submission", wrong, ALICE) == (401, "Invalid signature")
+    assert api.refusal("/commit_submission", wrong, ALICE) == (401, "Invalid signature")
 
 
 def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
@@ -165,16 +160,16 @@ def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
 
 def test_commit(api: LiveApi) -> None:
     body = commitment(ALICE)
-    assert detail(api, "/commit_submission", body, ALICE) == (404, "Miner not registered")
+    assert api.refusal("/commit_submission", body, ALICE) == (404, "Miner not registered")
     api.register(ALICE)
-    assert detail(api, "/commit_submission", commitment(BOB), ALICE) == (403, "Hotkey mismatch")
+    assert api.refusal("/commit_submission", commitment(BOB), ALICE) == (403, "Hotkey mismatch")
     reply = api.ok("/commit_submission", body, ALICE)
     block = api.get("/pending_reveals")["current_block"]
     assert reply["commitment_hash"] == body["commitment_hash"]
     assert reply["reveal_block"] == block + BLOCKS
     assert reply["estimated_reveal_time"] == "2026-02-02T02:40:36"
     taken = "Commitment hash already exists. Use a different salt."
-    assert detail(api, "/commit_submission", body, ALICE) == (409, taken)
+    assert api.refusal("/commit_submission", body, ALICE) == (409, taken)
 
 
 def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
@@ -197,7 +192,7 @@ def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> Non
     row = api.commit(ALICE)
     assert api.get("/get_submission_stats")["recent_submissions"] == []
     mark = {"submission_id": row, "score": 0.0}
-    assert detail(api, "/mark_validated", mark, VALIDATOR) == (409, "Submission not revealed yet")
+    assert api.refusal("/mark_validated", mark, VALIDATOR) == (409, "Submission not revealed yet")
     api.pass_blocks(BLOCKS)
     api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
     (queued,) = api.get("/get_submission_stats")["recent_submissions"]
@@ -209,18 +204,18 @@ def test_reveal(api: LiveApi) -> None:
     row = api.commit(ALICE)
     body = revelation(ALICE, row)
     path = "/reveal_submission"
-    assert detail(api, path, revelation(BOB, row), ALICE) == (403, "Hotkey mismatch")
+    assert api.refusal(path, revelation(BOB, row), ALICE) == (403, "Hotkey mismatch")
     unsigned = {**body, "signature": "00"}
-    assert detail(api, path, unsigned, ALICE) == (401, "Invalid signature")
-    assert detail(api, path, revelation(ALICE, 99), ALICE) == (404, "Submission not found")
-    assert detail(api, path, revelation(BOB, row), BOB) == (404, "Submission not found")
+    assert api.refusal(path, unsigned, ALICE) == (401, "Invalid signature")
+    assert api.refusal(path, revelation(ALICE, 99), ALICE) == (404, "Submission not found")
+    assert api.refusal(path, revelation(BOB, row), BOB) == (404, "Submission not found")
     early = f"Cannot reveal yet. Wait {BLOCKS} blocks (~0 minutes)"
-    assert detail(api, path, body, ALICE) == (425, early)
+    assert api.refusal(path, body, ALICE) == (425, early)
     api.pass_blocks(BLOCKS)
     mismatch = "Commitment verification failed. Hash mismatch."
-    assert detail(api, path, revelation(ALICE, row, salt="other"), ALICE) == (400, mismatch)
+    assert api.refusal(path, revelation(ALICE, row, salt="other"), ALICE) == (400, mismatch)
     slash = revelation(ALICE, row, fork=f"{FORK}/")
-    assert detail(api, path, slash, ALICE) == (400, mismatch)
+    assert api.refusal(path, slash, ALICE) == (400, mismatch)
     assert api.ok(path, body, ALICE) == {
         "submission_id": row,
         "miner_hotkey": ALICE.hotkey,
@@ -229,7 +224,7 @@ def test_reveal(api: LiveApi) -> None:
         "is_revealed": True,
         "message": "Submission revealed successfully. Awaiting validation.",
     }
-    assert detail(api, path, body, ALICE) == (409, "Submission already revealed")
+    assert api.refusal(path, body, ALICE) == (409, "Submission already revealed")
     assert api.get("/pending_reveals")["pending_reveals"] == []
 
 
@@ -246,9 +241,9 @@ def test_mark_validated(api: LiveApi) -> None:
     api.register(ALICE)
     row = api.submit(ALICE, 1000.0)
     path = "/mark_validated"
-    assert detail(api, path, {"score": 1.0}, VALIDATOR) == (400, "submission_id required")
+    assert api.refusal(path, {"score": 1.0}, VALIDATOR) == (400, "submission_id required")
     unknown = {"submission_id": 9, "score": 1.0}
-    assert detail(api, path, unknown, VALIDATOR) == (404, "Submission not found")
+    assert api.refusal(path, unknown, VALIDATOR) == (404, "Submission not found")
     assert api.post(path, {"submission_id": row, "score": -1}, VALIDATOR).status_code == 422
     reply = api.ok(path, {"submission_id": row, "score": 1.25}, VALIDATOR)
     assert reply == {"status": "ok", "submission_id": row, "score": 1.25}

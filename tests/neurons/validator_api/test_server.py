@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,29 +21,16 @@ from neurons.errors import ConfigError
 from neurons.validator_api.config import utc
 from neurons.validator_api.storage import Miner, Storage
 from tests.neurons.live_api import ALICE
-from tests.processes import wait_for
+from tests.processes import started, wait_for
 
 
 @contextmanager
 def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    port_file = folder / "port"
-    child = subprocess.Popen(
-        [sys.executable, "-m", "neurons.validator_api", "--port-file", str(port_file)],
-        env={
-            **os.environ,
-            "ENV_FILE": os.devnull,
-            "STATE_DIR": str(folder / "state"),
-            "PORT": "0",
-            **variables,
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    port_file, state = folder / "port", str(folder / "state")
+    env = {**os.environ, "ENV_FILE": os.devnull, "STATE_DIR": state, "PORT": "0", **variables}
+    command = ("-m", "neurons.validator_api", "--port-file", str(port_file))
+    with started(*command, env=env, stderr=subprocess.PIPE) as child:
         yield child, port_file
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def port_of(path: Path, child: subprocess.Popen[str]) -> str:

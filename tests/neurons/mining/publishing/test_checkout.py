@@ -12,6 +12,7 @@ from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY, overlay_files
 from tests.neurons.mining.publishing.forks import publish
 from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
+from tests.repositories import commit as commit_files
 
 CHUNK = "fla/ops/quasar/chunk.py"
 
@@ -34,9 +35,7 @@ def use(checkout: Path, token: str | None = None) -> Fork:
 
 def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
     run_git(checkout, "checkout", "-q", "-b", "mine")
-    (checkout / "notes.txt").write_text("a commit of the person's own\n")
-    run_git(checkout, "add", "-A")
-    run_git(checkout, "commit", "-qm", "Notes")
+    commit_files(checkout, {"notes.txt": "a commit of the person's own\n"})
     fork = use(checkout)
     assert fork.url == f"file://{remote}"
     assert fork.worktree == checkout
@@ -237,8 +236,7 @@ def test_nothing_is_written_through_a_link(checkout: Path, place: str) -> None:
     (checkout / place).parent.mkdir(parents=True, exist_ok=True)
     target = outside / "ops/quasar/chunk.py" if place == CHUNK else outside
     (checkout / place).symlink_to(target)
-    run_git(checkout, "add", "-A")
-    run_git(checkout, "commit", "-qm", "Link")
+    commit_files(checkout)
     before = sorted(outside.rglob("*"))
     with pytest.raises(Held, match="symbolic link"):
         use(checkout).prepare()

@@ -12,6 +12,8 @@ from neurons.mining.publishing.github import check_token, ensure_fork, web_addre
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub
 
 FORK = "flash-linear-attention"
+DATE = "Mon, 02 Feb 2026 02:40:00 GMT"  # 1770000000
+USED_UP = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1770000120"}
 
 
 def ensure(host: GitHub, **options: object) -> str:
@@ -148,29 +150,8 @@ def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
     [
         (Answer(429, {}, {"Retry-After": "7"}), 7),
         (Answer(403, {"message": "secondary rate limit"}, {"Retry-After": "30"}), 30),
-        (
-            Answer(
-                403,
-                {"message": "API rate limit exceeded"},
-                {
-                    "X-RateLimit-Remaining": "0",
-                    "X-RateLimit-Reset": "1770000120",
-                    "Date": "Mon, 02 Feb 2026 02:40:00 GMT",  # 1770000000
-                },
-            ),
-            120,
-        ),
-        (
-            Answer(
-                429,
-                {},
-                {
-                    "Retry-After": "Mon, 02 Feb 2026 02:41:00 GMT",
-                    "Date": "Mon, 02 Feb 2026 02:40:00 GMT",
-                },
-            ),
-            60,
-        ),
+        (Answer(403, {"message": "API rate limit exceeded"}, {**USED_UP, "Date": DATE}), 120),
+        (Answer(429, {}, {"Retry-After": "Mon, 02 Feb 2026 02:41:00 GMT", "Date": DATE}), 60),
         (Answer(429, {}, {"Retry-After": "999999"}), 3600),
         (Answer(429, {}, {"Retry-After": "soon"}), None),
         (Answer(502, b"<html>bad gateway</html>"), None),
