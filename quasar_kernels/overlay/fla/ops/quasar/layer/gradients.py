@@ -17,13 +17,23 @@ _PROGRAMS = 4096
 
 
 @triton.jit
-def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
-    # the gradient of the row's convolution before silu, and the rows before it that it has seen
+def conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+    """Return a row's convolution, and x1, x2 and x3 as it has seen them.
+
+    x0 is the row and x1, x2, x3 are the rows before it, which with PACKED count as zeros from
+    before its sequence, in which it has the `place`.
+    """
     if PACKED:
         x1 = tl.where(place >= 1, x1, 0.0)
         x2 = tl.where(place >= 2, x2, 0.0)
         x3 = tl.where(place >= 3, x3, 0.0)
-    y = x0 * w3 + x1 * w2 + x2 * w1 + x3 * w0 + bias
+    return x0 * w3 + x1 * w2 + x2 * w1 + x3 * w0 + bias, x1, x2, x3
+
+
+@triton.jit
+def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+    # the gradient of the row's convolution before silu, and the rows before it that it has seen
+    y, x1, x2, x3 = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
     gate = tl.sigmoid(y)
     return dy.to(tl.float32) * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
 
@@ -235,7 +245,8 @@ _conv_silu_grad = Launcher(conv_silu_grad_kernel)
 _gated_rmsnorm_grad = Launcher(gated_rmsnorm_grad_kernel)
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
+    """Return the next power of two; Triton's own function takes a microsecond."""
     return 1 << (n - 1).bit_length()
 
 
@@ -271,9 +282,9 @@ def launch_conv_silu_grad(
     R, C = x.shape
     N = C // len(dys)
     T, position = sequences(position, R)
-    block = min(256, _padded(N))
+    block = min(256, padded(N))
     columns = len(dys) * -(-N // block)
-    rows = max(16, min(256, _padded(-(-R * columns // _PROGRAMS)), _padded(T)))
+    rows = max(16, min(256, padded(-(-R * columns // _PROGRAMS)), padded(T)))
     programs = R // T * -(-T // rows) if R else 0
     sums = torch.empty(programs, 5, C, dtype=torch.float32, device=x.device)
     if programs:
@@ -310,7 +321,7 @@ def launch_gated_rmsnorm_grad(
     """
     R, H, S = x.shape
     dx, dgate = torch.empty_like(x), torch.empty_like(gate)
-    block = max(8, _padded(S))
+    block = max(8, padded(S))
     rows = max(1, 512 // block)
     tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))))
     programs = -(-R // (rows * tiles))

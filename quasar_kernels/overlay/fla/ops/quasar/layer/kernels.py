@@ -18,8 +18,10 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from fla.ops.quasar.layer.gradients import (
+    conv_row,
     launch_conv_silu_grad,
     launch_gated_rmsnorm_grad,
+    padded,
     sequences,
 )
 
@@ -31,13 +33,8 @@ CONV_TAPS = 4
 
 
 @triton.jit
-def _conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
-    # x0 is the row itself and x1, x2, x3 the rows before it; silu of the convolution
-    if PACKED:
-        x1 = tl.where(place >= 1, x1, 0.0)
-        x2 = tl.where(place >= 2, x2, 0.0)
-        x3 = tl.where(place >= 3, x3, 0.0)
-    y = x0 * w3 + x1 * w2 + x2 * w1 + x3 * w0 + bias
+def _conv_silu_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+    y, _, _, _ = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
     return y * tl.sigmoid(y)
 
 
@@ -98,10 +95,10 @@ def causal_conv_silu_kernel(
             p1 = tl.load(position + row + 1, mask=row + 1 < T, other=0)
             p2 = tl.load(position + row + 2, mask=row + 2 < T, other=0)
             p3 = tl.load(position + row + 3, mask=row + 3 < T, other=0)
-        y0 = _conv_row(x0, h1, h2, h3, w0, w1, w2, w3, b, p0, PACKED)
-        y1 = _conv_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
-        y2 = _conv_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
-        y3 = _conv_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
+        y0 = _conv_silu_row(x0, h1, h2, h3, w0, w1, w2, w3, b, p0, PACKED)
+        y1 = _conv_silu_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
+        y2 = _conv_silu_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
+        y3 = _conv_silu_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
         tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < T))
         tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < T))
         tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < T))
@@ -140,11 +137,6 @@ _conv_silu = Launcher(causal_conv_silu_kernel)
 _gated_rmsnorm = Launcher(gated_rmsnorm_kernel)
 
 
-def _padded(n: int) -> int:
-    # the next power of two; Triton's own function takes a microsecond
-    return 1 << (n - 1).bit_length()
-
-
 def launch_conv_silu(x, weight, bias, position, dtype=None) -> torch.Tensor:
     """Launch the convolution kernel over `[R, C]` rows; weight `[C, 4]`, y in `dtype` or x's."""
     R, C = x.shape
@@ -152,7 +144,7 @@ def launch_conv_silu(x, weight, bias, position, dtype=None) -> torch.Tensor:
     if R * C:
         T, position = sequences(position, R)
         rows = 64 if R >= 1 << 15 and T >= 64 else 16
-        block = min(512, _padded(C))
+        block = min(512, padded(C))
         _conv_silu(
             (R // T * -(-T // rows), -(-C // block), 1),
             (x, weight, bias, position, y, T, x.stride(0)),
@@ -167,7 +159,7 @@ def launch_gated_rmsnorm(x, gate, weight, eps) -> torch.Tensor:
     R, S = x.shape
     y = torch.empty_like(x)
     if R:
-        block = _padded(S)
+        block = padded(S)
         rows = max(1, 2048 // block)
         _gated_rmsnorm(
             (-(-R // rows), 1, 1), (x, gate, weight, y, R, eps), (S, block, rows), num_warps=2
