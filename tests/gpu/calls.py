@@ -27,6 +27,18 @@ layer_like = partial(inputs.layer_like, H=H, S=S, dtype=torch.bfloat16, device="
 """The same as of the CPU's tests, on the GPU and as large as a validator's."""
 packed = partial(inputs.packed, device="cuda")
 
+CHANNELS = H * S
+"""Of all heads together: 8 heads of 64 or 4 of 128."""
+both_widths = pytest.mark.parametrize("width", [64, 128])
+"""The widths of heads that the CUDA kernels take."""
+PORTABLE = ("-DQUASAR_NO_WGMMA",)
+"""Compiler options that take wgmma from a Hopper GPU: what runs elsewhere."""
+
+
+def inputs_of(T, width, **options):
+    """Layer-like q, k, v and beta for heads of a width; the options are layer_like's."""
+    return layer_like(T, **{"H": CHANNELS // width, "S": width, **options})
+
 
 def poison():
     """Fill freed blocks of the allocator with NaN, so that an unwritten output shows."""

@@ -14,7 +14,7 @@ from fla.ops.quasar.backend import choose_backend
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_chunked
-from tests.gpu.calls import ON_CUDA_KERNELS, H, S, layer_like
+from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE, H, S, both_widths, inputs_of, layer_like
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -57,11 +57,11 @@ def test_every_window_behind_a_burst(T, dtype, beta, monkeypatch):
     assert all(max(found) <= LIMIT for found in errors.values()), errors
 
 
-@pytest.mark.parametrize("options", [(), ("-DQUASAR_NO_WGMMA",)], ids=["wgmma", "mma"])
-@pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
+@pytest.mark.parametrize("options", [(), PORTABLE], ids=["wgmma", "mma"])
+@both_widths
 @pytest.mark.parametrize("factor", FACTORS)
 def test_every_width_and_path(factor, width, options):
-    q, k, v, beta = layer_like(50_000, H=H * S // width, S=width)
+    q, k, v, beta = inputs_of(50_000, width)
     v = with_bursts(v, (factor,), 6)
     expected = quasar_chunked(q, k, v, beta)[0]
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(q, options))

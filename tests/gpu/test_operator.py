@@ -10,7 +10,7 @@ from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
-from tests.gpu.calls import CAPABILITY, layer_like
+from tests.gpu.calls import CAPABILITY, CHANNELS, inputs_of
 from tests.quasar_kernels.inputs import (
     ADVERSARIAL_KEYS,
     assert_close,
@@ -21,8 +21,6 @@ from tests.quasar_kernels.tolerances import OPERATOR
 
 pytestmark = pytest.mark.gpu
 
-CHANNELS = 512
-"""Of all heads together: 8 heads of 64 or 4 of 128."""
 LIMIT = OPERATOR[torch.bfloat16]
 
 
@@ -40,11 +38,10 @@ def path(request, monkeypatch):
     if name == "cuda" and CAPABILITY < (8, 0):
         pytest.skip("needs compute capability 8.0")
     monkeypatch.setenv("QUASAR_BACKEND", name)
-    H, S = CHANNELS // int(width), int(width)
     return SimpleNamespace(
         name=name,
         operator=chunk_quasar if name == "triton" else in_cuda,
-        inputs=lambda T, B=1: layer_like(T, B, H=H, S=S),
+        inputs=lambda T, B=1: inputs_of(T, int(width), B=B),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
 from tests.gpu.calls import H, S
+from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -65,20 +68,16 @@ def test_convolution_and_gradients(dtype, kind, R):
     C = 1536
     packed = (torch.arange(R, device="cuda") % 777).int()
     position = {"one": None, "equal": R // 3, "packed": packed}[kind]
-    leaves = [
-        torch.randn(R, C + 64, device="cuda", dtype=dtype)[:, :C].requires_grad_(),
-        torch.randn(C, 4, device="cuda", requires_grad=True),
-        torch.randn(C, device="cuda", requires_grad=True) if kind == "packed" else None,
-    ]
-    wide = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
-    results = [causal_conv_silu(*tensors, position) for tensors in (leaves, wide)]
-    dy = torch.randn(R, C, device="cuda", dtype=dtype)
-    found, wanted = (
-        torch.autograd.grad(y, [t for t in tensors if t is not None], dy.to(y.dtype))
-        for y, tensors in zip(results, (leaves, wide), strict=True)
+    bias = torch.randn(C, device="cuda") if kind == "packed" else None
+    found, wanted = beside_float64(
+        lambda *x: causal_conv_silu(*x, position),
+        lambda *x: causal_conv_silu(*x, position),
+        torch.randn(R, C + 64, device="cuda", dtype=dtype)[:, :C],
+        torch.randn(C, 4, device="cuda"),
+        bias,
     )
     limit = 1e-6 if dtype == torch.float32 else 3e-3
-    for x, w in zip((results[0], *found), (results[1], *wanted), strict=True):
+    for x, w in zip(found, wanted, strict=True):
         assert relative_rms(x, w) <= limit
 
 
@@ -99,17 +98,11 @@ def test_convolution_of_more_elements_than_32_bits_count():
 
 @pytest.mark.parametrize("width", [48, 64, 256])
 def test_gated_norm_and_gradients(width):
-    x, gate, dy = (
-        torch.randn(100_001, width, device="cuda", dtype=torch.bfloat16) for _ in range(3)
-    )
-    leaves = [t.requires_grad_() for t in (x, gate, torch.rand(width, device="cuda"))]
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    y, wanted = gated_rmsnorm(*leaves, 1e-5), gated_rmsnorm(*wide, 1e-5)
-    y.backward(dy)
-    wanted.backward(dy.double())
-    assert relative_rms(y, wanted) <= 3e-3
-    for x, w in zip(leaves, wide, strict=True):
-        assert relative_rms(x.grad, w.grad) <= 3e-3
+    x, gate = (torch.randn(100_001, width, device="cuda").bfloat16() for _ in range(2))
+    norm = partial(gated_rmsnorm, eps=1e-5)
+    found, wanted = beside_float64(norm, norm, x, gate, torch.rand(width, device="cuda"))
+    for x, w in zip(found, wanted, strict=True):
+        assert relative_rms(x, w) <= 3e-3
 
 
 @pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 128), (2, 48)])
@@ -125,16 +118,12 @@ def test_gate_and_norm_at_once(heads, width):
 
 
 def test_step_size_and_its_gradients():
-    lam = (10.0 ** torch.empty(5000, H, device="cuda").uniform_(-12, 3)).requires_grad_()
-    beta = (torch.rand(H, device="cuda") * 5 + 0.1).requires_grad_()
-    wide = [x.detach().double().requires_grad_() for x in (lam, beta)]
-    alpha, wanted = fused_quasar_gate(lam, beta), step_size(*wide)
-    grad = torch.randn_like(alpha)
-    alpha.backward(grad)
-    wanted.backward(grad.double())
-    torch.testing.assert_close(alpha.double(), wanted, rtol=3e-6, atol=0)
-    assert relative_rms(lam.grad, wide[0].grad) <= 1e-5
-    assert relative_rms(beta.grad, wide[1].grad) <= 1e-5
+    lam = 10.0 ** torch.empty(5000, H, device="cuda").uniform_(-12, 3)
+    beta = torch.rand(H, device="cuda") * 5 + 0.1
+    found, wanted = beside_float64(fused_quasar_gate, step_size, lam, beta)
+    torch.testing.assert_close(found[0].double(), wanted[0], rtol=3e-6, atol=0)
+    for x, w in zip(found[1:], wanted[1:], strict=True):
+        assert relative_rms(x, w) <= 1e-5
 
 
 @pytest.mark.parametrize("C", [2, 16, 64, 128])
@@ -151,14 +140,10 @@ def test_recurrent_kernel(dtype):
     beta = torch.rand(H, device="cuda") + 0.1
     cu = torch.tensor([0, 0, 100, 101, 500], device="cuda")
     initial = torch.randn(4, H, S, S, device="cuda")
-    leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    results = fused_recurrent_quasar(*leaves, True, cu)
-    expected = quasar_recurrence(*wide, cu)
-    grads = [torch.randn_like(x) for x in results]
-    torch.autograd.backward(results, grads)
-    torch.autograd.backward(expected, [g.double() for g in grads])
-    for x, w in zip(results, expected, strict=True):
-        assert relative_rms(x, w) <= OPERATOR[dtype]
-    for x, w in zip(leaves, wide, strict=True):
-        assert relative_rms(x.grad, w.grad) <= GRADIENT[dtype]
+    found, wanted = beside_float64(
+        lambda *x: fused_recurrent_quasar(*x, True, cu),
+        lambda *x: quasar_recurrence(*x, cu),
+        *(q, k, v, beta, initial),
+    )
+    for n, (x, w) in enumerate(zip(found, wanted, strict=True)):
+        assert relative_rms(x, w) <= (OPERATOR if n < 2 else GRADIENT)[dtype]

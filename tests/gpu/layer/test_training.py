@@ -66,6 +66,7 @@ def exact(layer, x, dy, bounds):
     [
         ("512", 1, [0, 36_000], torch.bfloat16),  # Hopper's fused forward pass
         ("512", 5, [0, 4001], torch.bfloat16),
+        ("512", 2, [0, 300], torch.bfloat16),
         ("512", 1, [0, 1, 1, 700, 5000], torch.bfloat16),
         ("512", 1, [0, 3000], torch.float32),
         ("1024", 1, [0, 9001], torch.bfloat16),

@@ -10,6 +10,7 @@ from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like
 from tests.quasar_kernels.inputs import assert_close
+from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -42,20 +43,16 @@ def test_the_number_of_segments_changes_the_rounding_only():
 @pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 32), (2, 128), (1, 48)])
 def test_gradients_match_float64(packed, dtype, heads, width):
     T = 700
-    q, k, v, beta = layer_like(T, H=heads, S=width, dtype=dtype)
+    inputs = layer_like(T, H=heads, S=width, dtype=dtype)
     n = 3 if packed else 1
     cu = torch.tensor([0, 200, 200, T], device="cuda") if packed else None
     initial = torch.randn(n, heads, width, width, device="cuda")
-    leaves = [x.detach().requires_grad_() for x in (q, k, v, beta, initial)]
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    do, dstate = torch.randn_like(q), torch.randn_like(initial)
-    o, final = chunk_quasar(*leaves, True, cu)
-    torch.autograd.backward([o, final], [do, dstate])
-    expected = quasar_chunked(*wide, cu)
-    torch.autograd.backward(list(expected), [do.double(), dstate.double()])
-    for x, w in zip(leaves, wide, strict=True):
+    found, wanted = beside_float64(
+        lambda *x: chunk_quasar(*x, True, cu), lambda *x: quasar_chunked(*x, cu), *inputs, initial
+    )
+    for name, x, w in zip("qkvbs", found[2:], wanted[2:], strict=True):
         # beta's gradient sums terms of both signs over all tokens, so its relative error is larger
-        assert relative_rms(x.grad, w.grad) <= (1e-1 if x is leaves[3] else 1e-2)
+        assert relative_rms(x, w) <= (1e-1 if name == "b" else 1e-2)
 
 
 @pytest.mark.parametrize("grad", [False, True])

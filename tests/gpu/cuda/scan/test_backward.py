@@ -9,7 +9,15 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
-from tests.gpu.calls import ON_CUDA_KERNELS, layer_like, packed
+from tests.gpu.calls import (
+    CHANNELS,
+    ON_CUDA_KERNELS,
+    PORTABLE,
+    both_widths,
+    inputs_of,
+    layer_like,
+    packed,
+)
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, common_key, rows_of_one_tensor
 from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT
 
@@ -18,11 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("on_cuda"),
 ]
 
-CHANNELS = 512
-"""Of all heads together: 8 heads of 64 or 4 of 128."""
 LIMIT = GRADIENT[torch.bfloat16]
-both_widths = pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
-PORTABLE = ("-DQUASAR_NO_WGMMA",)
 
 
 @pytest.fixture
@@ -36,11 +40,6 @@ def on_cuda(monkeypatch):
     )
     yield
     assert calls, "no gradient was computed by the CUDA kernels"
-
-
-def inputs_of(T, width, **options):
-    """Layer-like q, k, v and beta for heads of a width; the options are layer_like's."""
-    return layer_like(T, **{"H": CHANNELS // width, "S": width, **options})
 
 
 def gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):

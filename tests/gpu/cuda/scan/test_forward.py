@@ -10,23 +10,19 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
-from tests.gpu.calls import ON_CUDA_KERNELS, layer_like, packed
+from tests.gpu.calls import (
+    CHANNELS,
+    ON_CUDA_KERNELS,
+    PORTABLE,
+    both_widths,
+    inputs_of,
+    layer_like,
+    packed,
+)
 from tests.quasar_kernels.inputs import assert_close, common_key
 from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT, OPERATOR
 
 pytestmark = ON_CUDA_KERNELS
-
-CHANNELS = 512
-"""Of all heads together: 8 heads of 64 or 4 of 128."""
-both_widths = pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
-
-PORTABLE = ("-DQUASAR_NO_WGMMA",)
-"""Compiler options that take wgmma from a Hopper GPU: what runs elsewhere."""
-
-
-def inputs_of(T, width, **options):
-    """Layer-like q, k, v and beta for heads of a width; the options are layer_like's."""
-    return layer_like(T, H=CHANNELS // width, S=width, **options)
 
 
 @both_widths
