@@ -34,8 +34,9 @@ BYTES = {
 }
 """Bytes a token of every tensor that a step may read or write."""
 
+QKVG = "q, k, v and narrow gate"
 FLOPS = {
-    "q, k, v and narrow gate": 2 * D * (3 * N + S),
+    QKVG: 2 * D * (3 * N + S),
     "wide gate": 2 * S * N,
     # per head and token: three products with the state's columns; with the chunk's tokens K K^T,
     # Q K^T, and two products with the triangular matrices
@@ -45,6 +46,8 @@ FLOPS = {
 """Floating-point operations a token of every product."""
 
 QKV = ("q", "k", "v")
+PROJECTED = (*QKV, NARROW)
+LAST = ("wide gate", "output")
 # cuBLAS's names
 GEMM = r"gemm|nvjet|cutlass|xmma|splitK"
 
@@ -85,32 +88,14 @@ OPERATOR = (
 STEPS = {
     "overlay": (
         Step("parameters cast and packed", r"pack_weights|multi_tensor_apply|CatArray"),
-        Step(
-            "projections, convolution, SiLU",
-            r"quasar_projection",
-            ("x",),
-            (*QKV, NARROW),
-            ("q, k, v and narrow gate",),
-        ),
+        Step("projections, convolution, SiLU", r"quasar_projection", ("x",), PROJECTED, (QKVG,)),
         Step("x to bf16", r"bfloat16_copy", ("x",), ("x bf16",)),
-        Step(
-            "projections of q, k, v and the gate",
-            GEMM,
-            ("x bf16",),
-            (*QKV, NARROW),
-            ("q, k, v and narrow gate",),
-        ),
+        Step("projections of q, k, v and the gate", GEMM, ("x bf16",), PROJECTED, (QKVG,)),
         Step("gate's narrow half set apart", r"direct_copy", (NARROW,), (NARROW,)),
         Step("convolution and SiLU", r"conv", QKV, QKV),
         *OPERATOR,
         Step("gate widened, norm", r"gate_and_norm", ("o", NARROW), ("normed",), ("wide gate",)),
-        Step(
-            "gate, norm, output projection",
-            r"gated_output",
-            ("o", NARROW),
-            ("y",),
-            ("wide gate", "output"),
-        ),
+        Step("gate, norm, output projection", r"gated_output", ("o", NARROW), ("y",), LAST),
         Step("output projection", GEMM, ("normed",), ("y",), ("output",)),
     ),
     "overlay-ops": (
@@ -121,8 +106,8 @@ STEPS = {
             "six products: q, k, v, gate (two), output",
             GEMM,
             ("x bf16",) * 4 + (NARROW, "normed"),
-            (*QKV, NARROW, "gate", "y"),
-            ("q, k, v and narrow gate", "wide gate", "output"),
+            (*PROJECTED, "gate", "y"),
+            (QKVG, *LAST),
         ),
         Step("convolutions and SiLU", r"conv", QKV, QKV),
         *OPERATOR,

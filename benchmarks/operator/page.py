@@ -34,9 +34,8 @@ from benchmarks.operator.training_results import (
     training_criteria,
 )
 from benchmarks.results import DATA, ROOT, load
-from benchmarks.sanitizer.results import SanitizerResults
+from benchmarks.sanitizer.results import SanitizerResults, sanitizer_table
 from benchmarks.sanitizer.results import misses as sanitizer_misses
-from benchmarks.sanitizer.tables import sanitizer_table
 
 DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}

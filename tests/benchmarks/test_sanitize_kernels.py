@@ -16,8 +16,13 @@ from benchmarks import results as run_files
 from benchmarks.results import load
 from benchmarks.sanitizer import calls, watch
 from benchmarks.sanitizer.calls import LAYER, LIMIT, OPERATOR, OperatorCase, wrong_cases
-from benchmarks.sanitizer.results import TOOLS, SanitizerResults, Watched, misses
-from benchmarks.sanitizer.tables import sanitizer_table
+from benchmarks.sanitizer.results import (
+    TOOLS,
+    SanitizerResults,
+    Watched,
+    misses,
+    sanitizer_table,
+)
 from benchmarks.sanitizer.watch import findings_in
 from tests import PROJECT
 from tests.harness.samples import environment
