@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from benchmarks.markdown import facts, table
-from benchmarks.nsight.results import CallProfile, Profile, bytes_ms, floor_ms, products_ms
+from benchmarks.nsight.results import Profile, bytes_ms, floor_ms, products_ms
 
 PLACES = {
     "dram": "DRAM",
@@ -38,32 +39,16 @@ def call_profile(profile: Profile, name: str) -> str:
     )  # fmt: skip
     rows = []
     for kernel in call.kernels:
-        floor = floor_ms(profile, kernel)
-        rows.append(
-            [
-                kernel.name,
-                f"{kernel.ms:.3f}",
-                *(f"{kernel.percent[place]:.0f}" for place in (*PLACES, "warps")),
-                str(kernel.registers),
-                f"{kernel.dram_bytes / 1e9:.2f}",
-                f"{floor:.3f}",
-                f"{kernel.ms / floor:.1f}" if floor else "-",
-            ]
-        )
-    return table(header, [*rows, _together(profile, call)])
-
-
-def _together(profile: Profile, call: CallProfile) -> list[str]:
+        percent = [f"{kernel.percent[place]:.0f}" for place in (*PLACES, "warps")]
+        counters, floor = [*percent, str(kernel.registers)], floor_ms(profile, kernel)
+        rows.append(_line(kernel.name, kernel.ms, counters, kernel.dram_bytes, floor))
     ms = math.fsum(kernel.ms for kernel in call.kernels)
+    moved = math.fsum(kernel.dram_bytes for kernel in call.kernels)
     products = math.fsum(products_ms(profile, kernel) for kernel in call.kernels)
     floor = max(bytes_ms(profile, call.least_bytes), products)
-    moved = math.fsum(kernel.dram_bytes for kernel in call.kernels)
-    blank = [""] * (len(PLACES) + 2)
-    return [
-        "all of it",
-        f"{ms:.3f}",
-        *blank,
-        f"{moved / 1e9:.2f}",
-        f"{floor:.3f}",
-        f"{ms / floor:.1f}",
-    ]
+    return table(header, [*rows, _line("all of it", ms, [""] * (len(PLACES) + 2), moved, floor)])
+
+
+def _line(what: str, ms: float, counters: Sequence[str], moved: float, floor: float) -> list[str]:
+    times = f"{ms / floor:.1f}" if floor else "-"
+    return [what, f"{ms:.3f}", *counters, f"{moved / 1e9:.2f}", f"{floor:.3f}", times]

@@ -167,11 +167,10 @@ def decoding(results: OperatorResults) -> str:
         ours, theirs = row.times["triton"], row.times.get("peer")
         moved = 2 * row.state_bytes / ours.graph_ms / 1e9
         us = [f"{ms * 1e3:.2f}" for ms in (ours.graph_ms, row.copy_ms)]
-        other = (
-            [f"{ms * 1e3:.1f}" for ms in (theirs.graph_ms, ours.eager_ms, theirs.eager_ms)]
-            if theirs
-            else ["-", f"{ours.eager_ms * 1e3:.1f}", "-"]
-        )
+        peer = ["-", "-"]
+        if theirs:
+            peer = [f"{ms * 1e3:.1f}" for ms in (theirs.graph_ms, theirs.eager_ms)]
+        other = (peer[0], f"{ours.eager_ms * 1e3:.1f}", peer[1])
         share = f"{row.copy_ms / ours.graph_ms:.0%}"
         size = f"{row.state_bytes / 1e6:.2f}"
         rows.append((str(row.batch), size, *us, share, f"{moved:.2f}", *other))

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,28 +73,23 @@ def make_bare(checkout: Path, target: Path) -> str:
     return target.as_uri()
 
 
+@dataclass
 class Process:
     """One child with its log; its whole group ends with it."""
 
-    def __init__(
-        self, command: list[str], environment: dict[str, str], cwd: Path, log_file: Path
-    ) -> None:
-        self._command, self._environment = command, environment
-        self._cwd, self._log_file = cwd, log_file
-        self._child: subprocess.Popen[bytes] | None = None
+    command: list[str]
+    environment: dict[str, str]
+    cwd: Path
+    log_file: Path
+    _child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; its output is appended to the log."""
-        with self._log_file.open("ab") as log:
+        with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                cwd=self._cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                self.command, env=self.environment, cwd=self.cwd, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
     def wait(self, seconds: float) -> int | None:
         """Return its exit status; None when it still runs after `seconds`."""
@@ -105,10 +101,9 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its group, if there is one."""
-        child = self._child
-        if child is not None:
+        if self._child is not None:
             with suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
+                os.killpg(self._child.pid, number)
 
     def stop(self) -> None:
         """End it and what it started."""
