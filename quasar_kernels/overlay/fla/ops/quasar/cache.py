@@ -12,8 +12,7 @@ from fla.ops.quasar import switches
 
 def cache_folder() -> Path:
     """Return the folder; it may not exist yet."""
-    own = os.environ.get(switches.CACHE_DIR)
-    users = os.environ.get("XDG_CACHE_HOME", "")
+    own, users = switches.cache_dirs()
     if not os.path.isabs(users):
         users = os.path.expanduser("~/.cache")  # as the XDG specification asks
     return Path(own) if own else Path(users, "quasar")

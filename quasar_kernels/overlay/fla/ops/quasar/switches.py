@@ -1,4 +1,4 @@
-"""The environment variables of the kernels: all of them by name, and their readings."""
+"""The environment variables that the kernels read: by name, and each one's reading."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def requested_backend() -> Backend:
     raise ValueError(f"{BACKEND} is {wanted!r}; set it to one of {', '.join(BACKENDS)}")
 
 
+def backend_as_set() -> str | None:
+    """Return QUASAR_BACKEND as it stands, of a known value or not; None where it is not set."""
+    return os.environ.get(BACKEND)
+
+
 def graphs() -> bool:
     """Return whether calls of the layer may become CUDA graphs."""
     return os.environ.get(GRAPHS) != "0"
@@ -50,3 +55,24 @@ def keep_mib(default: int) -> int:
     if limit and not limit.isdecimal():
         raise ValueError(f"{KEEP_MIB} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
     return int(limit or default)
+
+
+def autotune() -> bool:
+    """Return whether an unknown GPU may be tuned."""
+    return os.environ.get(AUTOTUNE) != "0"
+
+
+def cache_dirs() -> tuple[str, str]:
+    """Return QUASAR_CACHE_DIR and the user's XDG_CACHE_HOME, "" for what is not set."""
+    return os.environ.get(CACHE_DIR, ""), os.environ.get("XDG_CACHE_HOME", "")
+
+
+def nvrtc_library() -> str | None:
+    """Return QUASAR_NVRTC, None where it is not set."""
+    return os.environ.get(NVRTC)
+
+
+def cuda_toolkits() -> list[str]:
+    """Return the folders of CUDA toolkits that the environment names, the first to use first."""
+    named = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
+    return [folder for folder in named if folder]

@@ -56,8 +56,9 @@ def remedy_for(text: str) -> str:
 
 def _library_paths() -> Iterator[str]:
     # best first: torch's own major version, from the wheels, then torch's folder, then the system
-    if switches.NVRTC in os.environ:
-        yield os.environ[switches.NVRTC]
+    chosen = switches.nvrtc_library()
+    if chosen is not None:
+        yield chosen
         return
     own = (torch.version.cuda or "").partition(".")[0]
     majors = [own, *(m for m in ("13", "12") if m != own)] if own else ["13", "12"]
@@ -65,8 +66,7 @@ def _library_paths() -> Iterator[str]:
     wheels = importlib.util.find_spec("nvidia")
     for root in (wheels.submodule_search_locations or ()) if wheels else ():
         folders += sorted(glob.glob(f"{root}/*/lib"))
-    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    folders += [f"{root}/lib64" for root in toolkits if root]
+    folders += [f"{root}/lib64" for root in (*switches.cuda_toolkits(), "/usr/local/cuda")]
     for major in majors:
         for folder in folders:
             yield from sorted(glob.glob(f"{glob.escape(folder)}/libnvrtc*.so.{major}*"))

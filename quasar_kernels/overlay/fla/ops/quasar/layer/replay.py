@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -141,7 +140,7 @@ def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tu
     ]
     here = first.get_device()
     stream = torch._C._cuda_getCurrentRawStream(here)
-    backend = os.environ.get(switches.BACKEND)
+    backend = switches.backend_as_set()
     inference = torch.is_inference_mode_enabled()
     return first.shape, dtype, here, stream, backend, inference, settings, *shapes, *addresses
 

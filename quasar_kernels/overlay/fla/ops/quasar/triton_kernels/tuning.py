@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +67,7 @@ def _choose(block, dtype, device, launch) -> tuple[Tiles, bool]:
     if kept is not None:
         return kept, True
     default = safe_tiles(block, dtype, gpu.capability)
-    if launch is None or os.environ.get(switches.AUTOTUNE) == "0":
+    if launch is None or not switches.autotune():
         return default, True
     if torch.cuda.is_current_stream_capturing():
         return default, False
