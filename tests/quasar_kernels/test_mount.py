@@ -6,24 +6,18 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from quasar_kernels.contract import OVERLAY
+from tests.processes import run_python
 
 
 def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process with `path` first on sys.path."""
-    joined = os.pathsep.join(map(str, path))
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": joined},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return run_python("-W", "ignore", "-c", code, env=env)
 
 
 def test_mounting_serves_the_overlay_and_keeps_fla_core():

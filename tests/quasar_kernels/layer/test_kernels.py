@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm, recomputed
 
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.recorded import beside_float64
 
 
 def conv_by_sequences(x, weight, bias, lengths):
@@ -34,16 +37,13 @@ def test_convolution_and_gradients(monkeypatch, W, lengths, block):
         position = lengths[0]
     wide = torch.randn(rows, 24, dtype=torch.float64)
     tensors = wide[:, :10], torch.randn(10, W, dtype=torch.float64), torch.randn(10).double()
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    wanted = [x.clone().requires_grad_() for x in tensors]
-    dy = torch.randn(rows, 10, dtype=torch.float64)
-    y = causal_conv_silu(*leaves, position)
-    expected = conv_by_sequences(*wanted, lengths)
-    y.backward(dy)
-    expected.backward(dy)
-    assert relative_rms(y, expected) <= 1e-14
-    for x, w in zip(leaves, wanted, strict=True):
-        assert relative_rms(x.grad, w.grad) <= 1e-13
+    found, wanted = beside_float64(
+        lambda *x: causal_conv_silu(*x, position),
+        lambda *x: conv_by_sequences(*x, lengths),
+        *tensors,
+    )
+    for limit, x, w in zip((1e-14, *[1e-13] * 3), found, wanted, strict=True):
+        assert relative_rms(x, w) <= limit
 
 
 @pytest.mark.parametrize("block", [1 << 24, 100])
@@ -51,16 +51,13 @@ def test_gated_norm_and_gradients(monkeypatch, block):
     monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
     torch.manual_seed(0)
     tensors = torch.randn(30, 12).double(), torch.randn(30, 12).double(), torch.rand(12).double()
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    wanted = [x.clone().requires_grad_() for x in tensors]
-    dy = torch.randn(30, 12, dtype=torch.float64)
-    y = gated_rmsnorm(*leaves, 1e-5)
-    expected = F.rms_norm(wanted[0], (12,), wanted[2], 1e-5) * torch.sigmoid(wanted[1])
-    y.backward(dy)
-    expected.backward(dy)
-    assert relative_rms(y, expected) <= 1e-14
-    for x, w in zip(leaves, wanted, strict=True):
-        assert relative_rms(x.grad, w.grad) <= 1e-13
+    found, wanted = beside_float64(
+        partial(gated_rmsnorm, eps=1e-5),
+        lambda x, gate, w: F.rms_norm(x, (12,), w, 1e-5) * torch.sigmoid(gate),
+        *tensors,
+    )
+    for limit, x, w in zip((1e-14, *[1e-13] * 3), found, wanted, strict=True):
+        assert relative_rms(x, w) <= limit
 
 
 def test_bf16_rounds_once():

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["interpreted_kernels.py", "interpreted_training.py"])
 def test_kernels_under_the_interpreter(name):
     tests = Path(__file__).with_name(name)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tests)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", tests, env=env, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

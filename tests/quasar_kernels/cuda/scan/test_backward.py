@@ -13,41 +13,21 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.segments import Segments, packed_table
 
-KERNELS = (
+from tests.quasar_kernels.cuda.scan.recorder import Recorder
+
+KERNELS = [
     "state_checkpoint",
     "state_gradient_map",
     "gradient_scan",
     "state_gradient",
     "input_gradient",
-)
+]
 """In the order in which they are launched."""
-
-
-class Recorder:
-    """Stands in for a loaded program, and keeps the arguments of each launch."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[str, tuple[int, int], cuda_scan_bwd.Arguments]] = []
-
-    def load(self, variant: Variant) -> LoadedProgram:
-        def kernel(name: str) -> SimpleNamespace:
-            def launch(grid, parameters, stream) -> None:
-                address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-                packed = ctypes.string_at(address, ctypes.sizeof(cuda_scan_bwd.Arguments))
-                arguments = cuda_scan_bwd.Arguments.from_buffer_copy(packed)
-                self.launches.append((name, grid, arguments))
-
-            return SimpleNamespace(launch=launch)
-
-        return LoadedProgram(variant, {name: kernel(name) for name in KERNELS}, 132, False)
 
 
 @pytest.fixture
 def recorder(monkeypatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "load", recorder.load)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
-    return recorder
+    return Recorder(monkeypatch, cuda_scan_bwd, KERNELS)
 
 
 def call(cut, T, width=64, heads=2, states=False, d_o=None):
@@ -77,8 +57,7 @@ def one_row(T, length):
 
 def test_one_segment_needs_no_map(recorder):
     call(one_row(63, 64), 63)
-    names = [name for name, _, _ in recorder.launches]
-    assert names == ["state_checkpoint", "state_gradient", "input_gradient"]
+    assert recorder.names() == ["state_checkpoint", "state_gradient", "input_gradient"]
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -87,7 +66,7 @@ def test_every_kernel_gets_the_same_tensors_and_covers_all_tokens(recorder, widt
     cut = one_row(T, 384)
     given, found = call(cut, T, width, heads, states=True)
     grids = {name: grid for name, grid, _ in recorder.launches}
-    assert tuple(grids) == KERNELS
+    assert list(grids) == KERNELS
     walks = (3 * heads * width // 64, 1)  # a block a segment, head and 64 columns
     assert grids["state_checkpoint"] == grids["state_gradient_map"] == walks
     assert grids["state_gradient"] == walks
@@ -151,24 +130,6 @@ def test_a_gradient_that_bulk_copies_cannot_read_is_copied(recorder):
     assert len(addresses) == 1
     assert addresses.isdisjoint({d_o.data_ptr()})
     assert addresses.pop() % 16 == 0
-
-
-def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(cuda_scan, "tensor_map", lambda *x: asked.append(x) or b"x")
-    cuda_scan.tensor_maps.cache_clear()
-    strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
-    try:
-        made = cuda_scan_bwd.gradient_maps((2, 999, 3, 128), tuple(range(16, 144, 16)), strides)
-    finally:
-        cuda_scan.tensor_maps.cache_clear()
-    assert made == b"x" * 8
-    for place, (address, sizes, steps, box) in enumerate(asked, 1):
-        n = min(place, 4)  # d_o's strides are those of all that is made
-        assert address == 16 * place
-        assert sizes == (128, 3, 999, 2)
-        assert steps == (n, 10 * n, 1000 * n)
-        assert box == (64, 1, 64, 1)
 
 
 @pytest.mark.parametrize(("width", "tile"), [(64, 64), (128, 128)])

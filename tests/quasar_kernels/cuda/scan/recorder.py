@@ -1,0 +1,46 @@
+"""A stand-in for a loaded CUDA program that keeps what its kernels are launched with."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fla.ops.quasar.cuda.program import LoadedProgram, Variant
+
+
+class Launch(NamedTuple):
+    """One launch, in the order in which they were made."""
+
+    name: str
+    grid: tuple[int, int]
+    arguments: Any  # the structure of the module that was recorded
+
+
+class Recorder:
+    """Stands in for the program of a module, whose `Arguments` its launches are read as."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, kernels: list[str]) -> None:
+        self.launches: list[Launch] = []
+        self.variants: list[Variant] = []
+        self._structure, self._kernels = module.Arguments, kernels
+        monkeypatch.setattr(module.PROGRAM, "load", self._load)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+
+    def names(self) -> list[str]:
+        return [launch.name for launch in self.launches]
+
+    def _load(self, variant: Variant) -> LoadedProgram:
+        self.variants.append(variant)
+        kernels = {name: self._kernel(name) for name in self._kernels}
+        return LoadedProgram(variant, kernels, 132, False)
+
+    def _kernel(self, name: str) -> Any:
+        def launch(grid: tuple[int, int], parameters: Any, stream: int) -> None:
+            address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
+            packed = ctypes.string_at(address, ctypes.sizeof(self._structure))
+            self.launches.append(Launch(name, grid, self._structure.from_buffer_copy(packed)))
+
+        return SimpleNamespace(launch=launch, blocks=4)
