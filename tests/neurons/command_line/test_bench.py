@@ -23,9 +23,7 @@ from tests.neurons.mining.parts import (
     make_settings,
 )
 
-
-def crash() -> MeasurementError:
-    return MeasurementError("died", "crash")
+CRASH = MeasurementError("died", "crash")
 
 
 def bench(
@@ -33,11 +31,10 @@ def bench(
 ) -> int:
     """Return the exit status of `bench` with stand-ins for the fork and the harness."""
     settings = make_settings(folder, claim_runs=2, **flags)
-    series = partial(new_series, measure=measure)
     monkeypatch.setattr(commands, "read_settings", lambda _: (settings, False))
     monkeypatch.setattr(commands, "open_fork", lambda _: StandInFork(folder / "fork"))
     monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)
-    monkeypatch.setattr(commands, "new_series", series)
+    monkeypatch.setattr(commands, "new_series", partial(new_series, measure=measure))
     monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
     return commands.bench(Namespace())
 
@@ -46,8 +43,8 @@ def bench(
     "faults",
     [
         {},
-        {1024: [crash(), crash()]},
-        {1024: [crash(), crash(), crash()]},
+        {1024: [CRASH] * 2},
+        {1024: [CRASH] * 3},
         {1024: [MeasurementError("no memory", "out_of_memory")]},
         {512: [MeasurementError("wrong results", "gate")]},
     ],

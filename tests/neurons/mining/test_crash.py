@@ -17,32 +17,19 @@ from tests.neurons.stand_in import StandIn
 from tests.processes import run_python
 
 CHILD = "tests.neurons.mining.crash_child"
-MOMENTS = [
-    f"{when}:{what}"
-    for what in (
-        "/register_miner",
-        "push",
-        "PUBLISHED",
-        "MEASURED",
-        "CLAIMED",
-        "COMMITTING",
-        "/commit_submission",
-        "COMMITTED",
-        "REVEALING",
-        "/reveal_submission",
-        "REVEALED",
-        "/get_weights",
-        "VALIDATED",
-    )
-    for when in ("before", "after")
-]
 
 
-DIRECT = [
-    f"{when}:{what}"
-    for what in ("SUBMITTING", "/submit_kernel", "REVEALED")
-    for when in ("before", "after")
-]
+def around(*places: str) -> list[str]:
+    """Return the moments before and after each state that is journalled or path that is called."""
+    return [f"{when}:{what}" for what in places for when in ("before", "after")]
+
+
+MOMENTS = around(
+    *("/register_miner", "push", "PUBLISHED", "MEASURED", "CLAIMED"),
+    *("COMMITTING", "/commit_submission", "COMMITTED"),
+    *("REVEALING", "/reveal_submission", "REVEALED", "/get_weights", "VALIDATED"),
+)
+DIRECT = around("SUBMITTING", "/submit_kernel", "REVEALED")
 
 
 def live(
@@ -73,8 +60,7 @@ def test_a_killed_miner_finishes_the_same_submission(
     assert stand_in.hash_mismatches == 0
     if left.salt is not None:
         assert commitment_hash(left.salt, str(left.fork_url)) == left.commitment_hash
-        first = next(r.body for r in stand_in.requests if r.path == "/commit_submission")
-        assert first["commitment_hash"] == left.commitment_hash
+        assert stand_in.body_of("/commit_submission")["commitment_hash"] == left.commitment_hash
     if left.state not in (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED):
         assert left.salt is not None
 

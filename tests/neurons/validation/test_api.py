@@ -64,9 +64,6 @@ def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
     client.mark(first, 0.95)
     assert [row.id for row in client.queue()] == [second]
     assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 0.95
-    for _ in range(5):
-        client.record_failure("127.0.0.1")
-    assert api.post("/submit_kernel", {}, ALICE).status_code == 422
     with pytest.raises(ApiFault, match="404: Submission not found"):
         client.mark(99, 1.0)
     client.close()

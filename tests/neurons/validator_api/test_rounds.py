@@ -97,7 +97,6 @@ def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
 
 
 def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> None:
-    api.register(ALICE)
     api.submit(ALICE, 1.0)
     api.ok("/finalize_round/1", {}, VALIDATOR)
     api.commit(ALICE)  # the public server answers 500 here
@@ -105,8 +104,7 @@ def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> 
 
 
 def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveApi) -> None:
-    for key in (ALICE, BOB):
-        api.register(key)
+    api.register(BOB)
     api.mark(api.submit(ALICE, 100.0), 1.0)
     best = api.submit(BOB, 200.0)
     api.mark(best, 1.0)
@@ -125,7 +123,6 @@ def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveAp
 
 
 def test_a_round_without_a_winner_keeps_the_baseline(api: LiveApi) -> None:
-    api.register(ALICE)
     best = api.submit(ALICE, 100.0)
     api.mark(best, 1.0)
     for expected in (best, best):
@@ -158,7 +155,6 @@ def test_finalize(api: LiveApi) -> None:
 
 
 def test_create_round_ends_the_one_before(api: LiveApi) -> None:
-    api.register(ALICE)
     row = api.submit(ALICE, 5.0)
     api.mark(row, 1.0)
     created = api.ok("/create_round", {"duration_hours": 2}, VALIDATOR)
@@ -171,8 +167,7 @@ def test_create_round_ends_the_one_before(api: LiveApi) -> None:
 
 
 def test_a_submission_keeps_the_round_and_the_time_of_its_commit(api: LiveApi) -> None:
-    for key in (ALICE, BOB):
-        api.register(key)
+    api.register(BOB)
     early = api.commit(ALICE)
     api.clock.now += HOURS
     late = api.submit(BOB, 1000.0)
@@ -186,8 +181,7 @@ def test_a_submission_keeps_the_round_and_the_time_of_its_commit(api: LiveApi) -
 
 
 def test_top_performers_show_every_late_verdict(api: LiveApi) -> None:
-    for key in (ALICE, BOB):
-        api.register(key)
+    api.register(BOB)
     good, bad = api.submit(ALICE, 10.0), api.submit(BOB, 1e6)
     api.mark(good, 1.0)
     api.mark(bad, 0.0)

@@ -53,7 +53,6 @@ def test_each_write_needs_the_headers(api: LiveApi, path: str) -> None:
 
 @pytest.mark.parametrize("path", VALIDATORS_ONLY)
 def test_only_validators_write_verdicts(api: LiveApi, path: str) -> None:
-    api.register(ALICE)
     assert api.refusal(path, {}, ALICE) == (403, "Only validators may do this")
 
 
@@ -68,7 +67,6 @@ def test_a_malformed_body_is_422_and_is_not_repeated(api: LiveApi, path: str) ->
 @pytest.mark.parametrize("figure", ["NaN", "Infinity", "1e999", "-1"])
 @pytest.mark.parametrize("field", ["tokens_per_sec", "vram_mb"])
 def test_a_number_that_is_none_is_422(api: LiveApi, figure: str, field: str) -> None:
-    api.register(ALICE)
     text = json.dumps({**submission(ALICE), field: "FIGURE"}).replace('"FIGURE"', figure)
     headers = {**ALICE.headers(), "Content-Type": "application/json"}
     response = api.http.post("/submit_kernel", content=text, headers=headers)
@@ -103,18 +101,16 @@ def test_an_unexpected_fault_is_a_json_500(tmp_path: Path) -> None:
 
 
 def test_register(api: LiveApi) -> None:
-    first = api.register(ALICE)
-    assert first == {
+    assert api.register(BOB) == {
         "status": "registered",
-        "hotkey": ALICE.hotkey,
+        "hotkey": BOB.hotkey,
         "model_name": "Qwen",
         "league": "100k",
-        "uid": 0,
+        "uid": 1,
     }
-    assert api.register(ALICE)["status"] == "already_registered"
+    assert api.register(BOB)["status"] == "already_registered"
     other = api.register(ALICE, league="1M")  # the public server answers 500 here
     assert (other["status"], other["uid"]) == ("registered", 0)
-    assert api.register(BOB)["uid"] == 1
 
 
 def test_register_refuses(api: LiveApi) -> None:
@@ -126,8 +122,7 @@ def test_register_refuses(api: LiveApi) -> None:
 
 
 def test_submit(api: LiveApi) -> None:
-    assert api.refusal("/submit_kernel", submission(ALICE), ALICE) == (404, "Miner not registered")
-    api.register(ALICE)
+    assert api.refusal("/submit_kernel", submission(BOB), BOB) == (404, "Miner not registered")
     assert api.refusal("/submit_kernel", submission(BOB), ALICE) == (403, "Hotkey mismatch")
     figures = {"512": {"tokens_per_sec": 5.0, "vram_mb": 1.0}}
     reply = api.ok("/submit_kernel", submission(ALICE, 7.0, benchmarks=figures), ALICE)
@@ -140,7 +135,6 @@ def test_submit(api: LiveApi) -> None:
 
 
 def test_the_body_signature_binds_the_claim(api: LiveApi) -> None:
-    api.register(ALICE)
     for change in ({"tokens_per_sec": 2000.0}, {"fork_url": "https://host/x"}, {"repo_hash": "r"}):
         body = {**submission(ALICE), **change}
         assert api.refusal("/submit_kernel", body, ALICE) == (401, "Invalid signature")
@@ -149,7 +143,6 @@ def test_the_body_signature_binds_the_claim(api: LiveApi) -> None:
 
 
 def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
-    api.register(ALICE)
     figures = {length: {"tokens_per_sec": 1.0} for length in (512, 1024, 100_000)}
     numeric = f"{FORK}{COMMIT}1000.0{json.dumps(figures, sort_keys=True)}"
     body = submission(ALICE, benchmarks={str(n): f for n, f in figures.items()})
@@ -160,8 +153,8 @@ def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
 
 def test_commit(api: LiveApi) -> None:
     body = commitment(ALICE)
-    assert api.refusal("/commit_submission", body, ALICE) == (404, "Miner not registered")
-    api.register(ALICE)
+    unknown = (404, "Miner not registered")
+    assert api.refusal("/commit_submission", commitment(BOB), BOB) == unknown
     assert api.refusal("/commit_submission", commitment(BOB), ALICE) == (403, "Hotkey mismatch")
     reply = api.ok("/commit_submission", body, ALICE)
     block = api.get("/pending_reveals")["current_block"]
@@ -173,7 +166,6 @@ def test_commit(api: LiveApi) -> None:
 
 
 def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
-    api.register(ALICE)
     api.commit(ALICE)
     digest = commitment(ALICE)["commitment_hash"]
     (row,) = api.get("/pending_reveals")["pending_reveals"]
@@ -188,7 +180,6 @@ def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
 
 
 def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> None:
-    api.register(ALICE)
     row = api.commit(ALICE)
     assert api.get("/get_submission_stats")["recent_submissions"] == []
     mark = {"submission_id": row, "score": 0.0}
@@ -200,7 +191,6 @@ def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> Non
 
 
 def test_reveal(api: LiveApi) -> None:
-    api.register(ALICE)
     row = api.commit(ALICE)
     body = revelation(ALICE, row)
     path = "/reveal_submission"
@@ -238,7 +228,6 @@ def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
 
 
 def test_mark_validated(api: LiveApi) -> None:
-    api.register(ALICE)
     row = api.submit(ALICE, 1000.0)
     path = "/mark_validated"
     assert api.refusal(path, {"score": 1.0}, VALIDATOR) == (400, "submission_id required")
@@ -255,7 +244,6 @@ def test_mark_validated(api: LiveApi) -> None:
 
 
 def test_record_verification(api: LiveApi) -> None:
-    api.register(ALICE)
     row = api.submit(ALICE, 1000.0)
 
     def record(**params: Any) -> Any:
@@ -276,7 +264,6 @@ def test_record_verification(api: LiveApi) -> None:
 
 
 def test_submission_rate(api: LiveApi) -> None:
-    api.register(ALICE)
     api.submit(ALICE, 1.0)
     api.clock.now += 60 * 5
     api.submit(ALICE, 1.0)
@@ -286,7 +273,6 @@ def test_submission_rate(api: LiveApi) -> None:
 
 
 def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
-    api.register(ALICE)
     first = api.submit(ALICE, 10.0)
     api.clock.now += 1
     second = api.submit(ALICE, 30.0)
