@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,3 +59,16 @@ def run_for(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe, too
         return process.communicate()[0], None
+
+
+def tool_version(tool: str, source: str) -> str:
+    """Return the version of a tool of NVIDIA's on PATH.
+
+    Raises:
+        SystemExit: it is not there; `source` says what brings it.
+    """
+    if shutil.which(tool) is None:
+        sys.exit(f"{tool} is not on PATH; it comes with {source}")
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"[Vv]ersion (\S+)", said)
+    return found[1] if found else said.strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,6 +10,7 @@ from harness.report import Environment
 from harness.report import Frozen as Frozen
 from harness.report import NotNegative as NotNegative
 from harness.report import Positive as Positive
+from harness.source import tree_commit
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "h200"
@@ -63,13 +63,6 @@ def origin(commit: str | None) -> dict[str, Any]:
 
     return {
         "created": datetime.now(timezone.utc).date(),
-        "commit": commit or project_commit(),
+        "commit": commit or tree_commit(ROOT),
         "environment": describe(torch.device("cuda")),
     }
-
-
-def project_commit() -> str | None:
-    """Return the commit of this project's checkout, or None outside of one."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None

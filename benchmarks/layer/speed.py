@@ -22,10 +22,11 @@ from typing import get_args
 
 from benchmarks import commands
 from benchmarks.layer.trees import TREES, make_tree
-from benchmarks.results import project_commit
+from benchmarks.results import ROOT
 from harness.report import Failure, GateResult, Kind, Measurement, build_report, write_report
 from harness.runner import MeasurementError, check, measure, probe
 from harness.series import Policy, Series
+from harness.source import tree_commit
 from harness.workload import WORKLOAD
 
 AT_ONCE = 10
@@ -130,7 +131,7 @@ def main() -> None:
     parser = commands.options(__doc__, fork=True)
     parser.add_argument("--tree", action="append", choices=TREES, help="only this one, or these")
     args = parser.parse_args()
-    commit = args.commit or project_commit()
+    commit = args.commit or tree_commit(ROOT)
     benchmark(args.tree or list(TREES), args.fork, args.out, commit)
 
 

@@ -10,7 +10,6 @@ clocks are left alone. benchmarks.report makes the document's tables from the fi
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -115,14 +114,6 @@ def product_rates() -> dict[str, float]:
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def ncu_version() -> str:
-    """Return the version of the ncu on PATH."""
-    if shutil.which("ncu") is None:
-        sys.exit("ncu is not on PATH; it comes with the CUDA toolkit, or as Nsight Compute")
-    said = subprocess.run(["ncu", "--version"], capture_output=True, text=True, check=True).stdout
-    return said.rpartition("Version ")[2].split()[0]
-
-
 def main() -> None:
     """Measure the ceilings, profile the calls and write the file."""
     if sys.argv[1:2] == ["--call"]:  # what profile_call starts
@@ -131,7 +122,7 @@ def main() -> None:
     parser = commands.options(__doc__)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     args = parser.parse_args()
-    version = ncu_version()
+    version = commands.tool_version("ncu", "the CUDA toolkit, or as Nsight Compute")
     with torch.no_grad():
         clocks.soak(1)
         copy, rates = clocks.copy_bandwidth(), product_rates()

@@ -22,7 +22,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +35,7 @@ from typing import Any
 import triton
 
 from benchmarks.resources import table as kernel_resources
-from benchmarks.resources.cubin import resource_usage
+from benchmarks.resources.cubin import output, resource_usage
 from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
@@ -112,7 +111,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         target = "sm_90a" if arch == 90 else f"sm_{arch}"  # as at run time: wgmma is in 90a alone
-        log = _output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
+        log = output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
         usage, spills = resource_usage(cubin), spilled_bytes(log)
     rows = []
     limit = SHARED_LIMITS.get(arch, SHARED_LIMIT) + (RESERVED if arch >= 90 else 0)
@@ -124,7 +123,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
 
 @functools.cache
 def _known_to(nvcc: Path) -> list[str]:
-    return _output([str(nvcc), "--list-gpu-code"]).split()
+    return output([str(nvcc), "--list-gpu-code"]).split()
 
 
 def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
@@ -168,13 +167,6 @@ def _run(index: int) -> list[Compiled]:
 def _fitted(kernel: str, arch: int, needs: Resources, limit: int) -> Compiled:
     error = f"{needs.shared} bytes of shared memory; a block may have {limit}"
     return Compiled(kernel, arch, needs, error if needs.shared > limit else "")
-
-
-def _output(command: list[str]) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if run.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed:\n{run.stderr or run.stdout}")
-    return run.stdout + run.stderr
 
 
 def _lines(rows: Sequence[Compiled]) -> str:

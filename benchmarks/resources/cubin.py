@@ -28,18 +28,26 @@ class Usage(NamedTuple):
     dynamic: int
 
 
+def output(command: list[str]) -> str:
+    """Return what a compiler's tool says.
+
+    Raises:
+        RuntimeError: it failed; its words follow.
+    """
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{run.stderr or run.stdout}")
+    return run.stdout + run.stderr
+
+
 def resource_usage(path: Path) -> dict[str, Usage]:
     """Return what each kernel of a cubin takes, by its name.
 
     Raises:
         RuntimeError: cuobjdump cannot read the file; its words follow.
     """
-    tool = triton.knobs.nvidia.cuobjdump.path
-    command = [tool, "--dump-resource-usage", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if run.returncode:
-        raise RuntimeError(f"cuobjdump failed:\n{run.stderr or run.stdout}")
-    rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", run.stdout)
+    said = output([triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)])
+    rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", said)
     with path.open("rb") as file:
         launches = dict(_launches(file))
     return {

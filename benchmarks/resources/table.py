@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -18,6 +17,7 @@ from typing import Any
 
 import triton
 
+from benchmarks.resources.cubin import output
 from benchmarks.results import ROOT
 
 TABLE = ROOT / "benchmarks" / "kernel_resources.json"
@@ -89,8 +89,7 @@ def compiler_versions(nvcc: Path | None) -> dict[str, str]:
     found = {"triton": str(triton.__version__)}
     for name, path in tools.items():
         if path is not None:
-            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-            (found[name],) = re.findall(r"V(\d+\.\d+\.\d+)", run.stdout)
+            (found[name],) = re.findall(r"V(\d+\.\d+\.\d+)", output([str(path), "--version"]))
     return found
 
 

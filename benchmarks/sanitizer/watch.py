@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -107,22 +105,14 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Watched, 
     return found, "\n".join(run.said for run in runs.values())
 
 
-def version() -> str:
-    """Return compute-sanitizer's version."""
-    if shutil.which("compute-sanitizer") is None:
-        sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
-    said = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True)
-    found = re.search(r"[Vv]ersion (\S+)", said.stdout)
-    return found[1] if found else said.stdout.strip()
-
-
 def main() -> int:
     """Run the tools, write the file when asked to, and return the exit status."""
     parser = commands.options(__doc__, writes=False)
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one, or these")
     parser.add_argument("--limit", type=int, default=LIMIT, help=f"seconds for a call; {LIMIT}")
     args = parser.parse_args()
-    used, wanted, began = version(), args.tool or TOOLS, time.monotonic()
+    used = commands.tool_version("compute-sanitizer", "the CUDA toolkit")
+    wanted, began = args.tool or TOOLS, time.monotonic()
     tools: dict[str, Watched] = {}
     with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
         running = {

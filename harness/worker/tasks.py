@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.job import Exit, Job, Reply
+from harness.report import Telemetry
 from harness.worker.tree import WorkerError, load_tree
 
 
@@ -88,10 +89,7 @@ def _time(job: Job) -> Mapping[str, Any]:
         raise WorkerError(str(error), "gate") from error
     telemetry = None
     if before is not None and timing.gpu is not None:
-        telemetry = {
-            name: state.model_dump(mode="json")
-            for name, state in (("before", before), ("after", timing.gpu))
-        }
+        telemetry = Telemetry(before=before, after=timing.gpu).model_dump(mode="json")
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
     return {
         "length": job.length,
