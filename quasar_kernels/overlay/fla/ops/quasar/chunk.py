@@ -296,17 +296,19 @@ def chunk_quasar(
     S_t = (I - alpha k_t k_t^T) S_{t-1} + alpha k_t v_t^T and o_t = scale * S_t^T q_t.
 
     Args:
-        q, k, v: `[B, T, H, S]`, bf16, fp16 or fp32, of any strides.
-        beta: `[H]`, fp32, positive.
-        initial_state: `[N, H, S, S]` fp32, key dimension first, N sequences (B without
+        q, k, v: `[B, T, H, S]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
+        beta: `[H]`, positive.
+        initial_state: `[N, H, S, S]`, key dimension first, for N sequences (B without
             `cu_seqlens`); None is zero.
         output_final_state: whether to return the state after each sequence.
-        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1).
+        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
+            ones included.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
 
     Returns:
-        o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 or None.
+        o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
+        inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
         ValueError: shapes that do not fit one another, tensors on several devices, or

@@ -40,23 +40,11 @@ def chunk_quasar_torch(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
-    The arithmetic is fp32 (fp64 for fp64 inputs) whatever autocast says.
+    Arguments and results are those of `chunk_quasar`. The arithmetic is fp32 (fp64 for fp64
+    inputs) whatever autocast says.
 
     Args:
-        q, k, v: `[B, T, H, S]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
-        beta: `[H]`, positive.
-        initial_state: `[N, H, S, S]`, key dimension first, for N sequences (B without
-            `cu_seqlens`); None is zero.
-        output_final_state: whether to return the state after each sequence.
-        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
-            ones included.
-        scale: factor of the output.
-        use_qk_l2norm_in_kernel: normalise q and k to unit length first.
         chunk_size: tokens of a chunk; changes the rounding only.
-
-    Returns:
-        o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64) or None.
-        Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.

@@ -265,22 +265,12 @@ def fused_recurrent_quasar(
     """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
 
     Meant for decoding (T = 1 with a state) and short sequences: T steps follow one another.
+    Arguments that are not described here are those of `chunk_quasar`, too.
 
     Args:
-        q, k, v: `[B, T, H, S]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
-        beta: `[H]`, positive.
-        initial_state: `[N, H, S, S]`, key dimension first, for N sequences (B without
-            `cu_seqlens`); None is zero.
-        output_final_state: whether to return the state after each sequence.
-        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1).
-        scale: factor of the output; the definition has 1.
-        use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
         inplace_state: return the final state, and in `initial_state`'s own storage where there is
             one and no gradient is needed (with a gradient it is a new tensor). For decoding: the
             state is read and written once and nothing but o is allocated.
-
-    Returns:
-        o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64) or None.
 
     Raises:
         ValueError: `cu_seqlens` with B other than 1, or (read on the host only by the torch path)

@@ -211,13 +211,13 @@ def forward(
 ) -> Forward:
     """Run the forward pass on the current stream; q's device must be the current one.
 
+    Arguments that are not described here are those of `chunk_quasar`.
+
     Args:
         q, k, v: `[B, T, H, S]` for which `reason_against` is None.
         beta: `[H]` fp32 contiguous.
         initial_state: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
-        output_final_state: whether to return the state after each sequence.
-        scale: factor of the output.
-        cu_seqlens: `[N + 1]` bounds of sequences packed in one row; reading them synchronises.
+        cu_seqlens: as `chunk_quasar`'s; reading them synchronises.
         segments: segments of each sequence instead of the built-in choice.
         program: PROGRAM as it was loaded for such a call; None loads it.
 
