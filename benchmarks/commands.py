@@ -69,6 +69,6 @@ def tool_version(tool: str, source: str) -> str:
     """
     if shutil.which(tool) is None:
         sys.exit(f"{tool} is not on PATH; it comes with {source}")
-    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"[Vv]ersion (\S+)", said)
     return found[1] if found else said.strip()
