@@ -33,6 +33,13 @@ def use(checkout: Path, token: str | None = None) -> Fork:
     return Fork(None, None, checkout.parent / "unused", repo_path=checkout, token=token)
 
 
+def expect_held(checkout: Path, words: str | None = None) -> Held:
+    """Expect that the miner is held with `words` in the reason, and return what holds it."""
+    with pytest.raises(Held, match=words) as held:
+        use(checkout).prepare()
+    return held.value
+
+
 def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
     run_git(checkout, "checkout", "-q", "-b", "mine")
     commit_files(checkout, {"notes.txt": "a commit of the person's own\n"})
@@ -55,18 +62,16 @@ def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout: Path, stag
     if staged:
         run_git(checkout, "add", "-A")
     before = run_git(checkout, "status", "--porcelain")
-    with pytest.raises(Held, match="uncommitted changes") as held:
-        use(checkout).prepare()
-    assert "README.md" in held.value.reason
-    assert "new file.txt" in held.value.reason
+    held = expect_held(checkout, "uncommitted changes")
+    assert "README.md" in held.reason
+    assert "new file.txt" in held.reason
     assert run_git(checkout, "status", "--porcelain") == before
     assert (checkout / CHUNK).read_text() == "# old\n"
 
 
 def test_an_edited_kernel_is_refused_not_overwritten(checkout: Path) -> None:
     (checkout / CHUNK).write_text("# my own idea\n")
-    with pytest.raises(Held, match=CHUNK):
-        use(checkout).prepare()
+    expect_held(checkout, CHUNK)
     assert (checkout / CHUNK).read_text() == "# my own idea\n"
 
 
@@ -82,19 +87,15 @@ def test_a_run_that_was_cut_off_goes_on(checkout: Path) -> None:
 
 def test_a_detached_head_is_refused(checkout: Path) -> None:
     run_git(checkout, "checkout", "-q", "--detach")
-    with pytest.raises(Held, match="not on a branch"):
-        use(checkout).prepare()
+    expect_held(checkout, "not on a branch")
 
 
 def test_a_folder_inside_a_checkout_or_none_is_refused(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(Held, match="no git checkout") as held:
-        use(checkout / "fla").prepare()
-    assert "REPO_PATH" in str(held.value)
+    held = expect_held(checkout / "fla", "no git checkout")
+    assert "REPO_PATH" in str(held)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Held, match="no git checkout"):
-        use(tmp_path / "empty").prepare()
-    with pytest.raises(Held, match="missing"):
-        use(tmp_path / "absent").prepare()
+    expect_held(tmp_path / "empty", "no git checkout")
+    expect_held(tmp_path / "absent", "missing")
 
 
 def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Path) -> None:
@@ -102,9 +103,8 @@ def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Pat
     run_git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "Later")
     run_git(tmp_path / "other", "push", "-q")
     before = run_git(checkout, "rev-parse", "HEAD")
-    with pytest.raises(Held, match="behind its remote") as held:
-        use(checkout).prepare()
-    assert "git pull --ff-only" in held.value.remedy
+    held = expect_held(checkout, "behind its remote")
+    assert "git pull --ff-only" in held.remedy
     assert run_git(checkout, "rev-parse", "HEAD") == before
 
 
@@ -133,10 +133,9 @@ def test_the_origin_as_a_validator_can_clone_it(
 
 def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout: Path) -> None:
     run_git(checkout, "remote", "set-url", "origin", "https://me:ghs-in-url@github.com/me/fork")
-    with pytest.raises(Held, match="credential") as held:
-        use(checkout).prepare()
-    assert "ghs-in-url" not in str(held.value)
-    assert "remote set-url" in held.value.remedy
+    held = expect_held(checkout, "credential")
+    assert "ghs-in-url" not in str(held)
+    assert "remote set-url" in held.remedy
 
 
 def trap(checkout: Path) -> tuple[Path, Path]:
@@ -206,25 +205,22 @@ def test_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
 def test_settings_that_redirect_or_run_are_refused_by_name(checkout: Path, name: str) -> None:
     value = str(checkout) if name == "core.worktree" else "https://github.com/"
     run_git(checkout, "config", name, value)
-    with pytest.raises(Held) as held:
-        use(checkout).prepare()
-    assert name.lower() in held.value.reason.lower()
+    held = expect_held(checkout)
+    assert name.lower() in held.reason.lower()
     assert (checkout / CHUNK).read_text() == "# old\n"
 
 
 def test_a_worktree_set_elsewhere_is_refused(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     run_git(checkout, "config", "core.worktree", str(tmp_path / "victim"))
-    with pytest.raises(Held, match="not the top of its checkout"):
-        use(checkout).prepare()
+    expect_held(checkout, "not the top of its checkout")
     assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_an_included_settings_file_is_looked_into(checkout: Path) -> None:
     (checkout / ".git/more").write_text('[url "https://evil.example/"]\n\tinsteadOf = https://\n')
     run_git(checkout, "config", "include.path", "more")
-    with pytest.raises(Held, match="insteadof"):
-        use(checkout).prepare()
+    expect_held(checkout, "insteadof")
 
 
 @pytest.mark.parametrize("place", ["fla/ops/quasar", "fla", CHUNK])
@@ -238,7 +234,6 @@ def test_nothing_is_written_through_a_link(checkout: Path, place: str) -> None:
     (checkout / place).symlink_to(target)
     commit_files(checkout)
     before = sorted(outside.rglob("*"))
-    with pytest.raises(Held, match="symbolic link"):
-        use(checkout).prepare()
+    expect_held(checkout, "symbolic link")
     assert sorted(outside.rglob("*")) == before
     assert (outside / "ops/quasar/chunk.py").read_text() == "untouched\n"

@@ -21,6 +21,13 @@ def ensure(host: GitHub, **options: object) -> str:
     return ensure_fork(host.url, UPSTREAM, "miner", FORK, CANARY, **arguments)  # type: ignore[arg-type]
 
 
+def expect_held(host: GitHub, words: str | None = None) -> Held:
+    """Expect that the miner is held with `words` in the reason, and return what holds it."""
+    with pytest.raises(Held, match=words) as held:
+        ensure(host)
+    return held.value
+
+
 def asked(host: GitHub) -> list[str]:
     return [line for line, _ in host.seen]
 
@@ -67,13 +74,10 @@ def test_a_stop_ends_the_wait(host: GitHub) -> None:
 
 def test_an_unrelated_repository_of_that_name_is_not_touched(host: GitHub) -> None:
     host.add(f"miner/{FORK}")
-    with pytest.raises(Held, match="no fork of") as held:
-        ensure(host)
-    assert "GITHUB_FORK_NAME" in held.value.remedy
+    assert "GITHUB_FORK_NAME" in expect_held(host, "no fork of").remedy
     other = {"full_name": "stranger/other"}
     host.add(f"miner/{FORK}", fork=True, parent=other, source=other)
-    with pytest.raises(Held, match="no fork of"):
-        ensure(host)
+    expect_held(host, "no fork of")
 
 
 def test_a_fork_of_the_same_network_is_accepted(host: GitHub) -> None:
@@ -86,36 +90,28 @@ def test_a_fork_of_the_same_network_is_accepted(host: GitHub) -> None:
 def test_a_fork_under_another_name_is_named(host: GitHub) -> None:
     made = {"full_name": "miner/fla-old", "default_branch": "main"}
     host.script[f"POST /repos/{UPSTREAM}/forks"] = [Answer(202, made)]
-    with pytest.raises(Held) as held:
-        ensure(host)
-    assert "GITHUB_FORK_NAME=fla-old" in held.value.remedy
+    assert "GITHUB_FORK_NAME=fla-old" in expect_held(host).remedy
 
 
 @pytest.mark.parametrize("facts", [{"archived": True}, {"permissions": {"push": False}}])
 def test_a_fork_that_cannot_be_pushed_to_is_held(host: GitHub, facts: dict[str, object]) -> None:
     host.fork(f"miner/{FORK}", **facts)
-    with pytest.raises(Held):
-        ensure(host)
+    expect_held(host)
 
 
 def test_a_missing_upstream_names_its_setting(host: GitHub) -> None:
     host.repositories.clear()
-    with pytest.raises(Held) as held:
-        ensure(host)
-    assert "GITHUB_UPSTREAM" in held.value.remedy
+    assert "GITHUB_UPSTREAM" in expect_held(host).remedy
 
 
 def test_a_clone_address_at_another_host_is_refused(host: GitHub) -> None:
     host.fork(f"miner/{FORK}", clone_url="https://evil.example/miner/fork.git")
-    with pytest.raises(Held, match="another host"):
-        ensure(host)
+    expect_held(host, "another host")
 
 
 def test_a_token_of_another_account_is_held(host: GitHub) -> None:
     host.login = "somebody"
-    with pytest.raises(Held, match="belongs to somebody") as held:
-        ensure(host)
-    assert "GITHUB_USERNAME" in held.value.remedy
+    assert "GITHUB_USERNAME" in expect_held(host, "belongs to somebody").remedy
 
 
 @pytest.mark.parametrize("scopes", ["", "gist, read:org"])
@@ -123,10 +119,9 @@ def test_a_classic_token_without_the_scope_is_held_before_any_work(
     host: GitHub, scopes: str
 ) -> None:
     host.scopes = scopes
-    with pytest.raises(Held) as held:
-        ensure(host)
-    assert "public_repo" in held.value.remedy
-    assert "Contents: read and write" in held.value.remedy
+    held = expect_held(host)
+    assert "public_repo" in held.remedy
+    assert "Contents: read and write" in held.remedy
     assert asked(host) == ["GET /user"]
 
 
@@ -178,9 +173,7 @@ def test_limits_and_outages_say_when_to_come_back(
 )
 def test_refusals_carry_a_remedy(host: GitHub, answer: Answer, word: str) -> None:
     host.script[f"POST /repos/{UPSTREAM}/forks"] = [answer]
-    with pytest.raises(Held) as held:
-        ensure(host)
-    assert word in held.value.remedy
+    assert word in expect_held(host).remedy
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff\xfe", b""])
