@@ -6,7 +6,6 @@ It needs TRITON_INTERPRET=1, as interpreted_kernels.py does, and shares its pois
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -20,8 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from quasar_kernels.reference import quasar_layer, relative_rms
+from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.layer.simulated_graph import simulate
+from tests.quasar_kernels.layer.steps import exact_step, step
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 D, H, S = 48, 3, 16
@@ -78,31 +78,19 @@ def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, out
     assert y is None or relative_rms(y, wanted) <= 1e-6
 
 
+def assert_same(found, wanted):
+    """Every gradient has the same bits."""
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert torch.equal(found[name], gradient), name
+
+
 @pytest.fixture
 def layer(monkeypatch):
     """A layer whose calls take the kernels on a CPU, too; with biases, so that all is there."""
     monkeypatch.setattr(Call, "takes", lambda *_: True)
     torch.manual_seed(0)
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
-
-
-def gradients(layer, x, dy, dtype, **kwargs):
-    """The output and all gradients of one call, by name."""
-    layer.zero_grad()
-    x = x.clone().requires_grad_()
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        y = layer(x, **kwargs)[0]
-    y.backward(dy.to(y.dtype))
-    return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in layer.named_parameters()}
-
-
-def expected_gradients(layer, x, dy, bounds):
-    weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
-    wide = x.detach().double().requires_grad_()
-    parts = [wide[:, a:b] for a, b in pairwise(bounds) if a < b]
-    y = torch.cat([quasar_layer(weights, part, num_heads=H, head_dim=S) for part in parts], 1)
-    y.backward(dy.double())
-    return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}
 
 
 @pytest.mark.parametrize(("B", "bounds"), [(1, [0, 70]), (2, [0, 41]), (1, [0, 1, 1, 50, 90])])
@@ -116,21 +104,20 @@ def test_the_layer_s_gradients_match_float64_kept_or_not(
     found = []
     for kept in ("0", "100"):
         monkeypatch.setenv("QUASAR_KEEP_MIB", kept)
-        found.append(gradients(layer, x, dy, dtype, **packed))
-    wanted = expected_gradients(layer, x, dy, bounds)
-    assert found[0].keys() == wanted.keys()
-    for name, gradient in found[0].items():
-        assert relative_rms(gradient, wanted[name]) <= limit, name
-        assert torch.equal(gradient, found[1][name]), name
+        found.append(step(layer, x, dy, dtype, **packed))
+    wanted = exact_step(layer, x, dy, bounds)
+    assert_same(*found)
+    for name, gradient in wanted.items():
+        assert relative_rms(found[0][name], gradient) <= limit, name
 
 
 def test_parameters_that_are_frozen_get_no_gradient(layer):
     frozen = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight", "o_proj.weight")
     x, dy = torch.randn(2, 1, 20, D)
-    before = gradients(layer, x, dy, torch.float32)
+    before = step(layer, x, dy)
     for name, p in layer.named_parameters():
         p.requires_grad_(name not in frozen)
-    after = gradients(layer, x, dy, torch.float32)
+    after = step(layer, x, dy)
     for name, gradient in after.items():
         assert gradient is None if name in frozen else torch.equal(gradient, before[name]), name
 
@@ -138,24 +125,20 @@ def test_parameters_that_are_frozen_get_no_gradient(layer):
 @pytest.mark.parametrize("B", [1, 2])
 def test_no_tokens_give_zeros(layer, B):
     x = torch.randn(B, 0, D)
-    for name, gradient in gradients(layer, x, x, torch.float32).items():
+    for name, gradient in step(layer, x, x).items():
         assert not gradient.any(), name
 
 
 def test_an_activation_checkpoint_records_the_same_twice(monkeypatch, layer):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
     x, dy = torch.randn(2, 1, 50, D)
-    plain = gradients(layer, x, dy, torch.float32)
-
-    def call(x):
-        return (torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)[0],)
+    plain = step(layer, x, dy)
 
     layer.zero_grad()
     leaf = x.clone().requires_grad_()
-    call(leaf)[0].backward(dy)
-    assert torch.equal(leaf.grad, plain["x"])
-    for name, p in layer.named_parameters():
-        assert torch.equal(p.grad, plain[name]), name
+    y = torch.utils.checkpoint.checkpoint(layer, leaf, use_reentrant=False)[0]
+    y.backward(dy)
+    assert_same({"y": y, "x": leaf.grad} | {n: p.grad for n, p in layer.named_parameters()}, plain)
 
 
 @pytest.fixture
@@ -171,31 +154,29 @@ def alone():
 def test_replicated_and_sharded_layers_get_the_same_gradients(monkeypatch, layer):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
     x, dy = torch.randn(2, 2, 20, D)
-    plain = gradients(layer, x, dy, torch.float32)
+    plain = step(layer, x, dy)
     replicated = DistributedDataParallel(copy.deepcopy(layer))
-    found = gradients(replicated, x, dy, torch.float32)
-    for name, gradient in found.items():
-        assert torch.equal(gradient, plain[name.removeprefix("module.")]), name
+    found = step(replicated, x, dy)
+    assert_same({name.removeprefix("module."): of for name, of in found.items()}, plain)
     fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
-    for name, gradient in gradients(layer, x, dy, torch.float32).items():
+    for name, gradient in step(layer, x, dy).items():
         whole = gradient.full_tensor() if name in dict(layer.named_parameters()) else gradient
         assert torch.equal(whole, plain[name]), name
 
 
 def test_replayed_gradients_are_those_of_launches(layer, monkeypatch):
     inputs = [torch.randn(2, 1, 20, D) for _ in range(2)] * 3
-    wanted = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    wanted = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     captured = simulate(monkeypatch)
-    found = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    found = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     assert any(graph.replays for graph in captured)
     for launched, replayed in zip(wanted, found, strict=True):
-        for name, gradient in launched.items():
-            assert torch.equal(replayed[name], gradient), name
+        assert_same(replayed, launched)
 
 
 def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
     inputs = [torch.randn(2, 1, 20, D) for _ in range(2)]
-    wanted = [gradients(layer, x, dy, torch.float16) for x, dy in inputs]
+    wanted = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     simulate(monkeypatch)
     for _ in range(3):
         layer.zero_grad()
@@ -217,8 +198,8 @@ def test_needs_and_parameters_may_change_between_replays(layer, monkeypatch):
         for name, p in layer.named_parameters():
             p.requires_grad_(turn % 2 == 0 or not name.startswith("q"))
             p.data.mul_(1.1)
-        found = gradients(layer, x, dy, torch.float16)
-        wanted = expected_gradients(layer, x, dy, [0, 20])
+        found = step(layer, x, dy, torch.float16)
+        wanted = exact_step(layer, x, dy)
         for name, gradient in found.items():
             if gradient is None:
                 assert turn % 2 == 1, name
@@ -232,7 +213,7 @@ def test_needs_and_parameters_may_change_between_replays(layer, monkeypatch):
 def test_a_recorded_call_goes_backward_twice_by_replays(layer, monkeypatch, most):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", most)  # 0: kept
     x, dy = torch.randn(2, 1, 20, D)
-    wanted = gradients(layer, x, dy, torch.float16)["x"]
+    wanted = step(layer, x, dy, torch.float16)["x"]
     captured = simulate(monkeypatch)
     leaf, dy = x.clone().requires_grad_(), dy.half()
     with torch.autocast("cpu", torch.float16):
