@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import HTTPException
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons import protocol
 from neurons.observe import get_logger
 from neurons.validator_api import ranking
-from neurons.validator_api.storage import Miner, Round, Submission
+from neurons.validator_api.storage import Miner, Round, Submission, count
 
 log = get_logger("validator_api")
 
@@ -23,10 +23,9 @@ COMPLETED = "completed"
 def current(session: Session, now: datetime) -> Round:
     """Return the active round; a round past its end is finalized and the next one opened."""
     row = _active(session)
-    if row is not None and row.end_time <= now:
-        finalize(session, row)
-        row = None
-    return row if row is not None else _open(session, now, protocol.ROUND_HOURS)
+    if row is not None and row.end_time > now:
+        return row
+    return _open(session, now, protocol.ROUND_HOURS)
 
 
 def create(session: Session, request: protocol.CreateRoundRequest, now: datetime) -> Round:
@@ -34,9 +33,6 @@ def create(session: Session, request: protocol.CreateRoundRequest, now: datetime
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
         raise HTTPException(404, "Submission not found")
-    row = _active(session)
-    if row is not None:
-        finalize(session, row)
     return _open(session, now, request.duration_hours, baseline)
 
 
@@ -92,7 +88,7 @@ def weights(session: Session, round_id: int | None) -> list[protocol.Weight]:
         return []
     return [
         protocol.Weight(
-            uid=_uid(session, place.submission.miner_hotkey),
+            uid=session.get_one(Miner, place.submission.miner_hotkey).uid,
             hotkey=place.submission.miner_hotkey,
             weight=share,
         )
@@ -102,19 +98,10 @@ def weights(session: Session, round_id: int | None) -> list[protocol.Weight]:
 
 def as_message(session: Session, row: Round, now: datetime) -> protocol.Round:
     """Return the round as the wire shows it."""
-    count = session.scalar(
-        select(func.count()).select_from(Submission).where(Submission.round_id == row.id)
-    )
     return protocol.Round(
-        id=row.id,
-        round_number=row.round_number,
-        start_time=row.start_time.isoformat(),
-        end_time=row.end_time.isoformat(),
-        status=row.status,
+        **row.facts(),
         time_remaining_seconds=max(0, int((row.end_time - now).total_seconds())),
-        baseline_submission_id=row.baseline_submission_id,
-        winner_hotkey=row.winner_hotkey,
-        total_submissions=count or 0,
+        total_submissions=count(session, Submission.round_id == row.id),
     )
 
 
@@ -125,6 +112,10 @@ def _active(session: Session) -> Round | None:
 
 
 def _open(session: Session, now: datetime, hours: int, baseline: int | None = None) -> Round:
+    """Open the next round once the active one, if any, is finalized."""
+    active = _active(session)
+    if active is not None:
+        finalize(session, active)
     last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     row = Round(
         round_number=last.round_number + 1 if last else 1,
@@ -142,10 +133,6 @@ def _open(session: Session, now: datetime, hours: int, baseline: int | None = No
 def _standing_baseline(last: Round | None) -> int | None:
     """Return what the next round has to beat: the last winner, else what that round had to."""
     return (last.winner_submission_id or last.baseline_submission_id) if last else None
-
-
-def _uid(session: Session, hotkey: str) -> int:
-    return session.scalars(select(Miner.uid).where(Miner.hotkey == hotkey)).one()
 
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
 from neurons import protocol
 from neurons.validator_api import ranking, rounds
-from neurons.validator_api.storage import Round, Submission
+from neurons.validator_api.storage import Round, Submission, count
 
 
 def submission_stats(
@@ -30,7 +30,7 @@ def submission_stats(
         .order_by(Submission.created_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    total = session.scalar(select(func.count()).select_from(Submission)) or 0
+    total = count(session)
     return protocol.SubmissionStats(
         total_submissions=total,
         recent_submissions=[_queued(row, with_addresses) for row in queue],
@@ -41,19 +41,14 @@ def submission_stats(
 
 def verification_stats(session: Session, round_id: int | None) -> dict[str, Any]:
     """Return counters and means of the logit verifications, of one round or of all."""
-    revealed = select(Submission).where(Submission.is_revealed)
-    if round_id is not None:
-        revealed = revealed.where(Submission.round_id == round_id)
-    rows = revealed.subquery()
-
-    def count(passed: bool | None) -> int:
-        wanted = rows.c.verification_passed.is_(passed)
-        return session.scalar(select(func.count()).select_from(rows).where(wanted)) or 0
-
-    passed, failed, pending = count(True), count(False), count(None)
-    cosine, difference = session.execute(
-        select(func.avg(rows.c.cosine_similarity), func.avg(rows.c.max_abs_diff))
-    ).one()
+    of_round = true() if round_id is None else Submission.round_id == round_id
+    where = (Submission.is_revealed, of_round)
+    passed, failed, pending = (
+        count(session, *where, Submission.verification_passed.is_(one))
+        for one in (True, False, None)
+    )
+    means = func.avg(Submission.cosine_similarity), func.avg(Submission.max_abs_diff)
+    cosine, difference = session.execute(select(*means).where(*where)).one()
     return {
         "total_submissions": passed + failed + pending,
         "verified_passed": passed,
@@ -68,12 +63,7 @@ def verification_stats(session: Session, round_id: int | None) -> dict[str, Any]
 def submission_rate(session: Session, window_minutes: int, now: datetime) -> dict[str, Any]:
     """Return how many submissions came in during the last minutes."""
     since = now - timedelta(minutes=window_minutes)
-    recent = (
-        session.scalar(
-            select(func.count()).select_from(Submission).where(Submission.created_at >= since)
-        )
-        or 0
-    )
+    recent = count(session, Submission.created_at >= since)
     return {
         "submissions_per_minute": round(recent / window_minutes, 2),
         "recent_submissions": recent,
@@ -82,21 +72,10 @@ def submission_rate(session: Session, window_minutes: int, now: datetime) -> dic
 
 
 def _queued(row: Submission, with_address: bool) -> protocol.QueuedSubmission:
-    return protocol.QueuedSubmission(
-        id=row.id,
-        miner_hotkey=row.miner_hotkey,
-        fork_url=row.fork_url,
-        commit_hash=row.commit_hash,
-        repo_hash=row.repo_hash,
-        target_sequence_length=row.target_sequence_length,
-        tokens_per_sec=row.tokens_per_sec,
-        vram_mb=row.vram_mb,
-        benchmarks=row.benchmarks,
-        validated=row.validated_at is not None,
-        is_revealed=row.is_revealed,
-        ip_address=row.ip_address if with_address else None,
-        created_at=row.created_at.isoformat(),
-    )
+    shown = row.facts() | {"validated": row.validated_at is not None}
+    if not with_address:
+        shown["ip_address"] = None
+    return protocol.QueuedSubmission(**shown)
 
 
 def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
@@ -133,14 +112,10 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
 
 
 def _performer(row: Submission, rank: int | None) -> protocol.Performer:
-    return protocol.Performer(
-        id=row.id,
-        miner_hotkey=row.miner_hotkey,
-        tokens_per_sec=row.tokens_per_sec or 0.0,
-        target_sequence_length=row.target_sequence_length,
-        created_at=row.created_at.isoformat(),
-        validated=row.validated_at is not None,
-        rank=rank,
-        score=row.score,
-        weighted_score=ranking.weighted(row),
-    )
+    found = {
+        "tokens_per_sec": row.tokens_per_sec or 0.0,
+        "validated": row.validated_at is not None,
+        "rank": rank,
+        "weighted_score": ranking.weighted(row),
+    }
+    return protocol.Performer(**row.facts() | found)

@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnExpressionArgument,
     ForeignKey,
     create_engine,
     event,
+    func,
     make_url,
+    select,
 )
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -34,6 +37,12 @@ WRITE_LOCK = 24
 
 class Base(DeclarativeBase):
     """Base of the tables."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the columns by name, with times as the wire has them."""
+        values = {one.key: getattr(self, one.key) for one in self.__table__.columns}
+        times = {k: v.isoformat() for k, v in values.items() if isinstance(v, datetime)}
+        return values | times
 
 
 class Miner(Base):
@@ -121,6 +130,11 @@ class IpBan(Base):
     ip_address: Mapped[str] = mapped_column(primary_key=True)
     failure_count: Mapped[int]
     banned_until: Mapped[datetime | None]
+
+
+def count(session: Session, *where: ColumnExpressionArgument[bool]) -> int:
+    """Count the submissions of which every condition holds."""
+    return session.scalar(select(func.count()).select_from(Submission).where(*where)) or 0
 
 
 class Storage:

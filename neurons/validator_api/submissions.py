@@ -36,20 +36,12 @@ def register(
         miner = Miner(hotkey=request.hotkey, uid=uid, registered_at=now)
         session.add(miner)
         session.flush()
-    key = (request.hotkey, request.model_name, request.league)
-    known = session.get(LeagueEntry, key) is not None
+    asked = request.model_dump()
+    known = session.get(LeagueEntry, asked) is not None
     if not known:
-        entry = LeagueEntry(
-            hotkey=key[0], model_name=request.model_name, league=key[2], registered_at=now
-        )
-        session.add(entry)
-    return protocol.RegisterReply(
-        status="already_registered" if known else "registered",
-        hotkey=miner.hotkey,
-        model_name=request.model_name,
-        league=request.league,
-        uid=miner.uid,
-    )
+        session.add(LeagueEntry(**asked, registered_at=now))
+    status = "already_registered" if known else "registered"
+    return protocol.RegisterReply(status=status, uid=miner.uid, **asked)
 
 
 def check_may_submit(session: Session, hotkey: str, ip_address: str, now: datetime) -> None:
