@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -31,6 +30,12 @@ from neurons.processes.runtime import Stopped
 
 OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
+
+VALIDATOR_TAKES = (
+    *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
+    *("polling_interval", "bench_timeout_seconds"),
+)
+"""Settings of the run that its validator has too."""
 
 BLOCK_SECONDS = 2
 MINER, VALIDATOR = "miner", "validator"
@@ -148,19 +153,11 @@ class EmbeddedSubnet:
             self._wait_until_ready()
             self._children[1].due = 0.0
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
@@ -208,33 +205,27 @@ def _common(settings: Settings) -> dict[str, str]:
     return {
         **child_environment(os.environ, device=settings.device),
         "ENV_FILE": os.devnull,
-        "LOG_LEVEL": settings.log_level,
-        "LOG_FORMAT": settings.log_format,
-        "SUBTENSOR_NETWORK": OFFLINE,
+        **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
     }
 
 
 def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
     return {
         **_common(settings),
-        "STATE_DIR": str(settings.state_dir),
+        **_passed_on(settings, "state_dir", "blocks_until_reveal", "block_time_seconds"),
         "HOST": "127.0.0.1",
         "PORT": str(port),
         "VALIDATOR_HOTKEYS": validator_hotkey,
-        "BLOCKS_UNTIL_REVEAL": str(settings.blocks_until_reveal),
-        "BLOCK_TIME_SECONDS": str(settings.block_time_seconds),
     }
 
 
 def _validator_environment(settings: Settings) -> dict[str, str]:
     return {
         **_common(settings),
+        **_passed_on(settings, *VALIDATOR_TAKES),
         "STATE_DIR": str(settings.state_dir / "validator"),
-        "VALIDATOR_API_URL": str(settings.validator_api_url),
-        "WALLET_VALIDATOR_NAME": settings.wallet_validator_name,
-        "WALLET_HOTKEY": settings.wallet_hotkey,
-        "WALLET_PATH": str(settings.wallet_path),
-        "POLLING_INTERVAL": str(settings.polling_interval),
-        "BENCH_TIMEOUT_SECONDS": str(settings.bench_timeout_seconds),
-        "DEVICE": settings.device,
     }
+
+
+def _passed_on(settings: Settings, *names: str) -> dict[str, str]:
+    return {name.upper(): str(getattr(settings, name)) for name in names}

@@ -38,6 +38,9 @@ LIST_BYTES = 2**25
 """The most that is read of a list that everybody's rows are in: some 140,000 open commitments."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
+_QUICKLY = stamina.RetryingCaller(
+    attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
+)
 
 
 @dataclass(frozen=True)
@@ -142,16 +145,12 @@ class ApiClient(Connection):
         **options: Any,
     ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
-        for attempt in _quick_attempts(retried):
-            with attempt:
-                return self._once("GET", route, reply, query=query, **options)
-        raise AssertionError  # pragma: no cover - the loop returns or raises
+        return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))
 
     def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
-        for attempt in _quick_attempts((Unreachable,)):
-            with attempt:
-                return self._once("POST", route, reply, body=body, signed=True)
-        raise AssertionError  # pragma: no cover - the loop returns or raises
+        return _QUICKLY(
+            Unreachable, lambda: self._once("POST", route, reply, body=body, signed=True)
+        )
 
     def _once(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
         if self._limit:
@@ -188,10 +187,3 @@ class _Stats(Message):
             listed=[-1 if number is None else number for number in numbers],
             total=self.total_submissions,
         )
-
-
-def _quick_attempts(on: tuple[type[Exception], ...]) -> Any:
-    # retry_context, not the decorator: its log line would repeat the call's arguments.
-    return stamina.retry_context(
-        on=on, attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
-    )

@@ -58,17 +58,11 @@ VERDICTS = frozenset(
     {State.VALIDATED, State.RANKED, State.REJECTED, State.UNRANKED, State.PREMATURE}
 )
 CLOSED = VERDICTS | {State.ABANDONED}
-FROZEN_FIELDS = (
-    "hotkey",
-    "target_sequence_length",
-    "fork_url",
-    "commit_hash",
-    "tokens_per_sec",
-    "vram_mb",
-    "benchmarks",
-    "salt",
-    "commitment_hash",
+_CLAIM_FIELDS = (
+    *("hotkey", "target_sequence_length", "fork_url", "commit_hash"),
+    *("tokens_per_sec", "vram_mb", "benchmarks"),
 )
+FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
 """What a commitment stands for: unchanged from the moment before it is sent to the verdict."""
 
 _UNFROZEN = (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED)
@@ -270,25 +264,12 @@ def directly(premature: Submission, now: float) -> Submission:
 
     The measurements stand: nothing changed but the way in which the claim is sent.
     """
-    taken_over = (
-        "hotkey",
-        "target_sequence_length",
-        "publish_at",
-        "api_url",
-        "auto_target",
-        "content_digest",
-        "fork_url",
-        "commit_hash",
-        "report",
-        "tokens_per_sec",
-        "vram_mb",
-        "benchmarks",
-    )
+    sources = ("publish_at", "api_url", "auto_target", "content_digest", "report")
     return Submission(
         id=0,
         mode="direct",
         state=State.CLAIMED,
         created_at=now,
         updated_at=now,
-        **{name: getattr(premature, name) for name in taken_over},
+        **{name: getattr(premature, name) for name in (*_CLAIM_FIELDS, *sources)},
     )

@@ -124,14 +124,14 @@ class Journal:
 
     def get(self, key: int) -> Submission:
         """Return the submission with the journal's own number `key`."""
-        return self._one("id = ?", (key,), f"no submission {key}")
+        found = self._find("id = ?", (key,))
+        if found is None:
+            raise LookupError(f"The journal has no submission {key}.")
+        return found
 
     def live(self, hotkey: str, target_sequence_length: int | None = None) -> Submission | None:
         """Return the hotkey's live submission; without a target, the newest with `auto_target`."""
-        where = f"hotkey = ? AND state NOT IN {CLOSED_STATES} AND "
-        if target_sequence_length is None:
-            return self._find(where + "auto_target = 1", (hotkey,))
-        return self._find(where + "target_sequence_length = ?", (hotkey, target_sequence_length))
+        return self._newest(f"state NOT IN {CLOSED_STATES}", hotkey, target_sequence_length)
 
     def live_submissions(self, hotkey: str | None = None) -> list[Submission]:
         """Return every live submission, newest first, of one hotkey or of all."""
@@ -144,10 +144,7 @@ class Journal:
 
     def last_closed(self, hotkey: str, target_sequence_length: int | None) -> Submission | None:
         """Return the newest closed submission; without a target, of those with `auto_target`."""
-        where = f"hotkey = ? AND state IN {CLOSED_STATES} AND "
-        if target_sequence_length is None:
-            return self._find(where + "auto_target = 1", (hotkey,))
-        return self._find(where + "target_sequence_length = ?", (hotkey, target_sequence_length))
+        return self._newest(f"state IN {CLOSED_STATES}", hotkey, target_sequence_length)
 
     def rejections(self, hotkey: str) -> int:
         """Count the REJECTED verdicts since the last VALIDATED one or a person's act.
@@ -188,11 +185,11 @@ class Journal:
             (CLOSED_KEPT,),
         )
 
-    def _one(self, where: str, values: tuple[Any, ...], absent: str) -> Submission:
-        found = self._find(where, values)
-        if found is None:
-            raise LookupError(f"The journal has {absent}.")
-        return found
+    def _newest(self, where: str, hotkey: str, target: int | None) -> Submission | None:
+        where += " AND hotkey = ? AND "
+        if target is None:
+            return self._find(where + "auto_target = 1", (hotkey,))
+        return self._find(where + "target_sequence_length = ?", (hotkey, target))
 
     def _find(self, where: str, values: tuple[Any, ...]) -> Submission | None:
         found = self._select(where, values, 1)
@@ -217,7 +214,7 @@ def _values(submission: Submission) -> tuple[Any, ...]:
 
 
 def _submission(row: sqlite3.Row) -> Submission:
-    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    values: dict[str, Any] = dict(row)
     values["state"] = State(values["state"])
     values["auto_target"] = bool(values["auto_target"])
     if values["resume_state"] is not None:

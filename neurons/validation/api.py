@@ -94,12 +94,13 @@ class ValidatorApi(Connection):
 
         A mark may arrive twice. A failure whose reply was lost then counts twice, which is rare.
         """
+        quickly = stamina.RetryingCaller(
+            attempts=ATTEMPTS, wait_initial=0.2, wait_max=PAUSE_SECONDS
+        )
         try:
-            for attempt in stamina.retry_context(
-                on=self._passes, attempts=ATTEMPTS, wait_initial=0.2, wait_max=PAUSE_SECONDS
-            ):
-                with attempt:
-                    return self.exchange(method, route, reply, signed=True, **options)
+            return quickly(
+                self._passes, lambda: self.exchange(method, route, reply, signed=True, **options)
+            )
         except (Unauthorized, Forbidden) as refusal:
             raise ConfigError(
                 f"{refusal.reason} Add the validator's hotkey {self.hotkey} to the "
@@ -107,7 +108,6 @@ class ValidatorApi(Connection):
             ) from None
         except (Retry, Held) as fault:
             raise ApiFault(fault.reason) from None
-        raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _passes(self, error: Exception) -> bool:
         passing = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
