@@ -30,7 +30,7 @@ from neurons.command_line.status import JOURNAL, summary
 from neurons.configuration.flags import Parser
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet
-from neurons.errors import EX_CONFIG, ConfigError, Held, QuasarError
+from neurons.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.identity import (
     OFFLINE,
     ChainUnreachable,
@@ -104,9 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except Held as held:
-        say(f"{held.reason} {held.remedy}", sys.stderr)
-        return 1
     except QuasarError as error:
         say(str(error), sys.stderr)
         return 1
@@ -119,11 +116,8 @@ def mine(given: argparse.Namespace) -> int:
     with stop_on_signals(stop), ExitStack() as stack:
         wait_for_space(settings.state_dir, Waiter(stop))
         stack.enter_context(StateLock(settings.state_dir))
-        observe.configure(
-            settings.log_level,
-            settings.log_format,
-            file=settings.state_dir / "logs" / "miner.log",
-        )
+        log_file = settings.state_dir / "logs" / "miner.log"
+        observe.configure(settings.log_level, settings.log_format, file=log_file)
         if embedded:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
@@ -147,7 +141,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             subnet = stack.enter_context(EmbeddedSubnet(settings, stop))
             settings, me = subnet.settings, subnet.identity
         else:
-            me = load_identity(*_wallet(settings))
+            me = load_identity(*settings.miner_wallet)
         client = ApiClient(str(settings.validator_api_url), me, wait=Waiter(stop))
         stack.callback(client.close)
         journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
@@ -165,14 +159,10 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         )
 
 
-def _wallet(settings: Settings) -> tuple[str, str, Path]:
-    return settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
-
-
 def _greet(context: Context, given: argparse.Namespace) -> None:
     """Say in a few lines what this run works with, and what is worth a warning."""
     settings = context.settings
-    for problem in (*settings.warnings, *wallet_warnings(*_wallet(settings))):
+    for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
         log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)

@@ -75,11 +75,8 @@ LEAGUES: tuple[tuple[int, str, float], ...] = (
 
 def league_of(target_sequence_length: int) -> tuple[str, float]:
     """Return the league's name and multiplier for a target length in tokens."""
-    name, factor = LEAGUES[0][1:]
-    for lower, league, multiplier in LEAGUES:
-        if target_sequence_length >= lower:
-            name, factor = league, multiplier
-    return name, factor
+    reached = [row for row in LEAGUES if row[0] <= target_sequence_length] or LEAGUES[:1]
+    return reached[-1][1:]
 
 
 def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:

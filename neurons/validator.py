@@ -108,14 +108,9 @@ class Validator:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge until told to stop; return the exit status (78: only a person can mend it)."""
-    given = _parser().parse_args(arguments)
-    flags = {
-        "wallet_validator_name": given.wallet_name,
-        "wallet_hotkey": given.wallet_hotkey,
-        "wallet_path": given.wallet_path,
-        "log_level": "DEBUG" if given.logging_debug else None,
-    }
-    return start("validator", flags, given.env_file, log, partial(run, once=given.once))
+    flags = vars(_parser().parse_args(arguments))
+    once, env_file = flags.pop("once"), flags.pop("env_file")
+    return start("validator", flags, env_file, log, partial(run, once=once))
 
 
 def run(settings: Settings, *, once: bool) -> int:
@@ -126,14 +121,11 @@ def run(settings: Settings, *, once: bool) -> int:
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
-    identity = load_identity(
-        settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path
-    )
+    wallet = (settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path)
+    identity = load_identity(*wallet)
     api = ValidatorApi(str(settings.validator_api_url), identity, stop=stop)
     evaluator = Evaluator(
-        folder / "sandbox",
-        settings.device,
-        settings.bench_timeout_seconds,
+        *(folder / "sandbox", settings.device, settings.bench_timeout_seconds),
         allow_file=api.on_loopback,
         stop=stop,
     )
@@ -155,23 +147,18 @@ def run(settings: Settings, *, once: bool) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m neurons.validator", description=(__doc__ or "").split("\n", 1)[0]
+    about = (__doc__ or "").split("\n", 1)[0]
+    parser = Parser(prog="python -m neurons.validator", description=about)
+    add = parser.add_argument
+    add("--once", action="store_true", help="judge the queue once, then end")
+    add("--env-file", metavar="FILE", type=Path, help="settings file instead of .env")
+    wallet = "the validator's wallet (WALLET_VALIDATOR_NAME)"
+    add("--wallet.name", dest="wallet_validator_name", metavar="NAME", help=wallet)
+    add(
+        "--wallet.hotkey", dest="wallet_hotkey", metavar="HOTKEY", help="its hotkey (WALLET_HOTKEY)"
     )
-    parser.add_argument("--once", action="store_true", help="judge the queue once, then end")
-    parser.add_argument(
-        "--env-file", metavar="FILE", type=Path, help="settings file instead of .env"
-    )
-    for flag, text in (
-        ("--wallet.name", "the validator's wallet (WALLET_VALIDATOR_NAME)"),
-        ("--wallet.hotkey", "its hotkey (WALLET_HOTKEY)"),
-        ("--wallet.path", "where wallets lie (WALLET_PATH)"),
-    ):
-        name = flag.strip("-").replace(".", "_")
-        parser.add_argument(flag, dest=name, metavar=name[7:].upper(), help=text)
-    parser.add_argument(
-        "--logging.debug", dest="logging_debug", action="store_true", help="log more"
-    )
+    add("--wallet.path", dest="wallet_path", metavar="PATH", help="where wallets lie (WALLET_PATH)")
+    add("--logging.debug", dest="log_level", action="store_const", const="DEBUG", help="log more")
     return parser
 
 

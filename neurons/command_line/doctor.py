@@ -68,7 +68,6 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
     """Yield every check that applies, the quick ones first.
 
     Args:
-        settings: as the miner would use them.
         embedded: the run stays on this machine, so nothing outside it is looked at.
     """
     yield from machine(settings)
@@ -136,11 +135,8 @@ def gpu(device: str) -> Finding:
         names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in found)
         return ok("gpu", f"{names}, driver {found[0].driver}")
     if device == "cuda":
-        return failure(
-            "gpu",
-            "NVML finds no NVIDIA GPU",
-            "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu.",
-        )
+        remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."
+        return failure("gpu", "NVML finds no NVIDIA GPU", remedy)
     return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
 
 
@@ -152,11 +148,8 @@ def compiler() -> Finding:
         return ok("compiler", path)
     missing = f"{header} is missing" if path else "neither gcc nor clang is found"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return failure(
-        "compiler",
-        f"{missing}: Triton cannot start kernels",
-        f"On Debian and Ubuntu: sudo apt install gcc {version}-dev",
-    )
+    remedy = f"On Debian and Ubuntu: sudo apt install gcc {version}-dev"
+    return failure("compiler", f"{missing}: Triton cannot start kernels", remedy)
 
 
 def nvcc() -> Finding:
@@ -216,9 +209,8 @@ def scope(settings: Settings, *, embedded: bool) -> Finding:
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
     if embedded:
-        return failure(
-            "scope", "FORK_SCOPE=ops, but the fork on this machine has no layer.", "Unset it."
-        )
+        detail = "FORK_SCOPE=ops, but the fork on this machine has no layer."
+        return failure("scope", detail, "Unset it.")
     return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
 
 
@@ -244,33 +236,27 @@ def fork(settings: Settings) -> Finding:
 
 def wallet(settings: Settings) -> Iterator[Finding]:
     """The hotkey's file."""
-    place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
     try:
-        me = identity.load_identity(*place)
+        me = identity.load_identity(*settings.miner_wallet)
     except ConfigError as error:
         yield from (failure("wallet", *one) for one in error.problems)
         return
     yield ok("wallet", f"hotkey {me.hotkey}")
-    yield from (warning("wallet", *one) for one in identity.wallet_warnings(*place))
+    yield from (warning("wallet", *one) for one in identity.wallet_warnings(*settings.miner_wallet))
 
 
 def api(settings: Settings) -> Iterator[Finding]:
     """The validator API, and its clock against this machine's."""
     url = str(settings.validator_api_url)
-    with httpx.Client(timeout=HTTP_SECONDS, follow_redirects=False) as client:
-        try:
-            reply = client.get(f"{url}/health")
-        except httpx.HTTPError as error:
-            yield failure(
-                "api",
-                f"{url} does not answer ({type(error).__name__})",
-                "Check VALIDATOR_API_URL and the network.",
-            )
-            return
+    try:
+        reply = httpx.get(f"{url}/health", timeout=HTTP_SECONDS)
+    except httpx.HTTPError as error:
+        detail = f"{url} does not answer ({type(error).__name__})"
+        yield failure("api", detail, "Check VALIDATOR_API_URL and the network.")
+        return
     if reply.status_code != 200:
-        yield failure(
-            "api", f"{url}/health answers {reply.status_code}", "Check VALIDATOR_API_URL."
-        )
+        detail = f"{url}/health answers {reply.status_code}"
+        yield failure("api", detail, "Check VALIDATOR_API_URL.")
         return
     yield ok("api", f"{url} is up")
     there = http_date(reply.headers.get("Date", ""))
@@ -307,9 +293,8 @@ def registration(settings: Settings) -> Finding:
     """The hotkey's uid on the subnet."""
     if settings.subtensor_network == identity.OFFLINE:
         return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
-    place = (settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path)
     try:
-        hotkey = identity.load_identity(*place).hotkey
+        hotkey = identity.load_identity(*settings.miner_wallet).hotkey
         uid = identity.registered_uid(
             hotkey, settings.netuid, settings.subtensor_network, CHAIN_SECONDS
         )

@@ -258,6 +258,11 @@ class Settings(BaseModel):
         """What is worth a warning in the log about where the settings came from."""
         return self._warnings
 
+    @property
+    def miner_wallet(self) -> tuple[str, str, Path]:
+        """The miner's wallet, its hotkey, and the folder where wallets lie."""
+        return self.wallet_miner_name, self.wallet_hotkey, self.wallet_path
+
     def secrets(self) -> list[str]:
         """Return the values that must never be printed."""
         values = [self.github_token, self.database_url]

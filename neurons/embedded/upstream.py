@@ -14,20 +14,13 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from neurons.errors import ConfigError, Held
-from neurons.git.command import HardenedGit, scratch_beside
+from neurons.git.command import HardenedGit, commit_environment, scratch_beside
 from quasar_kernels.contract import fork_imports
 
 PACKAGE = "fla-core"
 
-_COMMIT_ENVIRONMENT = {
-    f"GIT_{role}_{field}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for field, value in (
-        ("NAME", "quasar-miner"),
-        ("EMAIL", "quasar-miner@users.noreply.github.com"),
-        ("DATE", "@1735689600 +0000"),  # fixed, so that the hash depends on content alone
-    )
-}
+COMMITTED_AT = 1_735_689_600
+"""Unix seconds: fixed, so that the commit's hash depends on content alone."""
 
 _PYPROJECT = """\
 [build-system]
@@ -80,7 +73,7 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
         "GIT_DIR": str(repository),
         "GIT_WORK_TREE": str(source),
         "GIT_INDEX_FILE": str(index),
-        **_COMMIT_ENVIRONMENT,
+        **commit_environment("quasar-miner", "quasar-miner@users.noreply.github.com", COMMITTED_AT),
     }
     tool.add("--all", "--force", ".", env=env)
     tree = tool.write_tree(env=env)

@@ -167,11 +167,9 @@ class HardenedGit(git.Git):
                     raise Retry(f"git {command[1]} was stopped.")
                 if time.monotonic() >= deadline:
                     raise Retry(f"git {command[1]} took longer than {timeout:g} seconds.")
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     output, complaint = process.communicate(timeout=0.1)
-                except subprocess.TimeoutExpired:
-                    continue
-                break
+                    break
         finally:
             _end(process)
         text = output.decode("utf-8", "surrogateescape").removesuffix("\n")
@@ -183,6 +181,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def commit_environment(name: str, email: str, seconds: int) -> dict[str, str]:
+    """Return what makes git write a commit as this author's, at `seconds` since 1970 in UTC."""
+    who = {"NAME": name, "EMAIL": email, "DATE": f"@{seconds} +0000"}
+    return {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
 
 
 @contextlib.contextmanager

@@ -25,21 +25,16 @@ log = observe.get_logger("validator_api")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop; return the exit status (78: only a person can mend it)."""
-    parser = Parser(
-        prog="python -m neurons.validator_api",
-        description="Serves the validator API until SIGTERM or SIGINT.",
-    )
-    parser.add_argument("--host", help="address to listen on (HOST)")
-    parser.add_argument("--port", help="port to listen on, 0 for a free one (PORT)")
-    parser.add_argument(
-        "--port-file", metavar="FILE", type=Path, help="write the port there once it answers"
-    )
-    parser.add_argument(
-        "--env-file", metavar="FILE", type=Path, help="settings file instead of .env"
-    )
-    given = parser.parse_args(arguments)
-    flags = {"host": given.host, "port": given.port}
-    return start("api", flags, given.env_file, log, partial(serve, port_file=given.port_file))
+    about = "Serves the validator API until SIGTERM or SIGINT."
+    parser = Parser(prog="python -m neurons.validator_api", description=about)
+    add = parser.add_argument
+    add("--host", help="address to listen on (HOST)")
+    add("--port", help="port to listen on, 0 for a free one (PORT)")
+    add("--port-file", metavar="FILE", type=Path, help="write the port there once it answers")
+    add("--env-file", metavar="FILE", type=Path, help="settings file instead of .env")
+    flags = vars(parser.parse_args(arguments))
+    port_file, env_file = flags.pop("port_file"), flags.pop("env_file")
+    return start("api", flags, env_file, log, partial(serve, port_file=port_file))
 
 
 def serve(settings: Settings, *, port_file: Path | None) -> int:

@@ -226,13 +226,10 @@ class Fork:
 
     @property
     def _git(self) -> HardenedGit:
-        tool = self._tool(self.worktree)
+        tool = HardenedGit(self.worktree, timeout=self._timeout, stop=self._stop)
         if not self._own:
             tool.overrides = checkout_config(tool)
         return tool
-
-    def _tool(self, folder: Path) -> HardenedGit:
-        return HardenedGit(folder, timeout=self._timeout, stop=self._stop)
 
     def _is_lost(self) -> bool:
         return self._own and not is_clone(self._git, self._remote)

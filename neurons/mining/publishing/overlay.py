@@ -15,7 +15,7 @@ import git
 
 from neurons.errors import Held
 from neurons.git.checkout import changed_files, destination
-from neurons.git.command import HardenedGit
+from neurons.git.command import HardenedGit, commit_environment
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"
@@ -53,25 +53,22 @@ class Overlay:
         """
         sources = [OVERLAY / name for name in self.files]
         blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
-        entries = [
-            word
-            for blob, name in zip(blobs, self.files, strict=True)
-            for word in ("--cacheinfo", f"100644,{blob},{name}")
-        ]
-        undone = self.undone_files(tool, tip)
-        gone = [name for name, blob in undone.items() if blob is None]
+        files = self.undone_files(tool, tip) | dict(zip(map(str, self.files), blobs, strict=True))
+        gone = [name for name, blob in files.items() if blob is None]
         if gone:
             tool.update_index("--force-remove", "--", *gone)
-        for name, blob in undone.items():
-            if blob is not None:
-                entries += ["--cacheinfo", f"100644,{blob},{name}"]
+        entries = [
+            word
+            for name, blob in files.items()
+            if blob is not None
+            for word in ("--cacheinfo", f"100644,{blob},{name}")
+        ]
         tool.update_index("--add", *entries)
         tree = tool.write_tree()
         if tree == tool.rev_parse(f"{tip}^{{tree}}"):
             return tip
         seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
-        who = {"NAME": self._author.name, "EMAIL": self._author.email, "DATE": f"@{seconds} +0000"}
-        env = {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
+        env = commit_environment(str(self._author.name), str(self._author.email), seconds)
         message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
         return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
 
