@@ -76,6 +76,9 @@ def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
         backend.choose_backend(*gpu_call)
 
 
+NOTHING_SAVED = (*[None] * 6, 1.0, None)
+
+
 def loaded(variant):
     return LoadedProgram(variant, {}, 132, False)
 
@@ -99,9 +102,8 @@ def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypa
         cuda_scan_bwd.PROGRAM, "_load", lambda variant: calls.append(variant) or loaded(variant)
     )
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
-    saved = (*gpu_call, None, None, None, None, None, None, 1.0, None)
-    assert backend.cuda_backward(*saved) is None
-    assert backend.cuda_backward(*saved) is None
+    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
+    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
     assert len(calls) == len(caplog.records) == 1
     assert "of the gradients" in caplog.records[0].getMessage()
 
@@ -111,14 +113,14 @@ def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
-        backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None)
+        backend.cuda_backward(*gpu_call, *NOTHING_SAVED)
 
 
 def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
     gpu_call[0].shape = torch.Size((1, 2, 1, 128))
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert backend.cuda_backward(*gpu_call, None, None, None, None, None, None, 1.0, None) is None
+    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
 
 
 def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from quasar_kernels import compile_failures as known
 from quasar_kernels.compile_failures import Explanation, explain
 from tests import PROJECT
 from tests.processes import run
+from tests.quasar_kernels.cuda.installed import needs_nvrtc
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -154,17 +154,6 @@ def test_torchs_extension_builder(tmp_path: Path) -> None:
     assert explain(toolkit) == known.NO_NVCC, toolkit
 
 
-def _nvrtc_missing() -> bool:
-    try:
-        nvrtc.load_library()
-    except nvrtc.CudaUnavailableError:
-        return True
-    return False
-
-
-needs_nvrtc = pytest.mark.skipif(_nvrtc_missing(), reason="NVRTC is not installed")
-
-
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("source", "arch", "expected"),
@@ -275,4 +264,4 @@ def test_quoted(text: str, expected: Explanation | None) -> None:
 
 def test_the_table_costs_the_daemon_no_torch() -> None:
     code = "import sys, quasar_kernels.compile_failures; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+    run(sys.executable, "-c", code, check=True)

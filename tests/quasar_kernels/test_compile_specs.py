@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quasar_kernels.compile_specs import (
-    ARCHITECTURES,
-    compile_spec,
-    compile_specs,
-)
+from quasar_kernels.compile_specs import ARCHITECTURES, compile_spec, compile_specs
 
 SPECS = compile_specs()
 PAIRS = [

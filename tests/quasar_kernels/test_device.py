@@ -52,8 +52,10 @@ def devices(monkeypatch):
     @contextmanager
     def device(wanted):
         current.append(wanted.index)
-        yield
-        current.pop()
+        try:
+            yield
+        finally:
+            current.pop()
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device", device)
@@ -83,17 +85,7 @@ def test_the_device_of_the_first_tensor_is_current_during_the_call(devices):
     assert devices == [0]
 
 
-def test_the_device_before_comes_back_after_an_error(devices, monkeypatch):
-    @contextmanager
-    def device(wanted):
-        devices.append(wanted.index)
-        try:
-            yield
-        finally:
-            devices.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-
+def test_the_device_before_comes_back_after_an_error(devices):
     @on_its_device
     def fails(x):
         raise RuntimeError("in between")

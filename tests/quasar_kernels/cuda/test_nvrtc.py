@@ -16,7 +16,9 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
 
-HOPPER = (9, 0)
+from tests.quasar_kernels.cuda.installed import needs_nvrtc
+
+HOPPER, DTYPES = (9, 0), ("bf16", "fp16")
 
 
 class StandIn:
@@ -193,50 +195,40 @@ def test_known_failures_have_a_remedy(text, remedy):
     assert remedy in nvrtc.remedy_for(text)
 
 
-def _real_nvrtc() -> bool:
-    try:
-        nvrtc.load_library()
-    except nvrtc.CudaUnavailableError:
-        return False
-    return True
-
-
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
     """An empty cache, and no compiler on PATH."""
-    if not _real_nvrtc():
-        pytest.skip("NVRTC is not installed")
     monkeypatch.setenv(switches.CACHE_DIR, str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
 
 
-def assert_has(code, dtype, *kernels):
+FORWARD = cuda_scan.PROGRAM, ("segment_output",)
+GRADIENTS = (
+    cuda_scan_bwd.PROGRAM,
+    ("state_checkpoint", "state_gradient_map", "state_gradient", "input_gradient"),
+)
+LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("program_and_kernels", "capability", "dtype", "options"),
+    [
+        *((FORWARD, of, t, ()) for of in [(8, 0), (8, 6), (8, 9), HOPPER] for t in DTYPES),
+        (GRADIENTS, (8, 0), "bf16", cuda_scan.options_for(64)),
+        (GRADIENTS, (8, 9), "fp16", cuda_scan.options_for(64)),
+        (GRADIENTS, HOPPER, "fp16", cuda_scan.options_for(64)),
+        (GRADIENTS, HOPPER, "bf16", cuda_scan.options_for(128)),
+        *((LAYER, HOPPER, t, ()) for t in DTYPES),
+    ],
+)
+def test_nvrtc_compiles_the_sources_without_headers(
+    program_and_kernels, capability, dtype, options
+):
+    program, kernels = program_and_kernels
+    code = program.compile(capability, dtype, options)
     assert code.startswith(b"\x7fELF")
     for name in kernels:
         assert f"quasar_{name}_{dtype}".encode() in code
     assert len(entries()) == 1
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_nvrtc_compiles_the_sources_without_headers(capability, dtype):
-    assert_has(cuda_scan.PROGRAM.compile(capability, dtype), dtype, "segment_output")
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("capability", "dtype", "width"),
-    [((8, 0), "bf16", 64), ((8, 9), "fp16", 64), ((9, 0), "fp16", 64), ((9, 0), "bf16", 128)],
-)
-def test_nvrtc_compiles_the_gradients(capability, dtype, width):
-    code = cuda_scan_bwd.PROGRAM.compile(capability, dtype, cuda_scan.options_for(width))
-    kernels = "state_checkpoint", "state_gradient_map", "state_gradient", "input_gradient"
-    assert_has(code, dtype, *kernels)
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_nvrtc_compiles_the_layers_kernels_for_hopper(dtype):
-    code = hopper_products.PROGRAM.compile(HOPPER, dtype)
-    assert_has(code, dtype, "pack_weights", "projection", "gated_output")

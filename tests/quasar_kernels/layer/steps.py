@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quasar_kernels.reference import quasar_layer
 
-Step = dict[str, Tensor]
+Step = dict[str, Any]
 """The output "y", and the gradients of the input, "x", and of the parameters, by their names."""
 
 
@@ -34,8 +34,7 @@ def exact_step(
     weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
     wide = x.detach().double().requires_grad_()
     parts = [wide[:, a:b] for a, b in pairwise(bounds or (0, x.shape[1])) if a < b]
-    S = layer.head_dim
-    H = len(weights["beta_log"])
+    H, S = len(weights["beta_log"]), len(weights["o_norm.weight"])
     y = torch.cat([quasar_layer(weights, part, num_heads=H, head_dim=S) for part in parts], 1)
     y.backward(dy.double())
     return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}

@@ -15,10 +15,7 @@ import pytest
 import torch
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
-from tests.quasar_kernels.inputs import (
-    ADVERSARIAL_KEYS,
-    layer_like,
-)
+from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, layer_like
 from tests.quasar_kernels.operator_semantics import Semantics, Subject
 from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
