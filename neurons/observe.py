@@ -112,10 +112,7 @@ def _report_uncaught(
 
 
 def configure(
-    level: str = "INFO",
-    fmt: str = "console",
-    secrets: Iterable[str] = (),
-    file: Path | None = None,
+    level: str = "INFO", fmt: str = "console", secrets: Iterable[str] = (), file: Path | None = None
 ) -> None:
     """Send this process's log to stderr, and to a rotated `file` when one is given.
 

@@ -84,16 +84,13 @@ def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
     return tokens_per_sec * league_of(target_sequence_length)[1]
 
 
-def _full_hash(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}", value):
-        raise ValueError("must be a full lower-case 40-digit commit hash")
-    return value
+def _hex(digits: int, meaning: str) -> AfterValidator:
+    def checked(value: str) -> str:
+        if not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+            raise ValueError(f"must be a {meaning}")
+        return value
 
-
-def _sha256(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError("must be a lower-case 64-digit SHA-256")
-    return value
+    return AfterValidator(checked)
 
 
 def _plain(value: str) -> str:
@@ -121,8 +118,8 @@ Block = Annotated[int, Field(ge=0, le=2**53)]
 Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A rank, 1 for the best."""
 
-CommitHash = Annotated[str, AfterValidator(_full_hash)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
+CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
+Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
 Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
 """A figure that a server shows; what is not a finite number says nothing."""
 
@@ -132,10 +129,7 @@ Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteBenchmarks = Annotated[
     dict[
         Annotated[str, Field(max_length=16)],
-        Annotated[
-            dict[Annotated[str, Field(max_length=32)], Mebibytes],
-            Field(max_length=8),
-        ],
+        Annotated[dict[Annotated[str, Field(max_length=32)], Mebibytes], Field(max_length=8)],
     ],
     Field(max_length=64),
 ]
@@ -277,6 +271,10 @@ class PendingReveals(Message):
 
     current_block: Block
     pending_reveals: Sequence[PendingReveal] = ()
+
+    def row_of(self, hotkey: str, commitment: str) -> PendingReveal | None:
+        """Return the row of the commitment `commitment` of `hotkey`, if it is listed."""
+        return next((row for row in self.pending_reveals if row.is_of(hotkey, commitment)), None)
 
 
 class QueuedSubmission(Message):

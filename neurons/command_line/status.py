@@ -57,9 +57,8 @@ class Status:
         running = "running" if self.running else "not running"
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
-            return "\n".join(
-                [*lines, "submission  none yet: ./START_MINER.sh once makes the first"]
-            )
+            lines.append("submission  none yet: ./START_MINER.sh once makes the first")
+            return "\n".join(lines)
         deadline = deadline_of(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
@@ -147,10 +146,10 @@ def _headline(title: str, submission: Submission) -> str:
         verdict += f", rank {submission.rank}"
     if submission.weight is not None:
         verdict += f", weight {submission.weight:g}"
-    number = (
-        "" if submission.submission_id is None else f", number {submission.submission_id} there"
-    )
-    return f"{title}  {verdict}  ({submission.id} here{number}; {_moment(submission.updated_at)})"
+    here = f"{submission.id} here"
+    if submission.submission_id is not None:
+        here += f", number {submission.submission_id} there"
+    return f"{title}  {verdict}  ({here}; {_moment(submission.updated_at)})"
 
 
 def _figures(submission: Submission) -> list[str]:

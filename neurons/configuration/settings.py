@@ -192,10 +192,7 @@ class Settings(BaseModel):
         "Passed to the measuring processes. A validator sets none, so neither does the default.",
     )
     optimization_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        300.0,
-        MEASURE,
-        "seconds",
-        "The pause between two cycles (flag: --optimization-interval).",
+        300.0, MEASURE, "seconds", "The pause between two cycles (flag: --optimization-interval)."
     )
     state_dir: Folder = _setting(
         PROJECT / "state",

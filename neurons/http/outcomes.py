@@ -112,10 +112,8 @@ def fault_of(
     """Return what the reply `status` to a request of `route` means.
 
     Args:
-        route: the path, such as `/commit_submission`, for the text.
         status: the HTTP status, not a 2xx.
         headers: of the reply, with case-insensitive names.
-        body: of the reply.
         now: Unix seconds, against which a Retry-After date counts.
     """
     detail = api_detail(body)

@@ -66,15 +66,10 @@ class ApiClient(Connection):
     Every method raises the types of `neurons.http.outcomes`. GETs are tried a few times; a POST
     only when it certainly did not reach the server. Longer pauses are the caller's.
 
-    Args:
-        base_url: https, or http on this machine.
-        identity: signs the two headers, which go to the four routes that need them only.
-        transport: replaces the network in tests.
-        wait: the limiter's wait, so that a stop ends it.
-        now: Unix seconds of this machine, compared with the server's Date.
+    Args and errors are `Connection`'s; the two headers go to the four routes that need them only.
 
-    Raises:
-        ConfigError: the address would show the signature header to others.
+    Args:
+        wait: the limiter's wait in seconds, so that a stop ends it.
     """
 
     def __init__(
@@ -138,11 +133,7 @@ class ApiClient(Connection):
         return number if type(number) is int else None
 
     def _get(
-        self,
-        route: str,
-        reply: type[Reply],
-        query: Mapping[str, int] | None = None,
-        **options: Any,
+        self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None, **options: Any
     ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
         return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))

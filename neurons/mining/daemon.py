@@ -75,7 +75,6 @@ def run_forever(
     """Run cycles until stopped, each when there is something new to submit.
 
     Args:
-        context: the miner's parts.
         after_cycle: told the submission that each cycle ended with.
     """
     watch = _Watch(context)

@@ -41,5 +41,5 @@ def warn_of_early_judgement(context: Context) -> None:
     if insists_on_reveal(context) and known is not None:
         context.log.warning(
             "this API was seen to judge commitments before their reveal, when nothing can be "
-            "measured; SUBMISSION_MODE=auto or direct avoids that",
+            "measured; SUBMISSION_MODE=auto or direct avoids that"
         )

@@ -48,9 +48,7 @@ def look(submission: Submission, client: ApiClient) -> Standing:
         except (Refused, Uncertain):  # our own server refuses a limit above the first
             return standing
         standing = Standing(
-            _is_queued(submission, queue, limit),
-            _verdict(submission, queue),
-            len(queue.listed),
+            _is_queued(submission, queue, limit), _verdict(submission, queue), len(queue.listed)
         )
         if standing.queued is not None or standing.performer is not None:
             return standing

@@ -19,7 +19,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 8.0
 """After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
 
-
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """What a disk says when it takes no more for now."""
 START_BYTES = 2**18
@@ -156,11 +155,7 @@ def _watch(reader: int, stop: threading.Event, grace: float) -> None:
 
 
 class Waiter:
-    """Waits that a stop ends at once, on the monotonic clock.
-
-    Args:
-        stop: set when the daemon must end.
-    """
+    """Waits that a stop ends at once, on the monotonic clock."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop

@@ -38,14 +38,11 @@ class ApiFault(QuasarError):
 class ValidatorApi(Connection):
     """Calls of one validator API with a validator's headers.
 
+    Args and errors are `Connection`'s.
+
     Args:
-        base_url: https, or http on this machine.
         identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
         stop: when set, nothing is tried again.
-        transport: replaces the network in tests.
-
-    Raises:
-        ConfigError: the address would show the signature header to others.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ class Evaluator:
 
     Attributes:
         folder: where the sandboxes are made.
-        device: `cuda`, `cpu` or `auto`.
         timeout: seconds for each measuring process.
         allow_file: whether a fork on this machine's disk may be cloned.
         stop: ends an evaluation promptly, without a verdict.

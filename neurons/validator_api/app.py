@@ -153,9 +153,7 @@ def pending_reveals(config: Config, storage: Database) -> protocol.PendingReveal
 
 @router.get("/get_submission_stats")
 def get_submission_stats(
-    request: Request,
-    storage: Database,
-    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+    request: Request, storage: Database, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> protocol.SubmissionStats:
     """List what validators have not judged yet, newest first, and the verdicts."""
     with storage.read() as session:
@@ -182,10 +180,7 @@ def get_submission_rate(
 
 @router.post("/mark_validated")
 def mark_validated(
-    _: auth.ValidatorHotkey,
-    body: protocol.MarkValidatedRequest,
-    config: Config,
-    storage: Database,
+    _: auth.ValidatorHotkey, body: protocol.MarkValidatedRequest, config: Config, storage: Database
 ) -> dict[str, Any]:
     """Store a validator's score of a submission."""
     return storage.write(lambda session: submissions.mark_validated(session, body, config.now()))
@@ -193,9 +188,7 @@ def mark_validated(
 
 @router.post("/record_verification")
 def record_verification(
-    _: auth.ValidatorHotkey,
-    storage: Database,
-    found: Annotated[protocol.Verification, Query()],
+    _: auth.ValidatorHotkey, storage: Database, found: Annotated[protocol.Verification, Query()]
 ) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
     return storage.write(lambda session: submissions.record_verification(session, found))

@@ -12,14 +12,9 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 
+from neurons import protocol
 from neurons.identity import verify
-from neurons.protocol import (
-    HOTKEY_HEADER,
-    SIGNATURE_HEADER,
-    RevealRequest,
-    SubmitRequest,
-    submission_text,
-)
+from neurons.protocol import RevealRequest, SubmitRequest
 
 WINDOW_SECONDS = 60.0
 _SS58 = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
@@ -28,8 +23,8 @@ _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
 def authenticated(request: Request) -> str:
     """Return the hotkey whose signature of its own address the headers carry, else 401."""
-    hotkey = request.headers.get(HOTKEY_HEADER)
-    signature = request.headers.get(SIGNATURE_HEADER)
+    hotkey = request.headers.get(protocol.HOTKEY_HEADER)
+    signature = request.headers.get(protocol.SIGNATURE_HEADER)
     if not hotkey or not signature:
         raise HTTPException(401, "Missing Hotkey or Signature headers")
     if not _HEX.fullmatch(signature):
@@ -116,7 +111,7 @@ def signed_texts(body: SubmitRequest | RevealRequest) -> list[str]:
     """
     repo_hash = body.repo_hash if isinstance(body, SubmitRequest) else None
     start = f"{body.fork_url}{body.commit_hash}{body.tokens_per_sec}"
-    canonical = submission_text(
+    canonical = protocol.submission_text(
         body.fork_url, body.commit_hash, body.tokens_per_sec, body.benchmarks, repo_hash
     )
     if body.benchmarks is None:

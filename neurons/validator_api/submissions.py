@@ -76,10 +76,7 @@ def submit(
 
 
 def commit(
-    session: Session,
-    request: protocol.CommitRequest,
-    ip_address: str,
-    config: ApiConfig,
+    session: Session, request: protocol.CommitRequest, ip_address: str, config: ApiConfig
 ) -> protocol.CommitReply:
     """Store a commitment; the reveal opens `blocks_until_reveal` blocks later."""
     now = config.now()

@@ -67,11 +67,8 @@ def ensure_fork(
     GitHub makes a fork in its own time: it is asked again with pauses that double.
 
     Args:
-        api_url: the REST API's address.
         upstream: `owner/name` of the repository to fork.
         owner: the account of the token.
-        fork_name: what the fork is called.
-        token: a GitHub token.
         stop: ends a wait when set.
         first_wait: seconds before the first look at a fork in the making.
         patience: seconds after which the caller is told to come back later.

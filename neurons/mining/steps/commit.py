@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import Any
 
 from neurons.errors import Held
 from neurons.http.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
@@ -11,7 +12,7 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
 from neurons.observe import register_secret
-from neurons.protocol import CommitRequest, PendingReveal, Round, commitment_hash
+from neurons.protocol import CommitReply, CommitRequest, PendingReveal, Round, commitment_hash
 
 SETTLE_SECONDS = 120.0
 """How long a commitment that the server says it holds may be missing from its list."""
@@ -27,7 +28,7 @@ def run(submission: Submission, context: Context) -> Submission:
     if submission.state is State.COMMITTING:
         row = find(submission, context)
         if row is not None:
-            return _committed(submission, context, row.submission_id, row.reveal_block)
+            return _committed(submission, context, row)
     now = context.client.current_round()
     if submission.state is State.CLAIMED:
         salt = secrets.token_hex(32)
@@ -45,9 +46,8 @@ def run(submission: Submission, context: Context) -> Submission:
 
 def find(submission: Submission, context: Context) -> PendingReveal | None:
     """Return the server's row of this commitment, if it waits for its reveal there."""
-    wanted = str(submission.commitment_hash)
-    rows = context.client.pending_reveals().pending_reveals
-    return next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
+    pending = context.client.pending_reveals()
+    return pending.row_of(submission.hotkey, str(submission.commitment_hash))
 
 
 def _send(submission: Submission, context: Context, now: Round) -> Submission:
@@ -69,8 +69,8 @@ def _send(submission: Submission, context: Context, now: Round) -> Submission:
         row = find(submission, context)
         if row is None:
             raise  # the same commitment goes out again later
-        return _committed(submission, context, row.submission_id, row.reveal_block)
-    return _committed(submission, context, reply.submission_id, reply.reveal_block, now)
+        return _committed(submission, context, row)
+    return _committed(submission, context, reply, round_id=now.id, round_start=now.start_time)
 
 
 def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
@@ -79,7 +79,7 @@ def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted)
     while True:
         row = find(submission, context)
         if row is not None:
-            return _committed(submission, context, row.submission_id, row.reveal_block)
+            return _committed(submission, context, row)
         if time.monotonic() >= deadline:
             raise Held(
                 f"{refusal.reason} But /pending_reveals does not list it, so its number is "
@@ -90,17 +90,8 @@ def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted)
 
 
 def _committed(
-    submission: Submission,
-    context: Context,
-    submission_id: int,
-    reveal_block: int,
-    now: Round | None = None,
+    submission: Submission, context: Context, held: PendingReveal | CommitReply, **facts: Any
 ) -> Submission:
-    return context.move(
-        submission,
-        State.COMMITTED,
-        submission_id=submission_id,
-        reveal_block=reveal_block,
-        round_id=now.id if now else submission.round_id,
-        round_start=now.start_time if now else submission.round_start,
-    )
+    """Journal what the server holds, with further facts where its reply told them."""
+    facts |= {"submission_id": held.submission_id, "reveal_block": held.reveal_block}
+    return context.move(submission, State.COMMITTED, **facts)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from neurons.http.outcomes import (
-    AlreadyRevealed,
-    NotRegistered,
-    SubmissionNotFound,
-    Uncertain,
-)
+from neurons.http.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from neurons.errors import Held, Retry
-from neurons.http.outcomes import (
-    AlreadyRevealed,
-    SubmissionNotFound,
-    TooEarly,
-    Uncertain,
-)
+from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.mining import cycle
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
@@ -17,12 +12,7 @@ from neurons.mining.register import when_registered
 from neurons.mining.rounds import RoundNow, ask_round
 from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
-from neurons.protocol import (
-    BLOCK_SECONDS,
-    PendingReveal,
-    block_at,
-    commitment_hash,
-)
+from neurons.protocol import BLOCK_SECONDS, PendingReveal, block_at, commitment_hash
 
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
@@ -73,9 +63,7 @@ def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReve
     except Uncertain as fault:
         context.log.debug("the pending reveals cannot be read", reason=fault.reason)
         return block_at(context.client.server_time()), None, False
-    rows = pending.pending_reveals
-    wanted = str(submission.commitment_hash)
-    row = next((row for row in rows if row.is_of(submission.hotkey, wanted)), None)
+    row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
     return pending.current_block, row, True
 
 
