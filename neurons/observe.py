@@ -143,13 +143,9 @@ def configure(
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
         handlers.append(_file_handler(file))
-    root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
     for handler in handlers:
         handler.setFormatter(formatter)
-        root.addHandler(handler)
-    root.setLevel(level)
+    logging.basicConfig(level=level, handlers=handlers, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 from neurons.errors import Retry
 from neurons.git.command import HardenedGit, scratch_beside
@@ -83,15 +82,10 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
         for name in {default, branch} & heads.keys():
             fetch_branch(inside, remote, token, name, heads[name])
         if worktree.exists():  # damaged, or of another remote: kept, but out of the way
-            set_aside(worktree)
+            aside = worktree.with_name(f"{worktree.name}.previous")
+            shutil.rmtree(aside, ignore_errors=True)
+            worktree.rename(aside)
         made.rename(worktree)
-
-
-def set_aside(worktree: Path) -> None:
-    """Rename the folder to `<name>.previous`, replacing what was there."""
-    aside = worktree.with_name(f"{worktree.name}.previous")
-    shutil.rmtree(aside, ignore_errors=True)
-    worktree.rename(aside)
 
 
 def check_out(tool: HardenedGit, branch: str, tip: str) -> None:

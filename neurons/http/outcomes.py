@@ -146,22 +146,17 @@ def fault_of(
             after or BROKEN_SERVER_SECONDS,
         )
     if status == 403 and "banned" in detail.lower():
+        hours = _HOURS_LEFT.search(detail)
         return Banned(
             f"{said} (five failures ban an address for 24 hours; find out why the last "
             "submissions failed)",
-            _ban_seconds(detail),
+            3600.0 * float(hours[1] if hours else 1.0),
         )
     return _refusal(status, detail, f"{said}.")
 
 
 _WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
 """What FastAPI itself says where a route is missing: another version or another program."""
-
-
-def _ban_seconds(detail: str) -> float:
-    """Return how long the ban lasts, as the server says it; an hour where it does not."""
-    hours = _HOURS_LEFT.search(detail)
-    return float(hours[1]) * 3600.0 if hours else 3600.0
 
 
 def _refusal(status: int, detail: str, said: str) -> Refused:

@@ -136,23 +136,21 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
     database.row_factory = sqlite3.Row
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except BaseException as error:
         database.close()
-        raise QuasarError(
-            f"The journal {path} cannot be used at the moment ({error}). It is sound. Make space "
-            "on its disk, or end what keeps it locked, and start again."
-        ) from error
-    except sqlite3.DatabaseError as error:
-        database.close()
-        found = " ".join(str(error).split())
-        raise ConfigError(
-            f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in its "
-            f"place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), or move "
-            "it away to start anew; then a commitment that waits for its reveal is lost with its "
-            "salt."
-        ) from error
-    except BaseException:
-        database.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise QuasarError(
+                f"The journal {path} cannot be used at the moment ({error}). It is sound. Make "
+                "space on its disk, or end what keeps it locked, and start again."
+            ) from error
+        if isinstance(error, sqlite3.DatabaseError):
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in "
+                f"its place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), "
+                "or move it away to start anew; then a commitment that waits for its reveal is "
+                "lost with its salt."
+            ) from error
         raise
 
 

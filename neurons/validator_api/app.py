@@ -50,14 +50,12 @@ def create_app(config: ApiConfig) -> FastAPI:
     return app
 
 
-def _config(request: Request) -> ApiConfig:
-    config: ApiConfig = request.app.state.config
-    return config
+def _config(request: Request) -> Any:
+    return request.app.state.config
 
 
-def _storage(request: Request) -> Storage:
-    storage: Storage = request.app.state.storage
-    return storage
+def _storage(request: Request) -> Any:
+    return request.app.state.storage
 
 
 Config = Annotated[ApiConfig, Depends(_config)]

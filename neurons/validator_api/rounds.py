@@ -117,22 +117,19 @@ def _open(session: Session, now: datetime, hours: int, baseline: int | None = No
     if active is not None:
         finalize(session, active)
     last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
+    if baseline is None and last is not None:  # to beat: the last winner, or what that one had to
+        baseline = last.winner_submission_id or last.baseline_submission_id
     row = Round(
         round_number=last.round_number + 1 if last else 1,
         start_time=now,
         end_time=now + timedelta(hours=hours),
         status=ACTIVE,
-        baseline_submission_id=baseline or _standing_baseline(last),
+        baseline_submission_id=baseline,
     )
     session.add(row)
     session.flush()
     log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
     return row
-
-
-def _standing_baseline(last: Round | None) -> int | None:
-    """Return what the next round has to beat: the last winner, else what that round had to."""
-    return (last.winner_submission_id or last.baseline_submission_id) if last else None
 
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:
