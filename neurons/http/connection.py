@@ -131,15 +131,10 @@ class Connection:
             values = body.model_dump(mode="json", exclude_none=True)
             content = json.dumps(values, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
-        request = self._http.build_request(
-            method, route, params=query, content=content, headers=headers
-        )
+        sent = self._http.stream(method, route, params=query, content=content, headers=headers)
         try:
-            response = self._http.send(request, stream=True)
-            try:
+            with sent as response:
                 data = self._read(route, response, reply_bytes or self._reply_bytes)
-            finally:
-                response.close()
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
         self._note_clock(response.headers.get("Date"))

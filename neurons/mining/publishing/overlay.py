@@ -31,8 +31,7 @@ class Overlay:
     def lay(self, tool: HardenedGit, tip: str) -> None:
         """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
         scratch = Path(tool.rev_parse("--absolute-git-dir"))
-        contents = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
-        for name, content in (contents | self._before(tool, tip)).items():
+        for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
             if content is None:
                 target.unlink(missing_ok=True)
@@ -100,8 +99,7 @@ class Overlay:
 
     def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
         """Refuse a checkout with changes, other than the overlay's of a run that was cut off."""
-        ours = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
-        wanted = ours | self._before(tool, tip)
+        wanted = self._wanted(tool, tip)
 
         def half_done(name: str) -> bool:
             path = tool.folder / name
@@ -116,12 +114,11 @@ class Overlay:
                 "Commit or remove them, or unset REPO_PATH.",
             )
 
-    def _before(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return the content of `undone_files`."""
-        return {
-            name: None if blob is None else _blob_bytes(tool, blob)
-            for name, blob in self.undone_files(tool, tip).items()
-        }
+    def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
+        """Return what the overlay's files and `undone_files` have to hold; None: not be there."""
+        ours = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
+        undone = self.undone_files(tool, tip).items()
+        return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 
     def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
         text = tool.cat_file("commit", commit)

@@ -81,15 +81,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
         reason = f"The server has lost it: its round {submission.round_id} is another one now."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     found = conclude(submission, row, _place(submission, context, relation))
-    return context.move(
-        submission,
-        found.state,
-        rank=found.rank,
-        weight=found.weight,
-        score=found.score,
-        weighted_score=_claimed_score(submission),
-        reason=found.reason,
-    )
+    return context.move(submission, weighted_score=_claimed_score(submission), **vars(found))
 
 
 def _is_held(submission: Submission, context: Context) -> bool:
