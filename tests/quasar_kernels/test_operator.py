@@ -119,10 +119,9 @@ def test_gradients_of_single_results_and_inputs(operator, result):
 @pytest.mark.parametrize("keys", ["zeros", "half zeros", "tiny", "large"])
 def test_gradients_of_adversarial_keys(operator, keys):
     q, k, v, beta = layer_like(90)
+    k = ADVERSARIAL_KEYS[keys](k)
     found, wanted = beside_float64(
-        lambda *x: operator(*x)[0],
-        lambda *x: quasar_recurrence(*x)[0],
-        *(q, ADVERSARIAL_KEYS[keys](k), v, beta),
+        lambda *x: operator(*x)[0], lambda *x: quasar_recurrence(*x)[0], q, k, v, beta
     )
     for x, w in zip(found[1:], wanted[1:], strict=True):
         assert torch.isfinite(x).all()

@@ -140,7 +140,8 @@ def check_gradients(inputs, sequences, cu):
     found, wanted = beside_float64(
         lambda *x: launch_chunk(*x, True, cu),
         lambda *x: quasar_recurrence(*x, cu),
-        *(*inputs, initial),
+        *inputs,
+        initial,
     )
     for x, w in zip(found, wanted, strict=True):
         assert relative_rms(x, w) <= (1e-4 if dtype == torch.float32 else 3e-3)

@@ -71,33 +71,27 @@ def test_blocks_work_in_pairs_where_their_number_is_even(recorder, heads, width,
     assert all(blocks % 2 == 0 for blocks in walks) or not pairs
 
 
-# q and k by chunks, k, v and o by tiles: the fields of TensorMaps in copies.cuh
-SCAN = [(1, 16), (2, 16), (2, 64), (3, 64), (4, 64)]
-# d_o's strides are those of all that is made
-GRADIENTS = [(min(place, 4), 64) for place in range(1, 9)]
+# which tensor, whose strides and how many rows: the fields of TensorMaps in copies.cuh
+SCAN = [(1, 1, 16), (2, 2, 16), (2, 2, 64), (3, 3, 64), (4, 4, 64)]  # q, k by chunks; k, v, o
+GRADIENTS = [(n, min(n, 4), 64) for n in range(1, 9)]  # d_o's strides are those of all results
 
 
 @pytest.mark.parametrize(
-    ("describe", "tensors", "strides_and_rows", "places"),
-    [
-        (cuda_scan.scan_maps, 4, SCAN, [1, 2, 2, 3, 4]),
-        (cuda_scan_bwd.gradient_maps, 8, GRADIENTS, range(1, 9)),
-    ],
+    ("describe", "tensors", "maps"),
+    [(cuda_scan.scan_maps, 4, SCAN), (cuda_scan_bwd.gradient_maps, 8, GRADIENTS)],
     ids=["forward", "backward"],
 )
-def test_tensor_maps_follow_the_kernels_order_and_boxes(
-    monkeypatch, describe, tensors, strides_and_rows, places
-):
+def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch, describe, tensors, maps):
     asked = []
     monkeypatch.setattr(cuda_scan, "tensor_map", lambda *x: asked.append(x) or b"x")
     cuda_scan.tensor_maps.cache_clear()
     strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
-    addresses = tuple(16 * place for place in range(1, tensors + 1))
+    addresses = tuple(16 * n for n in range(1, tensors + 1))
     try:
-        assert describe((2, 999, 3, 128), addresses, strides) == b"x" * len(strides_and_rows)
+        assert describe((2, 999, 3, 128), addresses, strides) == b"x" * len(maps)
     finally:
         cuda_scan.tensor_maps.cache_clear()
     assert asked == [
-        (16 * place, (128, 3, 999, 2), (n, 10 * n, 1000 * n), (64, 1, rows, 1))
-        for place, (n, rows) in zip(places, strides_and_rows, strict=True)
+        (16 * tensor, (128, 3, 999, 2), (n, 10 * n, 1000 * n), (64, 1, rows, 1))
+        for tensor, n, rows in maps
     ]
