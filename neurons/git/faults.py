@@ -16,7 +16,6 @@ SCOPE_REMEDY = (
     "Contents: read and write for the fork."
 )
 
-
 _PASSING = re.compile(
     r"Could not resolve|Failed to connect|Couldn't connect|Connection (?:refused|reset|timed out)"
     r"|Operation (?:timed out|too slow)|hung up|early EOF|unexpected disconnect|RPC failed"

@@ -32,7 +32,6 @@ from neurons.processes.runtime import Stopped
 CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
 
-
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
 """Failures that cost a length and the longer ones their claim, and no more."""
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from neurons.errors import ConfigError, QuasarError
 from neurons.observe import get_logger
@@ -123,7 +122,8 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
     )
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, _noted) for number in STOP_SIGNALS}
+    # A signal reaches the wake-up descriptor only if it has a handler, which has nothing to do.
+    previous = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -133,10 +133,6 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
         os.close(writer)  # the thread reads the end of the pipe and returns
         thread.join()
         os.close(reader)
-
-
-def _noted(number: int, frame: FrameType | None) -> None:
-    """Do nothing: a signal reaches the wake-up descriptor only if it has a handler."""
 
 
 def _watch(reader: int, stop: threading.Event, grace: float) -> None:
