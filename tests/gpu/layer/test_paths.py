@@ -98,7 +98,7 @@ MASK[0, :100] = 0
             {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
             (2, 4096),
             BF16,
-            Path("kernels", False, True, True),
+            Path("kernels", False, True, False),
         ),
     ],
 )

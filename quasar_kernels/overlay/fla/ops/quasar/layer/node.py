@@ -26,8 +26,12 @@ from fla.ops.quasar.layer.weights import Weights
 KEPT_MIB = 3072
 """Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
-MOST_KEPT = 1 << 25
-"""Inputs up to this size whose backward pass is replayed where the forward pass kept something."""
+MOST_WORK = 1 << 34
+"""Tokens times channels squared up to which a backward pass that finds something kept is replayed.
+
+The GPU's work grows so: 65,536 tokens of 512 channels are 2 ms of it. Beyond, the host keeps up,
+and a graph would only hold memory.
+"""
 
 
 def keeps(call: Call, x: torch.Tensor) -> bool:
@@ -98,7 +102,7 @@ def _backward(ctx, dy):
 
     inputs, most = (x, dy), MOST_ELEMENTS
     if cut is not None:  # what is kept may be large: all is read where it lies
-        inputs, tensors, most = (), (x, dy, *tensors), MOST_KEPT
+        inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
             ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
