@@ -26,10 +26,10 @@ from benchmarks.clocks import free
 from benchmarks.commands import say
 from benchmarks.layer.calls import DEVICE, exact, gradient_errors, output
 from benchmarks.layer.results import (
-    Accuracy,
-    Decoding,
     Exchange,
     GradientErrors,
+    LayerAccuracy,
+    LayerDecoding,
     LongRun,
     OutputError,
 )
@@ -89,7 +89,7 @@ def slices(layer: Any, parts: Iterator[Tensor]) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def check_decoding(layer: Any) -> Decoding:
+def check_decoding(layer: Any) -> LayerDecoding:
     """Decode token by token after a prefill, and compare with one call and with float64."""
     x = fresh(PREFILL + DECODED)
     with recording(DEVICE):
@@ -97,7 +97,7 @@ def check_decoding(layer: Any) -> Decoding:
         parts = iter(torch.split(x, [PREFILL, *[1] * DECODED], dim=1))
         tail = torch.cat(list(slices(layer, parts))[1:], dim=1)
     expected = exact(layer.state_dict(), x, *HEADS)[:, PREFILL:]
-    return Decoding(
+    return LayerDecoding(
         prefill=PREFILL,
         decoded=DECODED,
         error=relative_rms(tail, expected),
@@ -214,7 +214,7 @@ def new(layer_class: type) -> Any:
     return layer_class(**WORKLOAD.layer_arguments()).to(DEVICE)
 
 
-def check(layer_class: type, fork: Path, folder: Path, commit: str | None) -> Accuracy:
+def check(layer_class: type, fork: Path, folder: Path, commit: str | None) -> LayerAccuracy:
     """Check everything, shortest first."""
     torch.manual_seed(0)
     layer = new(layer_class)
@@ -225,7 +225,7 @@ def check(layer_class: type, fork: Path, folder: Path, commit: str | None) -> Ac
         say(found)
         return found
 
-    return Accuracy(
+    return LayerAccuracy(
         **origin(commit),
         outputs=tuple(told(check_output, layer, n) for n in LENGTHS),
         gradients=tuple(told(check_gradients, layer, n) for n in GRADIENT_LENGTHS),

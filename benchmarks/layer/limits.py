@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.layer.results import Accuracy
+from benchmarks.layer.results import LayerAccuracy
 from benchmarks.limits import Criterion
 from harness.report import Report
 
@@ -34,7 +34,7 @@ def speed(report: Report, tokens: int) -> float:
     return median(m.tokens_per_sec for m in report.measurements if m.length == tokens)
 
 
-def criteria(layer: Report, ops: Report, accuracy: Accuracy) -> list[Criterion]:
+def criteria(layer: Report, ops: Report, accuracy: LayerAccuracy) -> list[Criterion]:
     """Return every limit with its figure."""
     return [*_costs(layer, ops), *_errors(accuracy), *_behaviour(accuracy)]
 
@@ -53,7 +53,7 @@ def _costs(layer: Report, ops: Report) -> Iterator[Criterion]:
     )
 
 
-def _errors(accuracy: Accuracy) -> Iterator[Criterion]:
+def _errors(accuracy: LayerAccuracy) -> Iterator[Criterion]:
     for found in accuracy.outputs:
         where = f"{found.tokens:,} tokens, output against float64"
         yield Criterion(f"{where}, relative RMS", found.relative_rms, OUTPUT_ERROR, digits=".1e")
@@ -65,7 +65,7 @@ def _errors(accuracy: Accuracy) -> Iterator[Criterion]:
         yield Criterion(what, gradients.errors[worst], GRADIENT_ERROR, digits=".1e")
 
 
-def _behaviour(accuracy: Accuracy) -> Iterator[Criterion]:
+def _behaviour(accuracy: LayerAccuracy) -> Iterator[Criterion]:
     decoding, exchange = accuracy.decoding, accuracy.exchange
     what = f"{decoding.decoded} tokens decoded after {decoding.prefill:,} against one call"
     yield Criterion(f"{what}, relative RMS", decoding.apart, OUTPUT_ERROR, digits=".1e")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.documents import filled
 from benchmarks.layer.limits import criteria
-from benchmarks.layer.results import Accuracy, Profile
+from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.tables import accuracy_tables, profile_table
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
 from benchmarks.limits import Criterion, limits_table
@@ -172,8 +172,8 @@ class Runs(NamedTuple):
     """What the documents are made of."""
 
     reports: Reports
-    profiles: tuple[Profile, ...]
-    accuracy: Accuracy
+    profiles: tuple[LayerProfile, ...]
+    accuracy: LayerAccuracy
     training: Training
 
 
@@ -185,8 +185,8 @@ def load_runs() -> Runs:
     """
     return Runs(
         {name: load_report(DATA / f"{name}.json") for name in TREES},
-        tuple(load(Profile, DATA / f"{name}.json") for name in PROFILES),
-        load(Accuracy, DATA / "layer-accuracy.json"),
+        tuple(load(LayerProfile, DATA / f"{name}.json") for name in PROFILES),
+        load(LayerAccuracy, DATA / "layer-accuracy.json"),
         load(Training, DATA / "layer-training.json"),
     )
 

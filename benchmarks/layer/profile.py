@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import clocks, commands
 from benchmarks.layer.calls import DEVICE
-from benchmarks.layer.results import Launch, Profile
+from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import origin, write
 from harness.worker.timing import recording, time_layer
@@ -71,7 +71,7 @@ def profiled(call: Callable[[], object]) -> list[Launch]:
     return launches_of([found[i : i + size] for i in range(0, len(found), size)])
 
 
-def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> Profile:
+def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> LayerProfile:
     """Time the loop, then profile calls of a layer of its own."""
     clocks.soak(1)
     copy, product = clocks.copy_bandwidth(), clocks.product_tflops(torch.bfloat16)
@@ -89,7 +89,7 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
     for _ in range(WARMUP_CALLS):
         call()
     torch.cuda.synchronize()
-    return Profile(
+    return LayerProfile(
         **origin(commit),
         tree=name,
         tokens=tokens,

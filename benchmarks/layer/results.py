@@ -16,7 +16,7 @@ class Launch(Frozen):
     ms: Positive = Field(description="median over the profiled calls")
 
 
-class Profile(Run):
+class LayerProfile(Run):
     """Where the time of a call goes, in the validator's loop."""
 
     tree: str = Field(description="which of trees.py's")
@@ -46,7 +46,7 @@ class GradientErrors(Frozen):
     errors: dict[str, NotNegative]
 
 
-class Decoding(Frozen):
+class LayerDecoding(Frozen):
     """A prefill, then one token at a time from the cache; relative RMS errors of the latter."""
 
     prefill: int
@@ -76,11 +76,11 @@ class LongRun(Frozen):
     )
 
 
-class Accuracy(Run):
+class LayerAccuracy(Run):
     """What the layer computes, on one GPU."""
 
     outputs: tuple[OutputError, ...]
     gradients: tuple[GradientErrors, ...]
-    decoding: Decoding
+    decoding: LayerDecoding
     exchange: Exchange
     long_runs: tuple[LongRun, ...]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.layer.results import Launch, Profile
+from benchmarks.layer.results import Launch, LayerProfile
 from harness.workload import WORKLOAD
 
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
@@ -71,7 +71,7 @@ class Step(NamedTuple):
         """Floating-point operations a token of its products."""
         return sum(FLOPS[name] for name in self.products)
 
-    def floor_ms(self, profile: Profile) -> float:
+    def floor_ms(self, profile: LayerProfile) -> float:
         """Return the longer of moving the bytes and doing the arithmetic, at the rates measured."""
         moving = self.bytes / (profile.copy_gb_per_s * 1e6)
         computing = self.flops / (profile.product_tflops * 1e9)

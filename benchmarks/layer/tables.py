@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.layer.results import Accuracy, Profile
+from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.steps import STEPS, find_steps
 from benchmarks.markdown import table
 
@@ -14,7 +14,7 @@ WAYS = {
 TREES = {"overlay": "layer", "overlay-ops": "ops"}
 
 
-def profile_table(profile: Profile) -> str:
+def profile_table(profile: LayerProfile) -> str:
     """Return where a call's time goes, step by step, beside the least that each step must do."""
     header = ("step", "kernels", "launches", "ms", "share", "GB", "TFLOP", "floor, ms", "of floor")
     rows, least = [], 0.0
@@ -50,7 +50,7 @@ def profile_table(profile: Profile) -> str:
     )
 
 
-def accuracy_tables(accuracy: Accuracy) -> str:
+def accuracy_tables(accuracy: LayerAccuracy) -> str:
     """Return the tables of errors, of decoding and exchange, and of long sequences."""
     machine = accuracy.environment
     parts = [
@@ -68,7 +68,7 @@ def accuracy_tables(accuracy: Accuracy) -> str:
     return "\n\n".join(parts)
 
 
-def _outputs(accuracy: Accuracy) -> str:
+def _outputs(accuracy: LayerAccuracy) -> str:
     header = ("tokens", "relative RMS", "worst eighth", "cosine", "largest difference", "reruns")
     rows = [
         (
@@ -84,7 +84,7 @@ def _outputs(accuracy: Accuracy) -> str:
     return table(header, rows)
 
 
-def _gradients(accuracy: Accuracy) -> str:
+def _gradients(accuracy: LayerAccuracy) -> str:
     names = list(accuracy.gradients[0].errors)
     header = ("gradient of", *(f"{found.tokens:,} tokens" for found in accuracy.gradients))
     rows = [
@@ -94,7 +94,7 @@ def _gradients(accuracy: Accuracy) -> str:
     return table(header, rows)
 
 
-def _decoding(accuracy: Accuracy) -> str:
+def _decoding(accuracy: LayerAccuracy) -> str:
     decoding, exchange = accuracy.decoding, accuracy.exchange
     return (
         f"Decoding {decoding.decoded} tokens one by one after a prefill of {decoding.prefill:,}: "
@@ -106,7 +106,7 @@ def _decoding(accuracy: Accuracy) -> str:
     )
 
 
-def _long_runs(accuracy: Accuracy) -> str:
+def _long_runs(accuracy: LayerAccuracy) -> str:
     header = ("tokens", "how", "M tokens/s", "peak memory, GB", "slices against one call")
     rows = [
         (

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED
 from benchmarks.layer.page import PROFILES, Runs, limits, load_runs
 from benchmarks.layer.profile import launches_of
-from benchmarks.layer.results import Launch, Profile
+from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
 from benchmarks.layer.tables import profile_table
 from benchmarks.results import DATA, load
@@ -18,8 +18,8 @@ CUBLAS = "nvjet_sm90_tst_256x128_64x4"
 
 
 @pytest.fixture(scope="module", params=PROFILES)
-def profile(request: pytest.FixtureRequest) -> Profile:
-    return load(Profile, DATA / f"{request.param}.json")
+def profile(request: pytest.FixtureRequest) -> LayerProfile:
+    return load(LayerProfile, DATA / f"{request.param}.json")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_figure_outside_of_its_limit_is_missed(
     assert "missed" in [verdict for what, verdict in found.items() if said in what]
 
 
-def test_every_launch_of_the_profile_has_a_step(profile: Profile) -> None:
+def test_every_launch_of_the_profile_has_a_step(profile: LayerProfile) -> None:
     found = find_steps(profile.launches, STEPS[profile.tree])
     assert sum(step.launches for step in found) == len(profile.launches)
     busy = sum(launch.ms for launch in profile.launches)
@@ -107,13 +107,13 @@ def test_products_go_to_the_steps_in_order() -> None:
     }
 
 
-def test_a_cast_s_floor_is_its_bytes_at_the_copy_s_bandwidth(profile: Profile) -> None:
+def test_a_cast_s_floor_is_its_bytes_at_the_copy_s_bandwidth(profile: LayerProfile) -> None:
     cast = next(step for step in STEPS["overlay"] if step.what == "x to bf16")
     size = profile.tokens * 512 * (4 + 2)
     assert cast.floor_ms(profile) == pytest.approx(size / (profile.copy_gb_per_s * 1e9) * 1e3)
 
 
-def test_a_product_s_floor_is_the_longer_of_bytes_and_arithmetic(profile: Profile) -> None:
+def test_a_product_s_floor_is_the_longer_of_bytes_and_arithmetic(profile: LayerProfile) -> None:
     output = next(step for step in STEPS["overlay"] if step.what == "output projection")
     seconds = 2 * profile.tokens * 512 * 512 / (profile.product_tflops * 1e12)
     slow_copy = profile.model_copy(update={"copy_gb_per_s": 1.0})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.ops.quasar import fused_recurrent_quasar
-from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent
+from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like, packed
@@ -44,7 +44,10 @@ def test_every_width(T, H, S):
     check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
 
 
-@pytest.mark.parametrize("tiles", [Tiles(8, 1), Tiles(16, 1), Tiles(32, 2), Tiles(64, 4)])
+@pytest.mark.parametrize(
+    "tiles",
+    [RecurrentTiles(*of) for of in ((8, 1), (16, 1), (32, 2), (64, 4))],
+)
 def test_the_tiles_change_the_rounding_only(tiles):
     inputs = layer_like(5, B=4, dtype=torch.float32)
     state = torch.randn(4, 8, 64, 64, device="cuda")

@@ -16,7 +16,7 @@ from tests.quasar_kernels.inputs import (
     assert_close,
     common_key,
 )
-from tests.quasar_kernels.operator_semantics import Semantics, Subject
+from tests.quasar_kernels.operator.semantics import Semantics, Subject
 from tests.quasar_kernels.tolerances import OPERATOR
 
 pytestmark = pytest.mark.gpu

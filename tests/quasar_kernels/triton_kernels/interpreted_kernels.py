@@ -16,7 +16,7 @@ import torch
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, layer_like
-from tests.quasar_kernels.operator_semantics import Semantics, Subject
+from tests.quasar_kernels.operator.semantics import Semantics, Subject
 from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
 
@@ -28,7 +28,7 @@ from fla.ops.quasar import gate
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.forward_substitution import launch_forward_substitution
-from fla.ops.quasar.fused_recurrent import Tiles, launch_fused_recurrent
+from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
 from fla.ops.quasar.layer import gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
 
@@ -99,7 +99,7 @@ def test_a_burst_that_is_forgotten_leaves_no_trace(dtype, limit):
     assert max(relative_rms(found, wanted) for found, wanted in pairs) <= limit
 
 
-@pytest.mark.parametrize("tiles", [Tiles(8, 1), Tiles(16, 2), Tiles(32, 1)])
+@pytest.mark.parametrize("tiles", [RecurrentTiles(*of) for of in ((8, 1), (16, 2), (32, 1))])
 @pytest.mark.parametrize("cu", [None, [0, 0, 1, 4, 4]])
 def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
     q, k, v, beta = layer_like(4, S=24)

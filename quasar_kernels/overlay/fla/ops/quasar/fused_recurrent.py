@@ -20,21 +20,21 @@ MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
 
 
-class Tiles(NamedTuple):
+class RecurrentTiles(NamedTuple):
     """How a launch is cut up."""
 
     cols: int  # state columns that a program owns, with all rows of them
     warps: int
 
 
-def tiles_for(block: int, chains: int) -> Tiles:
+def tiles_for(block: int, chains: int) -> RecurrentTiles:
     """Return the tiles for heads padded to `block` channels and `chains` sequences times heads.
 
     Few chains want many programs, many want wide rows and no second wave of programs: measured on
     an H200 at 64 channels, where 8 columns are fastest for 8 chains, 16 for 32 to 256, then 32.
     """
     elements = 512 if chains <= 16 else 1024 if chains < 512 else 2048
-    return Tiles(max(8, min(block, elements // block)), 1)
+    return RecurrentTiles(max(8, min(block, elements // block)), 1)
 
 
 @triton.jit(
@@ -140,7 +140,7 @@ def launch_fused_recurrent(
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
     inplace_state: bool = False,
-    tiles: Tiles | None = None,
+    tiles: RecurrentTiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch the kernel; no autograd. Arguments and results as in `fused_recurrent_quasar`.
 

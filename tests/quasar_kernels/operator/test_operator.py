@@ -10,7 +10,7 @@ from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, layer_like, packed
-from tests.quasar_kernels.operator_semantics import Semantics, Subject
+from tests.quasar_kernels.operator.semantics import Semantics, Subject
 from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
