@@ -31,6 +31,19 @@ def conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
 
 
 @triton.jit
+def load_taps(weight, bias, cols, inside, BC: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return four taps and the bias, or zeros without one, of BC channels, in fp32."""
+    w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
+    b = tl.zeros([BC], dtype=tl.float32)
+    if HAS_BIAS:
+        b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    return w0, w1, w2, w3, b
+
+
+@triton.jit
 def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
     # the gradient of the row's convolution before silu, and the rows before it that it has seen
     y, x1, x2, x3 = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
@@ -88,13 +101,7 @@ def conv_silu_grad_kernel(
     own = tl.program_id(1) % tl.cdiv(N, BC) * BC + tl.arange(0, BC)
     inside = own < N
     cols = part * N + own
-    w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
-    w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
-    w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
-    w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
-    b = tl.zeros([BC], dtype=tl.float32)
-    if HAS_BIAS:
-        b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    w0, w1, w2, w3, b = load_taps(weight, bias, cols, inside, BC, HAS_BIAS)
     dy = dy_0
     if part == 1:
         dy = dy_1

@@ -21,6 +21,7 @@ from fla.ops.quasar.layer.gradients import (
     conv_row,
     launch_conv_silu_grad,
     launch_gated_rmsnorm_grad,
+    load_taps,
     padded,
     sequences,
 )
@@ -64,13 +65,7 @@ def causal_conv_silu_kernel(
     row = (tl.program_id(0) % blocks).to(tl.int64) * ROWS
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
-    w0 = tl.load(weight + cols * 4, mask=inside, other=0.0).to(tl.float32)
-    w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
-    w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
-    w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
-    b = tl.zeros([BC], dtype=tl.float32)
-    if HAS_BIAS:
-        b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    w0, w1, w2, w3, b = load_taps(weight, bias, cols, inside, BC, HAS_BIAS)
     p_x = x + (before + row) * stride_x + cols
     p_y = y + (before + row) * C + cols
     h3 = tl.load(p_x - 3 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
