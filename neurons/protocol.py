@@ -1,4 +1,4 @@
-"""The wire of the validator API: messages, commitment, signed texts, blocks and leagues.
+"""The wire of the validator API: messages, commitment and signed texts.
 
 Shared by the miner, the validator and the API server, so that one change serves all three.
 Times on this wire are naive UTC in ISO form. No number on it may be NaN or infinite.
@@ -15,26 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from neurons.rules import ROUND_HOURS
+
 HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
-
-GENESIS_UNIX = 1_609_459_200
-"""Unix time of block 0: 2021-01-01T00:00:00Z. Blocks are wall-clock time, not chain height."""
-
-BLOCK_SECONDS = 12
-"""Seconds in a block on the public server."""
-
-TOP_SHARES = (0.60, 0.25, 0.10, 0.05)
-"""Share of the emission for ranks 1 to 4."""
-
-FAILURES_BEFORE_BAN = 5
-BAN_HOURS = 24
-ROUND_HOURS = 48
-
-
-def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
-    """Return the block number at `unix` seconds since 1970, as the server counts blocks."""
-    return int(unix - GENESIS_UNIX) // block_seconds
 
 
 def commitment_hash(salt: str, fork_url: str) -> str:
@@ -56,32 +40,6 @@ def submission_text(
     """Return the text that a submission's or a reveal's body `signature` signs."""
     figures = json.dumps(benchmarks or {}, sort_keys=True)
     return f"{fork_url}{commit_hash}{tokens_per_sec}{figures}{repo_hash or ''}"
-
-
-LEAGUES: tuple[tuple[int, str, float], ...] = (
-    (0, "100k", 0.5),
-    (200_000, "200k", 0.75),
-    (300_000, "300k", 1.0),
-    (400_000, "400k", 1.25),
-    (500_000, "500k", 1.5),
-    (600_000, "600k", 1.75),
-    (700_000, "700k", 2.0),
-    (800_000, "800k", 2.25),
-    (900_000, "900k", 2.5),
-    (1_000_000, "1M", 3.0),
-)
-"""Lower bound of the target length in tokens (inclusive), league name, score multiplier."""
-
-
-def league_of(target_sequence_length: int) -> tuple[str, float]:
-    """Return the league's name and multiplier for a target length in tokens."""
-    reached = [row for row in LEAGUES if row[0] <= target_sequence_length] or LEAGUES[:1]
-    return reached[-1][1:]
-
-
-def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
-    """Return what the ranking sorts by: tokens per second times the league's multiplier."""
-    return tokens_per_sec * league_of(target_sequence_length)[1]
 
 
 def _hex(digits: int, meaning: str) -> AfterValidator:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from neurons import observe
 from neurons.processes.runtime import Stopped, stop_on_signals
-from neurons.protocol import QueuedSubmission, league_of, weighted_score
+from neurons.protocol import QueuedSubmission
+from neurons.rules import league_of, weighted_score
 from neurons.validation.evaluate import Evaluator
 
 STOPPED = 130

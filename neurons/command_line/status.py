@@ -11,7 +11,7 @@ from typing import Any
 from neurons.errors import ConfigError
 from neurons.mining.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.mining.journal import Journal, Submission
-from neurons.protocol import league_of, weighted_score
+from neurons.rules import league_of, weighted_score
 
 JOURNAL = "journal.sqlite"
 SECRET_FIELDS = ("salt",)

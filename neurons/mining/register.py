@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from neurons.http.outcomes import NotRegistered, ServerFault
 from neurons.mining.context import Context
-from neurons.protocol import league_of
+from neurons.rules import league_of
 
 REGISTRATIONS = 2
 

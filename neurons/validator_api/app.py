@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from neurons import protocol
+from neurons import protocol, rules
 from neurons.observe import get_logger
 from neurons.validator_api import auth, bans, rounds, stats, submissions
 from neurons.validator_api.config import ApiConfig
@@ -90,7 +90,7 @@ def register_miner(
 ) -> protocol.RegisterReply:
     """Register the calling hotkey for a model and a league."""
     auth.check_same_hotkey(body.hotkey, hotkey)
-    leagues = [league for _, league, _ in protocol.LEAGUES]
+    leagues = [league for _, league, _ in rules.LEAGUES]
     if body.league not in leagues:
         raise HTTPException(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
     return storage.write(lambda session: submissions.register(session, body, config.now()))

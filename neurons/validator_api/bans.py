@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from neurons.observe import get_logger
-from neurons.protocol import BAN_HOURS, FAILURES_BEFORE_BAN
+from neurons.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 from neurons.validator_api.storage import IpBan
 
 log = get_logger("validator_api")

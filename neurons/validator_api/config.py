@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from neurons.protocol import BLOCK_SECONDS
+from neurons.rules import BLOCK_SECONDS
 
 Clock = Callable[[], float]
 """Returns the Unix time in seconds; a test puts its own in."""

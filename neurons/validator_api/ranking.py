@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from neurons.protocol import TOP_SHARES, weighted_score
+from neurons.rules import TOP_SHARES, weighted_score
 from neurons.validator_api.storage import Submission
 
 

@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons import protocol
+from neurons import protocol, rules
 from neurons.observe import get_logger
 from neurons.validator_api import ranking
 from neurons.validator_api.storage import Miner, Round, Submission, count
@@ -25,7 +25,7 @@ def current(session: Session, now: datetime) -> Round:
     row = _active(session)
     if row is not None and row.end_time > now:
         return row
-    return _open(session, now, protocol.ROUND_HOURS)
+    return _open(session, now, rules.ROUND_HOURS)
 
 
 def create(session: Session, request: protocol.CreateRoundRequest, now: datetime) -> Round:
@@ -134,7 +134,7 @@ def _open(session: Session, now: datetime, hours: int, baseline: int | None = No
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:
     row = place.submission
-    league, multiplier = protocol.league_of(row.target_sequence_length)
+    league, multiplier = rules.league_of(row.target_sequence_length)
     return {
         "rank": place.rank,
         "submission_id": row.id,

@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from neurons import protocol
+from neurons import protocol, rules
 from neurons.validator_api import bans, rounds
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.storage import LeagueEntry, Miner, Submission
@@ -189,7 +189,7 @@ def record_verification(session: Session, found: protocol.Verification) -> dict[
 
 def current_block(config: ApiConfig) -> int:
     """Return the block number of this moment."""
-    return protocol.block_at(config.clock(), config.block_time_seconds)
+    return rules.block_at(config.clock(), config.block_time_seconds)
 
 
 def _add(

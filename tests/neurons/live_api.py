@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from bittensor.sp_core import Keypair
 
-from neurons import protocol
+from neurons import protocol, rules
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 
@@ -94,7 +94,7 @@ class LiveApi:
         self.ok("/mark_validated", body, VALIDATOR)
 
     def pass_blocks(self, count: int) -> None:
-        self.clock.now += count * protocol.BLOCK_SECONDS
+        self.clock.now += count * rules.BLOCK_SECONDS
 
 
 def submission(

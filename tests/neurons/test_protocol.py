@@ -22,13 +22,6 @@ REVEAL: dict[str, Any] = {
 }
 
 
-def test_a_block_is_twelve_seconds_since_2021() -> None:
-    assert protocol.block_at(1_609_459_200.0) == 0
-    assert protocol.block_at(1_609_459_211.9) == 0
-    assert protocol.block_at(1_609_459_212.0) == 1
-    assert protocol.block_at(1_609_459_212.0, block_seconds=1) == 12
-
-
 def test_commitment_hashes_the_text_of_salt_and_url() -> None:
     expected = hashlib.sha256(b"abchttps://host/fork").hexdigest()
     assert protocol.commitment_hash("abc", "https://host/fork") == expected
@@ -40,23 +33,6 @@ def test_signed_text_is_the_reference_miners() -> None:
     text = protocol.submission_text("url", "hash", 1000.0, figures, "repo")
     assert text == 'urlhash1000.0{"512": {"tokens_per_sec": 10.5, "vram_mb": 2.0}}repo'
     assert protocol.submission_text("url", "hash", 2.5, None) == "urlhash2.5{}"
-
-
-@pytest.mark.parametrize(
-    ("length", "league"),
-    [
-        (1, ("100k", 0.5)),
-        (199_999, ("100k", 0.5)),
-        (200_000, ("200k", 0.75)),
-        (500_000, ("500k", 1.5)),
-        (999_999, ("900k", 2.5)),
-        (1_000_000, ("1M", 3.0)),
-        (5_000_000, ("1M", 3.0)),
-    ],
-)
-def test_leagues_include_their_lower_bound(length: int, league: tuple[str, float]) -> None:
-    assert protocol.league_of(length) == league
-    assert protocol.weighted_score(10.0, length) == 10.0 * league[1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from neurons.errors import Held
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.series import load_runs
-from neurons.protocol import weighted_score
+from neurons.rules import weighted_score
 
 
 def run(submission: Submission, context: Context) -> Submission:

@@ -12,7 +12,8 @@ from neurons.mining.cycle import State, Submission
 from neurons.mining.rounds import RoundNow, ask_round
 from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
-from neurons.protocol import Performer, Weight, weighted_score
+from neurons.protocol import Performer, Weight
+from neurons.rules import weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0

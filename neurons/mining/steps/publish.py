@@ -6,7 +6,7 @@ from neurons.errors import Held
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.register import register
-from neurons.protocol import FAILURES_BEFORE_BAN
+from neurons.rules import FAILURES_BEFORE_BAN
 
 REJECTIONS_ALLOWED = 3
 

@@ -12,7 +12,8 @@ from neurons.mining.register import when_registered
 from neurons.mining.rounds import RoundNow, ask_round
 from neurons.mining.signing import reveal_request
 from neurons.mining.standing import look
-from neurons.protocol import BLOCK_SECONDS, PendingReveal, block_at, commitment_hash
+from neurons.protocol import PendingReveal, commitment_hash
+from neurons.rules import BLOCK_SECONDS, block_at
 
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25

@@ -1,0 +1,47 @@
+"""The subnet's rules in numbers: blocks, rounds, bans, leagues, scores and shares."""
+
+from __future__ import annotations
+
+GENESIS_UNIX = 1_609_459_200
+"""Unix time of block 0: 2021-01-01T00:00:00Z. Blocks are wall-clock time, not chain height."""
+
+BLOCK_SECONDS = 12
+"""Seconds in a block on the public server."""
+
+TOP_SHARES = (0.60, 0.25, 0.10, 0.05)
+"""Share of the emission for ranks 1 to 4."""
+
+FAILURES_BEFORE_BAN = 5
+BAN_HOURS = 24
+ROUND_HOURS = 48
+
+
+def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
+    """Return the block number at `unix` seconds since 1970, as the server counts blocks."""
+    return int(unix - GENESIS_UNIX) // block_seconds
+
+
+LEAGUES: tuple[tuple[int, str, float], ...] = (
+    (0, "100k", 0.5),
+    (200_000, "200k", 0.75),
+    (300_000, "300k", 1.0),
+    (400_000, "400k", 1.25),
+    (500_000, "500k", 1.5),
+    (600_000, "600k", 1.75),
+    (700_000, "700k", 2.0),
+    (800_000, "800k", 2.25),
+    (900_000, "900k", 2.5),
+    (1_000_000, "1M", 3.0),
+)
+"""Lower bound of the target length in tokens (inclusive), league name, score multiplier."""
+
+
+def league_of(target_sequence_length: int) -> tuple[str, float]:
+    """Return the league's name and multiplier for a target length in tokens."""
+    reached = [row for row in LEAGUES if row[0] <= target_sequence_length] or LEAGUES[:1]
+    return reached[-1][1:]
+
+
+def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
+    """Return what the ranking sorts by: tokens per second times the league's multiplier."""
+    return tokens_per_sec * league_of(target_sequence_length)[1]
