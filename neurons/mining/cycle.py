@@ -65,7 +65,8 @@ _CLAIM_FIELDS = (
 FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
 """What a commitment stands for: unchanged from the moment before it is sent to the verdict."""
 
-_UNFROZEN = (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED)
+BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
+"""Where nothing was sent yet, so that everything may still change."""
 _NEXT: dict[State, tuple[State, ...]] = {
     State.NEW: (State.PUBLISHED,),
     State.PUBLISHED: (State.MEASURED, State.NEW),
@@ -189,7 +190,7 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
     missing = [name for name in _REQUIRED.get(state, ()) if getattr(moved, name) is None]
     if missing:
         raise IllegalTransition(f"{state.value} needs {', '.join(missing)}.")
-    if submission.state not in _UNFROZEN:
+    if submission.state not in BEFORE_COMMITMENT:
         changed = [n for n in FROZEN_FIELDS if getattr(moved, n) != getattr(submission, n)]
         if changed:
             raise IllegalTransition(f"{', '.join(changed)} cannot change after the commitment.")

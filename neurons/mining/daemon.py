@@ -5,15 +5,15 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from neurons.configuration.values import LOOPBACK
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import HashMismatch
-from neurons.mining import cycle
+from neurons.mining import cycle, selection
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Step, Submission
+from neurons.mining.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.mining.early import submission_mode
 from neurons.mining.journal import Journal, StaleSubmission
 from neurons.mining.rounds import is_due
@@ -31,7 +31,6 @@ STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
     Step.REVEAL: reveal.run,
     Step.FOLLOW: follow.run,
 }
-BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
 SHORTEST_INTERVAL_SECONDS = 1.0
 REMIND_SECONDS = 3600.0
 
@@ -47,26 +46,12 @@ def run_cycle(context: Context) -> Submission:
     Raises:
         Stopped: the stop came before there was a submission.
     """
-    for other in _despite_full_disk(context, lambda: _others(context)):
+    for other in _despite_full_disk(context, lambda: selection.others(context)):
         _drive(other, context)
-    submission = _drive(_despite_full_disk(context, lambda: _begun(context)), context)
+    submission = _drive(_despite_full_disk(context, lambda: selection.begun(context)), context)
     if submission.never_revealed and submission_mode(context) == "direct":
-        submission = _drive(_despite_full_disk(context, lambda: _create(context)), context)
+        submission = _drive(_despite_full_disk(context, lambda: selection.create(context)), context)
     return submission
-
-
-def _begun(context: Context) -> Submission:
-    """Return the submission to go on with, made or resumed."""
-    submission = _live(context)
-    if submission is None:
-        submission = _create(context)
-    elif submission.state is State.HELD and submission.resume_state is not None:
-        context.log.info("trying again", submission=submission.id, held_for=submission.reason)
-        submission = context.record(submission, cycle.resume(submission, context.now()))
-    elif submission.state is not State.HELD:
-        state = submission.position.value
-        context.log.info("going on", submission=submission.id, state=state)
-    return _refreshed(submission, context)
 
 
 def run_forever(
@@ -80,7 +65,7 @@ def run_forever(
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
-        if _live(context) is not None or watch.wants_cycle():
+        if selection.live(context) is not None or watch.wants_cycle():
             after_cycle(run_cycle(context))
         else:
             context.log.info("waiting for a new round or changed kernels")
@@ -123,73 +108,6 @@ def warn_of_other_hotkeys(context: Context) -> None:
                 state=other.state.value,
                 remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict",
             )
-
-
-def _live(context: Context) -> Submission | None:
-    return context.journal.live(context.identity.hotkey, context.target)
-
-
-def _create(context: Context) -> Submission:
-    settings, journal = context.settings, context.journal
-    mode, now = submission_mode(context), context.now()
-    last = journal.last_closed(context.identity.hotkey, context.target)
-    if _claims_the_same(last, mode, context):
-        submission = journal.insert(cycle.directly(last, now))
-    else:
-        draft = Submission(
-            id=0,
-            hotkey=context.identity.hotkey,
-            target_sequence_length=context.target or 0,  # `auto` decides when it claims
-            mode=mode,
-            publish_at="before_commit" if mode == "direct" else settings.publish_at,
-            api_url=context.client.base_url,
-            auto_target=context.target is None,
-            created_at=now,
-            updated_at=now,
-        )
-        submission = journal.insert(draft)
-    context.log.info(
-        "new submission",
-        submission=submission.id,
-        target=submission.target_sequence_length or "auto",
-        mode=mode,
-    )
-    return submission
-
-
-def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
-    """Tell whether `last` was judged before its reveal and its claim can be sent directly."""
-    return (
-        last is not None
-        and last.never_revealed
-        and mode == "direct"
-        and last.content_digest == context.content_digest()
-        and last.api_url == context.client.base_url
-    )
-
-
-def _refreshed(submission: Submission, context: Context) -> Submission:
-    """Start over with kernels that changed while nothing was committed to yet."""
-    started = BEFORE_COMMITMENT - {State.NEW}
-    if submission.state in started and submission.content_digest != context.content_digest():
-        context.log.info("the kernels changed", submission=submission.id)
-        return context.move(submission, State.NEW)
-    return submission
-
-
-def _others(context: Context) -> list[Submission]:
-    """Return the commitments to other targets; what has not got that far is given up."""
-    own = _live(context)
-    committed = []
-    for other in context.journal.live_submissions(context.identity.hotkey):
-        if own is not None and other.id == own.id:
-            continue
-        if other.position in BEFORE_COMMITMENT:
-            reason = "TARGET_SEQUENCE_LENGTH was changed before the commitment."
-            context.record(other, cycle.abandon(other, reason, context.now()))
-        elif other.state is not State.HELD:
-            committed.append(other)
-    return committed
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
@@ -299,10 +217,10 @@ class _Watch:
     def wants_cycle(self) -> bool:
         """Tell whether a person or a change asks for a cycle; a held submission waits."""
         context = self._context
-        live = _live(context)
+        live = selection.live(context)
         if live is not None and live.state is State.HELD:
             return self._is_mended(live)
-        if live is not None or _others(context):
+        if live is not None or selection.others(context):
             return True
         try:
             now = context.client.current_round()
