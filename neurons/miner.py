@@ -45,7 +45,7 @@ from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.mining.early import warn_of_early_judgement
 from neurons.mining.journal import Journal
-from neurons.mining.publishing.fork import open_fork
+from neurons.mining.publishing.from_settings import open_fork
 from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 
 TO_THE_REAL_SUBNET = (

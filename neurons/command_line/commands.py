@@ -17,14 +17,17 @@ from harness.source import tree_commit
 from harness.stats import table
 from neurons import observe
 from neurons.command_line import doctor, kernel_checks
+from neurons.command_line.findings import Finding, failure
+from neurons.command_line.machine_checks import machine
 from neurons.command_line.status import JOURNAL, read_status, summary
-from neurons.configuration.settings import Process, Settings, load_settings
+from neurons.configuration.loading import Process, load_settings
+from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError, Retry
 from neurons.mining.cycle import State, backoff_seconds
 from neurons.mining.daemon import abandon, release
 from neurons.mining.journal import Journal
-from neurons.mining.publishing.fork import open_fork
+from neurons.mining.publishing.from_settings import open_fork
 from neurons.mining.series import MinerSeries, describe_machine, lengths_to_measure, new_series
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock
@@ -81,15 +84,15 @@ def show_doctor(given: argparse.Namespace) -> int:
         settings, embedded = read_settings(given)
     except ConfigError as error:
         # The machine's own checks need no settings, so they are still made.
-        findings = [doctor.failure("settings", *one) for one in error.problems]
+        findings = [failure("settings", *one) for one in error.problems]
         settings = load_settings({}, Path(os.devnull), {})
-        findings += doctor.machine(settings)
+        findings += machine(settings)
     else:
         findings += doctor.examine(settings, embedded=embedded)
     return _tell(findings, given.json, gap=f"\n{'':23}-> ")
 
 
-def _tell(findings: Iterable[doctor.Finding], as_json: bool, gap: str) -> int:
+def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> int:
     """Print each finding when it is there, `gap` before a remedy; return 1 for a failure."""
     told = []
     for one in findings:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from harness.runner import MeasurementError, call
-from neurons.command_line.doctor import Finding, failure, gpu, ok, warning
+from neurons.command_line.findings import Finding, failure, ok, warning
+from neurons.command_line.machine_checks import gpu
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.diagnosis import TOLERANCE, Build, Builds, PathsTaken, PathTaken

@@ -10,7 +10,8 @@ from typing import NoReturn
 from structlog.stdlib import BoundLogger
 
 from neurons import observe
-from neurons.configuration.settings import Process, Settings, load_settings
+from neurons.configuration.loading import Process, load_settings
+from neurons.configuration.settings import Settings
 from neurons.errors import EX_CONFIG, ConfigError
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 
 from harness.runner import child_environment
-from neurons.configuration.settings import Settings, find_env_file, load_settings
+from neurons.configuration.loading import find_env_file, load_settings
+from neurons.configuration.settings import Settings
 from neurons.embedded.upstream import make_upstream
 from neurons.errors import ConfigError, QuasarError
 from neurons.git.bare import make_remote

@@ -12,8 +12,6 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -24,12 +22,8 @@ from neurons.git.clone import check_out, fetch_branch, is_clone, make_clone, rea
 from neurons.git.command import HardenedGit
 from neurons.git.faults import disk_faults
 from neurons.git.remote import Remote, Token, parse_remote
-from neurons.mining.publishing.github import ensure_fork, web_address
 from neurons.mining.publishing.overlay import Overlay
 from quasar_kernels.contract import Scope, check_tree, overlay_files
-
-if TYPE_CHECKING:
-    from neurons.configuration.settings import Settings
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
 
@@ -295,34 +289,3 @@ class Fork:
             f"Put it back (git push <remote> {commit}:refs/heads/{self.branch}) if the commit is "
             "to count, or set FORK_BRANCH to a new name. Nothing was overwritten.",
         )
-
-
-def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
-    """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
-    remote, upstream = settings.fork_remote, settings.fork_upstream_url
-    web = web_address(settings.github_api_url)
-    upstream = upstream or f"{web}/{settings.github_upstream}.git"
-    create: Callable[[], str] | None = None
-    if settings.repo_path is None and remote is None:
-        owner, name = settings.github_username, settings.github_fork_name
-        token = settings.github_token
-        if not owner or token is None:
-            raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
-        remote = f"{web}/{owner}/{name}.git"
-        api, parent, secret = settings.github_api_url, settings.github_upstream, token
-
-        def create() -> str:
-            return ensure_fork(api, parent, owner, name, secret.get_secret_value(), stop=stop)
-
-    return Fork(
-        remote,
-        upstream,
-        settings.state_dir / "fork",
-        settings.fork_branch,
-        token=settings.github_token,
-        token_host=urlsplit(web).netloc.lower(),
-        repo_path=settings.repo_path,
-        create=create,
-        scope=settings.fork_scope,
-        stop=stop,
-    )

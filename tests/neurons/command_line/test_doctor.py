@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import sysconfig
 import time
 from email.utils import formatdate
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pydantic import SecretStr
 
-from harness.report import Environment
-from harness.runner import MeasurementError
 from neurons.command_line import doctor
-from neurons.configuration.settings import Settings, load_settings
+from neurons.configuration.loading import load_settings
+from neurons.configuration.settings import Settings
 from neurons.identity import create_throwaway, hotkey_file
-from neurons.processes.machine import Gpu
-from tests.harness.samples import environment
 from tests.neurons.githost import CANARY, GitHub
 from tests.neurons.stand_in import Fault, StandIn, serve
 
@@ -129,48 +123,6 @@ def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, t
     assert "python -m harness" in check.remedy
 
 
-def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
-    def broken(*, device: str) -> Environment:
-        raise MeasurementError("the worker died with status 1", "crash", "x\nNo module 'torch'")
-
-    (check,) = doctor.software("cpu", broken)
-    assert (check.name, check.level) == ("torch", "failure")
-    assert "No module 'torch'" in check.detail
-    assert "scripts/install.sh" in check.remedy
-
-
-def test_a_gpu_run_needs_a_cuda_build_and_triton() -> None:
-    torch, triton = doctor.software("cuda", lambda device: environment())
-    assert (torch.level, triton.level) == ("failure", "failure")
-    whole = environment(device="cuda", cuda="13.0", triton="3.5.0", gpu="H200")
-    torch, triton = doctor.software("cuda", lambda device: whole)
-    assert (torch.level, triton.level) == ("ok", "ok")
-    _, triton = doctor.software("cpu", lambda device: environment())
-    assert triton.level == "ok"
-
-
-def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "gpus", list)
-    assert doctor.gpu("cpu").level == "ok"
-    missing = doctor.gpu("cuda")
-    assert missing.level == "failure"
-    assert "nvidia-smi" in missing.remedy
-    monkeypatch.setattr(doctor, "gpus", lambda: [Gpu("NVIDIA H200", 143_360.0, "580.1")])
-    assert doctor.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
-
-
-def test_a_gpu_needs_a_c_compiler_and_the_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "neither gcc nor clang" in doctor.compiler().detail
-    (tmp_path / "clang").touch(mode=0o755)
-    assert (doctor.compiler().level, "Python.h" in doctor.compiler().detail) == ("failure", True)
-    (tmp_path / "Python.h").touch()
-    assert doctor.compiler() == doctor.ok("compiler", str(tmp_path / "clang"))
-
-
 def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("NETUID=24\nAGENT_ITERATIONS=3\n")
@@ -178,34 +130,6 @@ def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> N
     ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
     assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Remove the line from .env.")
     assert mode.remedy == f"chmod 600 {file}"
-
-
-@pytest.mark.parametrize(
-    ("script", "level"),
-    [
-        ("git version 2.31.8", "failure"),
-        ("git version 2.32.0", "ok"),
-        ("git version 3.0.1", "ok"),
-        ("", "failure"),
-    ],
-)
-def test_git_too_old_or_broken(
-    script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "git"
-    program.write_text(f"#!/bin/sh\necho '{script}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.git().level == level
-    program.unlink()
-    assert doctor.git().detail == "not found"
-
-
-@pytest.mark.parametrize(("free", "level"), [(0.5e9, "failure"), (2e9, "warning"), (9e9, "ok")])
-def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = SimpleNamespace(total=1e12, used=0, free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert doctor.disk(tmp_path / "not" / "yet" / "made").level == level
 
 
 def test_wallet(settings: Settings, tmp_path: Path) -> None:

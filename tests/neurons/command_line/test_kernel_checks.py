@@ -12,7 +12,7 @@ import pytest
 
 from harness.runner import MeasurementError
 from neurons.command_line import kernel_checks
-from neurons.command_line.doctor import Finding
+from neurons.command_line.findings import Finding
 from neurons.command_line.kernel_checks import compile_kernels, find_paths
 from quasar_kernels import compile_failures as known
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken

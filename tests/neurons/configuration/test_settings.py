@@ -8,7 +8,8 @@ import pytest
 from dotenv import dotenv_values
 
 from neurons.configuration import env_example
-from neurons.configuration.settings import Settings, load_settings
+from neurons.configuration.loading import load_settings
+from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError
 from tests import PROJECT
 
@@ -17,7 +18,7 @@ NOTHING: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def no_project_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("neurons.configuration.settings.ENV_FILE", tmp_path / "absent")
+    monkeypatch.setattr("neurons.configuration.loading.ENV_FILE", tmp_path / "absent")
 
 
 def env_file(folder: Path, text: str | bytes) -> Path:
@@ -164,7 +165,7 @@ def test_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
 def test_the_environment_can_name_the_file_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.configuration.settings.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
+    monkeypatch.setattr("neurons.configuration.loading.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
     other = tmp_path / "other"
     other.write_text("NETUID=8\n")
     assert load_settings(environ=NOTHING).netuid == 7

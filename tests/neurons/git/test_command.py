@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from neurons.configuration.settings import Settings, load_settings
+from neurons.configuration.loading import load_settings
+from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Held, Retry
 from neurons.git.command import HardenedGit
 from neurons.git.remote import Token
-from neurons.mining.publishing.fork import Fork, open_fork
+from neurons.mining.publishing.fork import Fork
+from neurons.mining.publishing.from_settings import open_fork
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
 from tests.neurons.mining.publishing.forks import lay_out, publish
 from tests.repositories import run_git

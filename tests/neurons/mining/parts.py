@@ -10,7 +10,8 @@ from typing import Any
 
 from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
 from harness.source import source_digest
-from neurons.configuration.settings import Settings, load_settings
+from neurons.configuration.loading import load_settings
+from neurons.configuration.settings import Settings
 from neurons.mining.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission

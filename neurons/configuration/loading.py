@@ -1,0 +1,130 @@
+"""The one reader of the environment: merges flags, environment, .env and defaults, and checks them.
+
+Precedence: flag, environment, .env, default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from neurons.configuration.env_file import EnvFile, read_env_file
+from neurons.configuration.settings import Settings
+from neurons.configuration.values import PROJECT
+from neurons.errors import ConfigError, Problem
+
+ENV_FILE = PROJECT / ".env"
+
+Process = Literal["miner", "validator", "api"]
+
+VARIABLES = {name.upper(): name for name in Settings.model_fields}
+
+
+def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the .env that `load_settings` reads; None when there is none.
+
+    Raises:
+        ConfigError: `named`, or the environment's ENV_FILE, does not exist.
+    """
+    chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+    if chosen is None:
+        return ENV_FILE if ENV_FILE.is_file() else None
+    if str(chosen) == os.devnull:
+        return None
+    if not chosen.is_file():
+        raise ConfigError(
+            Problem(f"No settings file at {chosen}.", "Copy .env.example there and fill it in.")
+        )
+    return chosen
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None,
+    env_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    process: Process | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Settings:
+    """Read, merge and check the settings.
+
+    Args:
+        flags: attribute name to value; None means not given.
+        env_file: the .env to read, which must exist; without it, the one that the environment's
+            ENV_FILE names, or the project's own if there. /dev/null stands for none.
+        environ: the environment; without it, this process's.
+        process: whose needs are checked besides each value on its own.
+        defaults: attribute name to a value that replaces the default.
+
+    Raises:
+        ConfigError: one line for every problem, each with the variable, the value, the remedy.
+    """
+    environment = os.environ if environ is None else environ
+    path = find_env_file(env_file, environment)
+    file = read_env_file(path, VARIABLES) if path else EnvFile()
+    sources: dict[str, dict[str, Any]] = {
+        "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
+        "environment": {
+            VARIABLES[key]: environment[key] for key in VARIABLES if environment.get(key)
+        },
+        str(path): {
+            VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
+        },
+        "default": dict(defaults or {}),
+    }
+    return _build(sources, file, process)
+
+
+def _build(
+    sources: Mapping[str, dict[str, Any]], file: EnvFile, process: Process | None
+) -> Settings:
+    problems = list(file.problems)
+    values = ChainMap(*sources.values())
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += _field_problems(error, sources)
+    problems += _missing(values, process)
+    if problems:
+        # a misspelt name is the likely reason why something is missing
+        raise ConfigError(*problems, *(one for one in file.ignored if one.remedy))
+    settings._warnings = (*file.ignored, *file.unsafe)
+    return settings
+
+
+def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]]) -> list[Problem]:
+    problems: dict[str, Problem] = {}
+    for detail in error.errors():
+        name = str(detail["loc"][0])
+        origin = next(source for source, values in sources.items() if name in values)
+        field = Settings.model_fields[name]
+        secret = "SecretStr" in str(field.annotation)
+        value = "[redacted]" if secret else repr(str(sources[origin][name]))
+        reason = f": {detail['ctx']['error']}" if detail["type"] == "value_error" else ""
+        form = dict(field.json_schema_extra or {})["form"]  # type: ignore[arg-type]
+        problem = Problem(f"{name.upper()}={value} ({origin}){reason}", f"give {form}.")
+        problems.setdefault(name, problem)
+    return list(problems.values())
+
+
+def _missing(values: Mapping[str, Any], process: Process | None) -> list[Problem]:
+    """Return what this process needs and does not have."""
+    remedies = {}
+    if process in ("miner", "validator"):
+        remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."
+    if process == "miner" and not (values.get("repo_path") or values.get("fork_remote")):
+        both = (
+            "the fork is published with GITHUB_TOKEN and GITHUB_USERNAME together (or set "
+            "REPO_PATH to a checkout of yours)."
+        )
+        remedies |= dict.fromkeys(("GITHUB_TOKEN", "GITHUB_USERNAME"), both)
+    return [
+        Problem(f"{name} is not set", remedy)
+        for name, remedy in remedies.items()
+        if not values.get(name.lower())
+    ]

@@ -1,0 +1,43 @@
+"""The fork that the settings name, made at GitHub when that is where it belongs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from neurons.configuration.settings import Settings
+from neurons.errors import ConfigError
+from neurons.mining.publishing.fork import Fork
+from neurons.mining.publishing.github import ensure_fork, web_address
+
+
+def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
+    """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
+    remote, upstream = settings.fork_remote, settings.fork_upstream_url
+    web = web_address(settings.github_api_url)
+    upstream = upstream or f"{web}/{settings.github_upstream}.git"
+    create: Callable[[], str] | None = None
+    if settings.repo_path is None and remote is None:
+        owner, name = settings.github_username, settings.github_fork_name
+        token = settings.github_token
+        if not owner or token is None:
+            raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
+        remote = f"{web}/{owner}/{name}.git"
+        api, parent, secret = settings.github_api_url, settings.github_upstream, token
+
+        def create() -> str:
+            return ensure_fork(api, parent, owner, name, secret.get_secret_value(), stop=stop)
+
+    return Fork(
+        remote,
+        upstream,
+        settings.state_dir / "fork",
+        settings.fork_branch,
+        token=settings.github_token,
+        token_host=urlsplit(web).netloc.lower(),
+        repo_path=settings.repo_path,
+        create=create,
+        scope=settings.fork_scope,
+        stop=stop,
+    )
