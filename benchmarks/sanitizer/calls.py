@@ -176,7 +176,7 @@ def layer_error(case: LayerCase) -> float:
     program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
-    fused_layer.hopper_program = lambda x, dtype: program
+    fused_layer.hopper_program = lambda *_: program
     fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
     layer_forward.attend_fused = always(fused_layer.attend_fused)
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())

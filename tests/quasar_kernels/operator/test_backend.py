@@ -91,7 +91,7 @@ def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog)
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
-    assert backend.cuda_forward(*gpu_call, None, None, False, 1.0, None) is None
+    assert backend.cuda_forward("auto", *gpu_call, None, None, False, 1.0, None) is None
     assert len(caplog.records) == 1
     assert backend.choose_backend(*gpu_call).backend == "triton"
 
@@ -102,25 +102,25 @@ def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypa
         cuda_scan_bwd.PROGRAM, "_load", lambda variant: calls.append(variant) or loaded(variant)
     )
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
-    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
-    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
+    monkeypatch.setenv(switches.BACKEND, "cuda")  # a call's reading holds until its gradients
+    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
+    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
     assert len(calls) == len(caplog.records) == 1
     assert "of the gradients" in caplog.records[0].getMessage()
 
 
 def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
-    monkeypatch.setenv(switches.BACKEND, "cuda")
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
-        backend.cuda_backward(*gpu_call, *NOTHING_SAVED)
+        backend.cuda_backward("cuda", *gpu_call, *NOTHING_SAVED)
 
 
 def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
     gpu_call[0].shape = torch.Size((1, 2, 1, 128))
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert backend.cuda_backward(*gpu_call, *NOTHING_SAVED) is None
+    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
 
 
 def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):

@@ -38,7 +38,7 @@ NAN = float("nan")
 def launch_chunk(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
     """The segmented scan and its backward pass, which `chunk_quasar` keeps for CUDA tensors."""
     return ChunkQuasarFunction.apply(
-        q, k, v, beta, initial_state, output_final_state, cu_seqlens, 1.0
+        "triton", 1.0, q, k, v, beta, initial_state, output_final_state, cu_seqlens
     )
 
 

@@ -24,6 +24,7 @@ from fla.ops.quasar.layer.node import apply_layer
 from fla.ops.quasar.layer.products import packed
 from fla.ops.quasar.layer.replay import replayed
 from fla.ops.quasar.layer.weights import Weights
+from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
@@ -188,7 +189,8 @@ class QuasarAttention(nn.Module):
     def _mix(self, x, cu_seqlens):
         """Run without states, as one node of autograd."""
         dtype, weights = _compute_dtype(x), self._weights()
-        call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens)
+        backend = requested_backend() if x.is_cuda else "torch"
+        call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens, backend)
         by_kernels = self.mode == "chunk" and call.takes(x, weights)
 
         def compute(x, *tensors):
@@ -202,7 +204,8 @@ class QuasarAttention(nn.Module):
         def run(x, *weights):
             # the segments of packed sequences are cut on the host
             owner = self if cu_seqlens is None else None
-            (y,), _ = replayed(owner, compute, (x,), weights, dtype, self._settings())
+            settings = (backend, *self._settings())
+            (y,), _ = replayed(owner, compute, (x,), weights, dtype, settings)
             return y
 
         if not torch.is_grad_enabled():

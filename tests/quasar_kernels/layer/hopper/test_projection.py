@@ -39,9 +39,9 @@ def test_taps_are_halved_and_laid_out_by_tap():
 def test_no_other_device_takes_it():
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     x = torch.randn(1, 8, 512)
-    assert hopper_program(x, torch.bfloat16) is None
+    assert hopper_program(x, torch.bfloat16, "auto") is None
     with torch.no_grad():
-        assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5) is None
+        assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5, "auto") is None
 
 
 def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
@@ -58,7 +58,7 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
     found = LoadedProgram(variant, kernels, 132, True)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
-    assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5) is None
+    assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5, "auto") is None
     (record,) = caplog.records
     assert record.getMessage() == (
         "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "

@@ -39,7 +39,11 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
         ValueError: QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
     """
-    name, remedy = switches.requested_backend(), ""
+    return _choose(switches.requested_backend(), q, k, v)
+
+
+def _choose(name: switches.Backend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
+    remedy = ""
     if name == "torch" or (name == "triton" and q.is_cuda):
         return Choice(name, f"{switches.BACKEND}={name}")
     reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
@@ -57,6 +61,7 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
 
 
 def cuda_forward(
+    backend: switches.Backend,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -68,22 +73,25 @@ def cuda_forward(
 ) -> cuda_scan.Forward | None:
     """Run the CUDA forward pass: `cuda_scan.Forward`, or None where another implementation serves.
 
-    Args: as `cuda_scan.forward`; q's device is the current one.
+    Args:
+        backend: QUASAR_BACKEND's value.
+        q, ..., cu_seqlens: as `cuda_scan.forward`; q's device is the current one.
 
     Raises:
-        ValueError, CudaUnavailableError: as `choose_backend`; with QUASAR_BACKEND=cuda also when a
+        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not take the call or a
             launch fails.
     """
-    program = choose_backend(q, k, v).program
+    program = _choose(backend, q, k, v).program
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(
-        program, cuda_scan.forward,
+        backend, program, cuda_scan.forward,
         q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens,
     )  # fmt: skip
 
 
 def cuda_backward(
+    backend: switches.Backend,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -98,10 +106,12 @@ def cuda_backward(
 ) -> cuda_scan_bwd.Gradients | None:
     """Run the CUDA backward pass behind the CUDA forward pass, or None where Triton serves.
 
-    Args: as `cuda_scan_bwd.backward`; q's device is the current one.
+    Args:
+        backend: QUASAR_BACKEND's value at the forward pass.
+        q, ..., cut: as `cuda_scan_bwd.backward`; q's device is the current one.
 
     Raises:
-        CudaUnavailableError: QUASAR_BACKEND is `cuda`, and a launch fails.
+        CudaUnavailableError: `backend` is `cuda`, and a launch fails.
     """
     if not cuda_scan_bwd.is_for(q):
         return None
@@ -109,6 +119,6 @@ def cuda_backward(
     if not isinstance(program, LoadedProgram):
         return None
     return cuda_scan_bwd.PROGRAM.attempt(
-        program, cuda_scan_bwd.backward,
+        backend, program, cuda_scan_bwd.backward,
         q, k, v, beta, initial_state, G, states, do, d_final, scale, cut,
     )  # fmt: skip

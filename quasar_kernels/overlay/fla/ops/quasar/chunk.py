@@ -31,7 +31,7 @@ from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.segments import Segments
-from fla.ops.quasar.switches import requested_backend
+from fla.ops.quasar.switches import Backend, requested_backend
 from fla.ops.quasar.triton_kernels.plan import Plan, plan_of, plan_segments
 from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_map_kernel,
@@ -208,13 +208,19 @@ class Recorded(NamedTuple):
 
 
 def recorded_forward(
-    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0
-) -> Recorded:
-    """Run `chunk_quasar`'s forward pass by kernels: CUDA C++ where that applies, else Triton."""
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, *,
+    backend: Backend,
+) -> Recorded:  # fmt: skip
+    """Run `chunk_quasar`'s forward pass by kernels: CUDA C++ where that applies, else Triton.
+
+    Args:
+        q, ..., scale: as `chunk_quasar` takes them.
+        backend: QUASAR_BACKEND's value; it is read once a call.
+    """
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
-    found = cuda_forward(q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
+    found = cuda_forward(backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
     if found is None:
         plan = plan_segments(q, cu_seqlens, launch=_forward_with)
         found = *chunk_quasar_fwd(
@@ -225,7 +231,7 @@ def recorded_forward(
 
 
 def recorded_backward(
-    saved, cut, do, d_final=None, scale: float = 1.0
+    saved, cut, do, d_final=None, scale: float = 1.0, *, backend: Backend
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of q, k, v, beta and the initial state (or None).
 
@@ -235,6 +241,7 @@ def recorded_backward(
         saved, cut: of `recorded_forward`'s result.
         do: `[B, T, H, S]`.
         d_final: `[sequences, H, S, S]`, or None.
+        backend: that of the forward pass.
     """
     q, k, v, beta, initial_state, G, states = saved
     if q.numel() == 0:
@@ -246,7 +253,7 @@ def recorded_backward(
     arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
         if isinstance(cut, Segments):
-            found = cuda_backward(*arguments, cut)
+            found = cuda_backward(backend, *arguments, cut)
             if found is not None:
                 return found
             cut = plan_of(q, cut)
@@ -258,20 +265,20 @@ class ChunkQuasarFunction(torch.autograd.Function):
 
     @staticmethod
     @autocast_custom_fwd
-    def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        o, final, saved, ctx.cut = recorded_forward(
-            q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale
-        )
+    def forward(ctx, backend: Backend, scale: float, *arguments):
+        o, final, saved, ctx.cut = recorded_forward(*arguments, scale, backend=backend)
         ctx.save_for_backward(*saved)
-        ctx.scale = scale
+        ctx.scale, ctx.backend = scale, backend
         return o, final
 
     @staticmethod
     @once_differentiable
     @autocast_custom_bwd
     def backward(ctx, do, d_final):
-        grads = recorded_backward(ctx.saved_tensors, ctx.cut, do, d_final, ctx.scale)
-        return *grads, None, None, None
+        grads = recorded_backward(
+            ctx.saved_tensors, ctx.cut, do, d_final, ctx.scale, backend=ctx.backend
+        )
+        return None, None, *grads, None, None
 
 
 @torch.compiler.disable
@@ -319,14 +326,14 @@ def chunk_quasar(
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
-    if not on_kernels or requested_backend() == "torch":
+    if not on_kernels or (backend := requested_backend()) == "torch":
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale
         )
-    arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+    arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:5]):
-        return ChunkQuasarFunction.apply(*arguments)
-    return recorded_forward(*arguments)[:2]
+        return ChunkQuasarFunction.apply(backend, scale, *arguments)
+    return recorded_forward(*arguments, scale, backend=backend)[:2]
 
 
 def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:

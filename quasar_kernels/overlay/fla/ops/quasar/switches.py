@@ -35,11 +35,6 @@ def requested_backend() -> Backend:
     raise ValueError(f"{BACKEND} is {wanted!r}; set it to one of {', '.join(BACKENDS)}")
 
 
-def backend_as_set() -> str | None:
-    """Return QUASAR_BACKEND as it stands, of a known value or not; None where it is not set."""
-    return os.environ.get(BACKEND)
-
-
 def graphs() -> bool:
     """Return whether calls of the layer may become CUDA graphs."""
     return os.environ.get(GRAPHS) != "0"

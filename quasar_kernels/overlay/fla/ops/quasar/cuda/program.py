@@ -14,7 +14,7 @@ import torch
 
 from fla.ops.quasar.cuda.driver import Kernel, load_kernels
 from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files
-from fla.ops.quasar.switches import requested_backend
+from fla.ops.quasar.switches import Backend
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Names of the dtypes that the CUDA kernels take."""
@@ -115,17 +115,17 @@ class CudaProgram:
         self._found[variant] = CudaUnavailableError(error.problem, error.remedy)
 
     def attempt(
-        self, program: LoadedProgram, function: Callable[..., Result], *args: Any
+        self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any
     ) -> Result | None:
         """Return `function(*args, program=program)`, or None where a launch fails: it is given up.
 
         Raises:
-            CudaUnavailableError: a launch fails, and QUASAR_BACKEND is `cuda`.
+            CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.
         """
         try:
             return function(*args, program=program)
         except CudaUnavailableError as error:
-            if requested_backend() == "cuda":
+            if backend == "cuda":
                 raise
             self.give_up(program.variant, error)
             return None

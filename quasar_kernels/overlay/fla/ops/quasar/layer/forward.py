@@ -17,7 +17,7 @@ from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import CONV_TAPS, causal_conv_silu, gated_rmsnorm
 from fla.ops.quasar.layer.products import packed, unrounded
 from fla.ops.quasar.layer.weights import Weights
-from fla.ops.quasar.switches import requested_backend
+from fla.ops.quasar.switches import Backend
 
 
 class Call(NamedTuple):
@@ -28,6 +28,7 @@ class Call(NamedTuple):
     eps: float  # of the norm
     dtype: torch.dtype  # of the products
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
+    backend: Backend  # QUASAR_BACKEND's value
 
     def takes(self, x: torch.Tensor, weights: Weights) -> bool:
         """Return whether the kernels serve a call with these weights."""
@@ -38,7 +39,7 @@ class Call(NamedTuple):
             and self.head_dim <= MAX_HEAD_DIM
             and taps is not None
             and taps.shape[-1] == CONV_TAPS
-            and requested_backend() != "torch"
+            and self.backend != "torch"
         )
 
 
@@ -54,7 +55,9 @@ def attend(
         output: whether to compute y.
     """
     if call.cu_seqlens is None:
-        found = attend_fused(x, weights, call.dtype, call.eps, keep=keep, output=output)
+        found = attend_fused(
+            x, weights, call.dtype, call.eps, call.backend, keep=keep, output=output
+        )
         if found is not None:
             return found
     with torch.autocast(x.device.type, enabled=False):
@@ -79,7 +82,7 @@ def _attend_by_library(call: Call, x, weights, keep, output) -> Attended:
     del rows, products
     q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
     beta = F.softplus(weights.beta_log.float())
-    operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens)
+    operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens, backend=call.backend)
     if keep:
         kept = kept._replace(operator=operator)
     o = operator.o

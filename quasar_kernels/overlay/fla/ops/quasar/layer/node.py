@@ -146,7 +146,9 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
     do, d_gate, behind = _behind_the_operator(
         call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight, dy
     )
-    *d_qkv, d_beta, _ = recorded_backward(operator.saved, operator.cut, do.view(B, T, H, S))
+    *d_qkv, d_beta, _ = recorded_backward(
+        operator.saved, operator.cut, do.view(B, T, H, S), backend=call.backend
+    )
     del do, operator
     d_products = scratch
     if scratch is None:

@@ -140,9 +140,8 @@ def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tu
     ]
     here = first.get_device()
     stream = torch._C._cuda_getCurrentRawStream(here)
-    backend = switches.backend_as_set()
     inference = torch.is_inference_mode_enabled()
-    return first.shape, dtype, here, stream, backend, inference, settings, *shapes, *addresses
+    return first.shape, dtype, here, stream, inference, settings, *shapes, *addresses
 
 
 def replayed(

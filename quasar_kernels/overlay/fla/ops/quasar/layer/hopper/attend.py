@@ -24,6 +24,7 @@ from fla.ops.quasar.layer.hopper.projection import (
     projection_packings,
 )
 from fla.ops.quasar.layer.weights import Weights
+from fla.ops.quasar.switches import Backend
 
 MANY_TOKENS = 1 << 15
 """From so many tokens on this is the faster way (measured on an H200)."""
@@ -69,6 +70,7 @@ def attend_fused(
     weights: Weights,
     dtype: torch.dtype,
     eps: float,
+    backend: Backend,
     *,
     keep: bool = False,
     output: bool = True,
@@ -84,16 +86,17 @@ def attend_fused(
         weights: the layer's.
         dtype: of the products.
         eps: of the norm.
+        backend: QUASAR_BACKEND's value.
         keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
         output: whether to compute y.
     """
-    program = hopper_program(x, dtype) if _takes(x, weights) else None
+    program = hopper_program(x, dtype, backend) if _takes(x, weights) else None
     if program is None:
         return None
-    return PROGRAM.attempt(program, _attend, x, weights, dtype, eps, keep, output)
+    return PROGRAM.attempt(backend, program, _attend, x, weights, dtype, eps, backend, keep, output)
 
 
-def _attend(x, weights, dtype, eps, keep, output, *, program: LoadedProgram) -> Attended:
+def _attend(x, weights, dtype, eps, backend, keep, output, *, program: LoadedProgram) -> Attended:
     with torch.autocast(x.device.type, enabled=False):
         packings = (
             *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
@@ -102,7 +105,8 @@ def _attend(x, weights, dtype, eps, keep, output, *, program: LoadedProgram) -> 
         images = pack_weights(program, packings, dtype)
         qkv, narrow = project(program, x[0], images[0], halved_taps(weights.taps()), dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-        operator = recorded_forward(q, k, v, F.softplus(weights.beta_log.float()))
+        beta = F.softplus(weights.beta_log.float())
+        operator = recorded_forward(q, k, v, beta, backend=backend)
         kept = Attended(None, narrow=narrow, operator=operator) if keep else Attended(None)
         o = operator.o[0]
         del q, k, v, qkv, operator  # gigabytes for a million tokens, where they are not kept

@@ -25,7 +25,7 @@ from fla.ops.quasar.cuda.program import (
     Variant,
     fields,
 )
-from fla.ops.quasar.switches import requested_backend
+from fla.ops.quasar.switches import Backend
 
 MATRICES = 8
 """How many matrices one launch packs."""
@@ -81,15 +81,15 @@ def _is_hopper(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
 
 
-def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
+def hopper_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None where they are not used.
 
-    That is so on other GPUs, with QUASAR_BACKEND=triton or torch, and where the kernels cannot be
-    built; the first time, one line is logged that names the cause and the remedy.
+    That is so on other GPUs, with `backend` (QUASAR_BACKEND's value) triton or torch, and where the
+    kernels cannot be built; the first time, one line is logged that names the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
         return None
-    if requested_backend() not in ("auto", "cuda"):
+    if backend not in ("auto", "cuda"):
         return None
     found = PROGRAM.find(Variant(x.device.index, dtype))
     return found if isinstance(found, LoadedProgram) else None
