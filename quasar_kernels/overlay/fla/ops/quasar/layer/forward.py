@@ -6,6 +6,7 @@ y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,7 +65,9 @@ def attend(
         return _attend_by_library(call, x, weights, keep, output)
 
 
-def _attend_by_library(call: Call, x, weights, keep, output) -> Attended:
+def _attend_by_library(
+    call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
+) -> Attended:
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
@@ -104,7 +107,10 @@ def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.linear(rows, weight)
 
 
-def gated(o, narrow, gate_weights, norm_weight, eps) -> torch.Tensor:
+def gated(
+    o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor, eps: float,
+) -> torch.Tensor:  # fmt: skip
     """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
@@ -114,7 +120,9 @@ def gated(o, narrow, gate_weights, norm_weight, eps) -> torch.Tensor:
     return gated_rmsnorm(o.reshape(-1, S), gate.view(-1, S), norm_weight, eps)
 
 
-def positions(B: int, T: int, cu_seqlens, device) -> torch.Tensor | int | None:
+def positions(
+    B: int, T: int, cu_seqlens: torch.Tensor | None, device: torch.device
+) -> torch.Tensor | int | None:
     """Return where tokens stand in their sequences, as `causal_conv_silu` wants it.
 
     That is each token's place `[T]`, int32, for packed sequences; T for several rows; else None.

@@ -7,7 +7,8 @@ to the output where that is not too much, and else nothing, so that the layer is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from fla.ops.quasar.layer.forward import Call, attend, positions
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
-from fla.ops.quasar.layer.replay import MOST_ELEMENTS, replayed
+from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 from fla.ops.quasar.layer.weights import Weights
 
 KEPT_MIB = 3072
@@ -60,7 +61,10 @@ class LayerFunction(torch.autograd.Function):
     """Saves the input, the weights, and what led to the output where `keeps` says so."""
 
     @staticmethod
-    def forward(ctx, call: Call, run: Callable[..., torch.Tensor], owner, x, *weights):
+    def forward(
+        ctx: Any, call: Call, run: Callable[..., torch.Tensor], owner: object, x: torch.Tensor,
+        *weights: Any,
+    ) -> torch.Tensor:  # fmt: skip
         # a layer may hold on to its output, which must not hold on to the layer
         ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
@@ -72,7 +76,7 @@ class LayerFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
         # with create_graph, so that second derivatives raise though dy needs no gradient
         return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
 
@@ -83,13 +87,15 @@ _apply = super(torch.autograd.Function, LayerFunction).apply
 
 @once_differentiable
 @on_its_device
-def _backward(ctx, dy):
+def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     """Return the gradients of `LayerFunction.forward`'s arguments; by a CUDA graph, if it may."""
     call, cut, needed = ctx.call, ctx.cut, tuple(ctx.needs_input_grad[3:])
     x, *tensors = ctx.saved_tensors
     count = len(Weights._fields)
 
-    def compute(x, dy, *tensors, scratch=None):
+    def compute(
+        x: torch.Tensor, dy: torch.Tensor, *tensors: Any, scratch: torch.Tensor | None = None
+    ) -> tuple[Tensors, Tensors]:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
         if kept:
             found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
@@ -97,10 +103,11 @@ def _backward(ctx, dy):
             found = attend(call, x, weights, keep=True, output=False)
         return _gradients(call, x, weights, found, dy, needed, scratch)
 
-    def of_x(d_products, projections):
+    def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
         return product_in(d_products, projections, x.dtype).view(x.shape)
 
-    inputs, most = (x, dy), MOST_ELEMENTS
+    inputs: tuple[torch.Tensor, ...] = (x, dy)
+    most = MOST_ELEMENTS
     if cut is not None:  # what is kept may be large: all is read where it lies
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
@@ -129,7 +136,10 @@ def apply_layer(
     return apply(call, run, owner, x, *weights)
 
 
-def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
+def _gradients(
+    call: Call, x: torch.Tensor, weights: Weights, found: Attended, dy: torch.Tensor,
+    needed: Sequence[bool], scratch: torch.Tensor | None,
+) -> tuple[Tensors, Tensors]:  # fmt: skip
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
     The latter are the gradient of the products, in `scratch` where that is given, and the weights
@@ -150,9 +160,9 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
         operator.saved, operator.cut, do.view(B, T, H, S), backend=call.backend
     )
     del do, operator
-    d_products = scratch
     if scratch is None:
-        d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
+        scratch = torch.empty(R, channels + S, dtype=dtype, device=x.device)
+    d_products = scratch
     torch.mm(d_gate, gate_weights[0], out=d_products[:, channels:])
     del d_gate
     if products is None:
@@ -176,7 +186,10 @@ def _gradients(call: Call, x, weights, found: Attended, dy, needed, scratch):
     return d_weights, (d_products, projections)
 
 
-def _behind_the_operator(call: Call, o, narrow, gate_weights, norm_weight, out_weight, dy):
+def _behind_the_operator(
+    call: Call, o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor, out_weight: torch.Tensor, dy: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:  # fmt: skip
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the weights there.
 
     The latter are the gate's wide half and its bias, the norm's and the output's weight, in fp32.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
@@ -11,7 +9,7 @@ _WIDE = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of 16 bi
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def packed(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return `matrices` in `dtype`, the first four of them stacked into one.
 
     It is done anew at every call, in one launch where nothing is recorded: what is kept could be

@@ -27,11 +27,14 @@ KEPT = 8
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
-_owners: weakref.WeakKeyDictionary[Any, OrderedDict] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Any, OrderedDict[Key, Any]] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakValueDictionary[tuple[int, int], _Pool] = weakref.WeakValueDictionary()
 _LAUNCHED = "cannot be captured"
 _this_thread = threading.local()
 
+Key = tuple[Any, ...]
+Shape = tuple[int, ...]
+Inputs = Sequence[torch.Tensor]
 Tensors = Sequence["torch.Tensor | None"]
 Compute = Callable[..., tuple[Tensors, Tensors]]
 """Computes a call: returns its outputs, and what only `finish` reads."""
@@ -47,14 +50,14 @@ class _Pool:
         self.stream = torch.cuda.Stream()
         self._scratch: torch.Tensor | None = None
 
-    def scratch(self, shape: tuple[int, ...], like: torch.Tensor, dtype) -> torch.Tensor:
+    def scratch(self, shape: Shape, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
         if self._scratch is None or self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.uint8, device=like.device)
         return self._scratch[:size].view(dtype).view(shape)
 
 
-def _places(inputs: Sequence[torch.Tensor]) -> tuple:
+def _places(inputs: Inputs) -> Key:
     return tuple((x.data_ptr(), x.dtype, x.stride()) for x in inputs)
 
 
@@ -62,7 +65,7 @@ class _Seen(NamedTuple):
     """A call that was launched: the thread that did, and where it found its inputs."""
 
     thread: object
-    places: tuple | None  # None where they have moved before
+    places: Key | None  # None where they have moved before
 
 
 class _Graph:
@@ -72,9 +75,10 @@ class _Graph:
     """
 
     def __init__(
-        self, compute: Compute, inputs, tensors, dtype: torch.dtype, scratch, moves: bool
-    ) -> None:
-        first = (*inputs, *tensors)[0]
+        self, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype,
+        scratch: Shape | None, moves: bool,
+    ) -> None:  # fmt: skip
+        first: Any = (*inputs, *tensors)[0]  # there is no call without a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
@@ -123,12 +127,14 @@ def _can_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
     )
 
 
-def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tuple | None:
+def _kind(
+    inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key, most: int
+) -> Key | None:
     """Return what a graph of this call depends on besides values, or None where it can be none.
 
     An address tells the device, too; those of the inputs are left to `_places`.
     """
-    first = inputs[0] if inputs else tensors[0]
+    first: Any = inputs[0] if inputs else tensors[0]
     if not _can_be_replayed(first, dtype, most):
         return None
     if not (_PLAIN.issuperset(map(type, tensors)) and _PLAIN.issuperset(map(type, inputs))):
@@ -147,13 +153,13 @@ def _kind(inputs, tensors, dtype: torch.dtype, settings: tuple, most: int) -> tu
 def replayed(
     owner: Any,
     compute: Compute,
-    inputs: Sequence[torch.Tensor],
+    inputs: Inputs,
     tensors: Tensors,
     dtype: torch.dtype,
-    settings: tuple,
+    settings: Key,
     *,
     most: int = MOST_ELEMENTS,
-    scratch: tuple[int, ...] | None = None,
+    scratch: Shape | None = None,
     finish: Finish | None = None,
 ) -> tuple[Tensors, Any]:
     """Call `compute(*inputs, *tensors)`, from a thread's second call of a kind on by a CUDA graph.
@@ -192,7 +198,10 @@ def replayed(
     return outputs, finish and finish(*rest)
 
 
-def _known(owner, kind, thread, compute, inputs, tensors, dtype, scratch) -> _Graph | None:
+def _known(
+    owner: Any, kind: Key, thread: object, compute: Compute, inputs: Inputs, tensors: Tensors,
+    dtype: torch.dtype, scratch: Shape | None,
+) -> _Graph | None:  # fmt: skip
     """Return the graph of a call, captured now where it is due, or None for a launch."""
     kinds = _owners.setdefault(owner, OrderedDict())
     known, places = kinds.get(kind), _places(inputs)
@@ -211,12 +220,16 @@ def _known(owner, kind, thread, compute, inputs, tensors, dtype, scratch) -> _Gr
     return None
 
 
-def _capture(compute: Compute, inputs, tensors, dtype, scratch, moves: bool) -> _Graph | str:
+def _capture(
+    compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, scratch: Shape | None,
+    moves: bool,
+) -> _Graph | str:  # fmt: skip
     try:
         return _Graph(compute, inputs, tensors, dtype, scratch, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
         # torch leaves the device's random numbers in a capture that fails: nobody could draw any
-        random = torch.cuda.default_generators[(*inputs, *tensors)[0].get_device()]
+        first: Any = (*inputs, *tensors)[0]
+        random = torch.cuda.default_generators[first.get_device()]
         random.graphsafe_set_state(random.clone_state())
         return _LAUNCHED

@@ -40,4 +40,5 @@ class Weights(NamedTuple):
     def joined_taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the convolutions' taps `[3 H S, taps]` and bias `[3 H S]` (or None), in a row."""
         shifts = self.q_shift, self.k_shift, self.v_shift
-        return torch.cat(self.taps()).squeeze(1), None if shifts[0] is None else torch.cat(shifts)
+        taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # they are there
+        return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]

@@ -96,7 +96,10 @@ def attend_fused(
     return PROGRAM.attempt(backend, program, _attend, x, weights, dtype, eps, backend, keep, output)
 
 
-def _attend(x, weights, dtype, eps, backend, keep, output, *, program: LoadedProgram) -> Attended:
+def _attend(
+    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, keep: bool,
+    output: bool, *, program: LoadedProgram,
+) -> Attended:  # fmt: skip
     with torch.autocast(x.device.type, enabled=False):
         packings = (
             *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
