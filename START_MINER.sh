@@ -2,5 +2,13 @@
 # Starts the miner: makes or updates .venv, then becomes the Python process, so that signals reach it.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-scripts/install.sh
+case ${_START_MINER_SH_COMPLETE:-${1:-}} in # who only looks does not wait for an installation
+  status | help | completion | --version | --help | -h | *_complete)
+    [ -x .venv/bin/python ] || {
+      echo "nothing is installed in $PWD yet: ./START_MINER.sh once installs it and runs one cycle"
+      exit 0
+    }
+    ;;
+  *) scripts/install.sh ;;
+esac
 exec .venv/bin/python -m neurons.miner "$@"

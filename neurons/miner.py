@@ -1,4 +1,4 @@
-"""The miner: `python -m neurons.miner COMMAND` (--help lists them), or neurons/miner.py itself.
+"""The miner: `./START_MINER.sh COMMAND` (--help lists them), or `python -m neurons.miner`.
 
 The composition root: it reads the settings, builds the parts and hands them to the daemon.
 Nothing in this process imports torch.
@@ -6,7 +6,6 @@ Nothing in this process imports torch.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,20 +13,17 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import click
+
 if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from neurons import observe
-from neurons.command_line.commands import (
-    bench,
-    decide,
-    read_settings,
-    say,
-    show_doctor,
-    show_status,
-)
+from neurons.command_line import backup, commands, help
+from neurons.command_line.commands import log_file, read_settings, say
+from neurons.command_line.options import Commands, command, shared
 from neurons.command_line.status import JOURNAL, summary
-from neurons.configuration.flags import Parser
+from neurons.configuration.flags import CONTEXT, Given, run_command, show_version
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, QuasarError
@@ -56,47 +52,11 @@ TO_THE_REAL_SUBNET = (
 log = observe.get_logger("miner")
 
 
-def parser() -> Parser:
-    """Return the command line: flags have the names that operators know."""
-    result = Parser(prog="python -m neurons.miner", description="The QUASAR miner.")
-    add = result.add_argument
-    add(
-        "command",
-        nargs="?",
-        default="run",
-        choices=["run", "once", "status", "doctor", "bench", "release", "abandon"],
-        help="run: mine until stopped (default). once: one cycle, then exit. status: where the "
-        "submission stands. doctor: check this machine. bench: measure, submit nothing. release: "
-        "let a held submission go on. abandon: end a held submission without a verdict.",
-    )
-    add("--netuid", metavar="N", help="the subnet's number")
-    add("--wallet.name", dest="wallet_miner_name", metavar="NAME", help="the wallet")
-    add("--wallet.hotkey", dest="wallet_hotkey", metavar="NAME", help="its hotkey")
-    add("--wallet.path", dest="wallet_path", metavar="DIR", type=_path, help="where wallets lie")
-    add("--subtensor.network", dest="subtensor_network", metavar="NET", help="chain, or offline")
-    add("--logging.debug", dest="debug", action="store_true", help="log more")
-    add("--target-seq-len", dest="target_sequence_length", metavar="N|auto", help="target length")
-    add("--agent-iterations", metavar="N", help="accepted; there is no tuner yet")
-    add("--optimization-interval", metavar="SECONDS", help="pause between cycles")
-    add("--repo-path", metavar="DIR", type=_path, help="a checkout of the fork to use")
-    add("--env-file", metavar="FILE", type=_path, help="settings file (/dev/null: none)")
-    add("--state-dir", metavar="DIR", type=_path, help="journal, clone, reports and log")
-    add("--device", metavar="auto|cuda|cpu", help="where kernels run")
-    add("--json", action="store_true", help="status and doctor: print JSON")
-    add("--kernels", action="store_true", help="doctor: compile the CUDA kernels, and no more")
-    return result
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, 1, or 78 when a person has to act."""
-    given = parser().parse_args(arguments)
     observe.configure()
     try:
-        return COMMANDS[given.command](given)
+        return run_command(cli, help.SCRIPT, arguments)
     except ConfigError as error:
         say(str(error), sys.stderr)
         return EX_CONFIG
@@ -109,20 +69,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def mine(given: argparse.Namespace) -> int:
-    """Carry out `run` or `once`."""
+@click.group(cls=Commands, invoke_without_command=True, context_settings=CONTEXT)
+@shared
+@show_version
+@click.pass_context
+def cli(context: click.Context) -> int | None:
+    """The QUASAR miner. Without a command it mines until it is stopped.
+
+    `./START_MINER.sh help COMMAND` says what a command does and takes.
+    """
+    return mine(context.ensure_object(Given)) if context.invoked_subcommand is None else None
+
+
+def mine(given: Given, *, once: bool = False) -> int:
+    """Carry out `run` or `once`; a sentence that ends it stands in the log file as well."""
+    try:
+        return _mine(given, once=once)
+    except Stopped:
+        raise
+    except QuasarError as error:
+        observe.append(log_file(given), str(error))
+        raise
+
+
+def _mine(given: Given, *, once: bool) -> int:
     settings, embedded = read_settings(given)
     stop = threading.Event()
     with stop_on_signals(stop), ExitStack() as stack:
         wait_for_space(settings.state_dir, Waiter(stop))
         stack.enter_context(StateLock(settings.state_dir))
-        log_file = settings.state_dir / "logs" / "miner.log"
-        observe.configure(settings.log_level, settings.log_format, file=log_file)
+        observe.configure(
+            settings.log_level, settings.log_format, file=log_file(given), ordinary=sys.stdout
+        )
         if embedded:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
             _greet(context, given)
-            if given.command == "once":
+            if once:
                 return _once(context, embedded)
 
             def after_cycle(submission: Submission) -> None:
@@ -159,14 +142,14 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         )
 
 
-def _greet(context: Context, given: argparse.Namespace) -> None:
+def _greet(context: Context, given: Given) -> None:
     """Say in a few lines what this run works with, and what is worth a warning."""
     settings = context.settings
     for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
         log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)
-    if given.agent_iterations:
+    if "agent_iterations" in given.settings:
         log.warning("--agent-iterations is ignored: there is no tuner yet")
     if settings.device == "cpu":
         log.info(
@@ -214,15 +197,15 @@ def _once(context: Context, embedded: bool) -> int:
     return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
 
 
-COMMANDS = {
-    "run": mine,
-    "once": mine,
-    "status": show_status,
-    "doctor": show_doctor,
-    "bench": bench,
-    "release": decide,
-    "abandon": decide,
+_ALL = {
+    "run": (mine, "Mine until stopped (the default)."),
+    "once": (partial(mine, once=True), "Run one cycle to its end; status 0 when it was judged."),
+    **commands.ALL,
+    **backup.ALL,
+    **help.ALL,
 }
+for _name, (_function, _summary) in _ALL.items():
+    command(cli, _summary, name=_name)(_function)
 
 
 if __name__ == "__main__":

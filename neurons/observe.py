@@ -13,9 +13,10 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from stamina.instrumentation import set_on_retry_hooks
@@ -112,7 +113,11 @@ def _report_uncaught(
 
 
 def configure(
-    level: str = "INFO", fmt: str = "console", secrets: Iterable[str] = (), file: Path | None = None
+    level: str = "INFO",
+    fmt: str = "console",
+    secrets: Iterable[str] = (),
+    file: Path | None = None,
+    ordinary: TextIO | None = None,
 ) -> None:
     """Send this process's log to stderr, and to a rotated `file` when one is given.
 
@@ -121,30 +126,20 @@ def configure(
         fmt: `console` for people, `json` for machines (one object a line).
         secrets: values that must never appear in a line.
         file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
+        ordinary: takes what is below WARNING in place of stderr: process managers keep the two
+            apart, and take what comes by stderr for errors.
     """
     for secret in secrets:
         register_secret(secret)
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%SZ", utc=True),
-    ]
-    renderer: Processor
-    if fmt == "json":
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
-        shared[-1] = structlog.processors.TimeStamper(fmt="iso", utc=True)
-    else:
-        renderer = render_console
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()],
-        processors=[structlog.processors.format_exc_info, _redact_event, renderer],
-    )
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if ordinary is not None:
+        handlers[0].setLevel(logging.WARNING)
+        handlers.append(logging.StreamHandler(ordinary))
+        handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
     if file is not None:
         handlers.append(_file_handler(file))
     for handler in handlers:
-        handler.setFormatter(formatter)
+        handler.setFormatter(_formatter(fmt))
     logging.basicConfig(level=level, handlers=handlers, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -152,7 +147,7 @@ def configure(
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *shared,
+            *_shared(fmt),
             structlog.stdlib.PositionalArgumentsFormatter(),
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -164,6 +159,38 @@ def configure(
     sys.excepthook = _report_uncaught
     threading.excepthook = lambda args: _report_uncaught(
         args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
+
+
+def append(file: Path, text: str) -> None:
+    """Write why the program ends into its log file, one line for each of `text`.
+
+    The file may be another process's, or out of reach: stderr has the text as well.
+    """
+    with suppress(OSError), closing(_file_handler(file)) as handler:
+        handler.setFormatter(_formatter("console"))
+        for line in text.splitlines():
+            handler.handle(logging.LogRecord("miner", logging.CRITICAL, "", 0, "%s", (line,), None))
+
+
+def _shared(fmt: str) -> list[Processor]:
+    """Return what is added to each line, by whichever logger it came."""
+    form = "iso" if fmt == "json" else "%Y-%m-%d %H:%M:%SZ"
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt=form, utc=True),
+    ]
+
+
+def _formatter(fmt: str) -> logging.Formatter:
+    renderer: Processor = render_console
+    if fmt == "json":
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*_shared(fmt), structlog.stdlib.PositionalArgumentsFormatter()],
+        processors=[structlog.processors.format_exc_info, _redact_event, renderer],
     )
 
 

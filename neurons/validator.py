@@ -13,13 +13,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+
+import click
 
 from neurons import observe
-from neurons.configuration.flags import Parser, start
+from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError
 from neurons.identity import load_identity
+from neurons.processes.heartbeat import heartbeat
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
 from neurons.validation import sandbox
@@ -86,7 +88,9 @@ class Validator:
                 target=submission.target_sequence_length,
                 claim=submission.tokens_per_sec,
             )
-            verdict = self._unwritten[submission.id] = self._evaluator.evaluate(submission)
+            with heartbeat(log, "judging", submission=submission.id):
+                verdict = self._evaluator.evaluate(submission)
+            self._unwritten[submission.id] = verdict
         try:
             self._write(submission, verdict)
         except ApiFault as error:  # kept: the next poll writes it without measuring again
@@ -106,11 +110,27 @@ class Validator:
             self._api.record_failure(submission.ip_address)
 
 
+@click.command(
+    help="Judges the submissions that the validator API queues.", context_settings=flags.CONTEXT
+)
+@click.option("--once", is_flag=True, help="Judge the queue once, then end.")
+@flags.env_file
+@flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
+@flags.setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey.")
+@flags.setting(
+    "--wallet.path", "wallet_path", type=flags.Folder(), metavar="DIR", help="Where wallets lie."
+)
+@flags.debug
+@flags.show_version
+@click.make_pass_decorator(flags.Given, ensure=True)
+def command(given: flags.Given, once: bool) -> int:
+    """Read the settings and judge."""
+    return flags.start("validator", given, log, partial(run, once=once))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge until told to stop; return the exit status (78: only a person can mend it)."""
-    flags = vars(_parser().parse_args(arguments))
-    once, env_file = flags.pop("once"), flags.pop("env_file")
-    return start("validator", flags, env_file, log, partial(run, once=once))
+    return flags.run_command(command, "python -m neurons.validator", arguments)
 
 
 def run(settings: Settings, *, once: bool) -> int:
@@ -144,22 +164,6 @@ def run(settings: Settings, *, once: bool) -> int:
         finally:
             api.close()
     return 0
-
-
-def _parser() -> Parser:
-    about = (__doc__ or "").split("\n", 1)[0]
-    parser = Parser(prog="python -m neurons.validator", description=about)
-    add = parser.add_argument
-    add("--once", action="store_true", help="judge the queue once, then end")
-    add("--env-file", metavar="FILE", type=Path, help="settings file instead of .env")
-    wallet = "the validator's wallet (WALLET_VALIDATOR_NAME)"
-    add("--wallet.name", dest="wallet_validator_name", metavar="NAME", help=wallet)
-    add(
-        "--wallet.hotkey", dest="wallet_hotkey", metavar="HOTKEY", help="its hotkey (WALLET_HOTKEY)"
-    )
-    add("--wallet.path", dest="wallet_path", metavar="PATH", help="where wallets lie (WALLET_PATH)")
-    add("--logging.debug", dest="log_level", action="store_const", const="DEBUG", help="log more")
-    return parser
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ has_gpu() {
 
 # Prints what a finished installation of the wanted extras and build looks like.
 wanted_stamp() {
-  echo "root=$root" # a virtual environment does not survive a move
+  echo "root=$root" # it stands in the files of a virtual environment
   echo "build=$build"
   echo "extras=$extras"
   echo "inputs=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-64)"
@@ -56,6 +56,36 @@ find_python() {
   fi
   stop 'Python 3.10 to 3.13 was not found (PYTHON=/path/to/python3.11 names one).' \
     'On Debian and Ubuntu: sudo apt install python3 python3-venv python3-dev'
+}
+
+# Refuses a PYTHON that will not do, or is not the one that .venv was made with.
+check_python() {
+  local wanted has
+  wanted=$(find_python)
+  wanted=$("$wanted" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  has=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 0
+  [ "$wanted" = "$has" ] || stop "PYTHON=$PYTHON is Python $wanted, and .venv holds $has." \
+    'Remove .venv to install anew with it, or leave PYTHON unset.'
+}
+
+# Writes the new place of a moved checkout into the files of .venv that hold the old one.
+follow_move() {
+  say "the checkout was moved here from $(recorded root): .venv is adapted"
+  .venv/bin/python -I - "$(recorded root)" "$root" "$stamp" <<'END'
+import glob, re, sys
+old, new, stamp = sys.argv[1:]
+site = ".venv/lib/python*/site-packages"
+names = (".venv/bin/*", ".venv/pyvenv.cfg", f"{site}/*.pth", f"{site}/__editable__*.py", stamp)
+names += (f"{site}/quasar_miner-*.dist-info/direct_url.json",)
+place = re.compile(re.escape(old.encode()) + rb"(?![\w.-])")
+for path in sorted({path for name in names for path in glob.glob(name)}, key=lambda p: p == stamp):
+    try:
+        text = open(path, "rb").read()
+    except OSError:
+        continue
+    if place.search(text) and b"\0" not in text:
+        open(path, "wb").write(place.sub(lambda _: new.encode(), text))
+END
 }
 
 check_disk() {
@@ -120,6 +150,7 @@ if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
 extras=$(printf '%s\n' "$@" "$(recorded extras | tr , '\n')" | sed '/^$/d' | sort -u | paste -sd ,)
 up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c ''; }
 
+if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ]; then check_python; fi
 up_to_date && exit 0
 exec 9<scripts/install.sh # a lock on this file: miner, server and validator may start at once
 if command -v flock >/dev/null && ! flock --nonblock 9; then
@@ -127,6 +158,11 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
   flock 9
 fi
 up_to_date && exit 0
+
+if [ -n "$(recorded build)" ] && [ "$(recorded root)" != "$root" ] && .venv/bin/python -c '' 2>/dev/null; then
+  follow_move
+  up_to_date && exit 0
+fi
 
 [ ! -e .venv ] || [ -e "$stamp" ] ||
   stop "$root/.venv was not made by this script. Move it away or remove it, then start again."
@@ -137,7 +173,8 @@ if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   python=$(find_python)
   rm -rf .venv
 fi
-mkdir -p .venv
+mkdir -p .venv 2>/dev/null && [ -w .venv ] ||
+  stop "$root cannot be written: give its owner to this user, or clone to a folder of yours."
 printf 'extras=%s\n' "$extras" >"$stamp" # not up to date until the whole stamp is written
 if [ ! -e .venv/bin/python ]; then
   say "making $root/.venv with $("$python" --version)"

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
+import click
+
 from harness.source import tree_commit
 from harness.stats import table
 from neurons import observe
-from neurons.command_line import doctor, kernel_checks
+from neurons.command_line import doctor as doctor_checks
+from neurons.command_line import kernel_checks
 from neurons.command_line.findings import Finding, failure
 from neurons.command_line.machine_checks import machine
-from neurons.command_line.status import JOURNAL, read_status, summary
-from neurons.configuration.loading import Process, load_settings
+from neurons.command_line.options import as_json
+from neurons.command_line.status import JOURNAL, read_status, summary, watch_text
+from neurons.configuration.flags import Given
+from neurons.configuration.loading import Process, load_settings, state_dir
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError, Retry
-from neurons.mining.cycle import State, backoff_seconds
-from neurons.mining.daemon import abandon, release
+from neurons.mining import daemon
+from neurons.mining.cycle import State, Submission, backoff_seconds
 from neurons.mining.journal import Journal
 from neurons.mining.publishing.from_settings import open_fork
 from neurons.mining.series import MinerSeries, describe_machine, lengths_to_measure, new_series
@@ -40,9 +45,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def read_settings(
-    given: argparse.Namespace, process: Process | None = "miner"
-) -> tuple[Settings, bool]:
+def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
     """Return the settings and whether the run stays on this machine.
 
     Args:
@@ -51,9 +54,7 @@ def read_settings(
     Raises:
         ConfigError: every problem of the settings, one a line.
     """
-    flags = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
-    if given.debug:
-        flags["log_level"] = "DEBUG"
+    flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, os.environ)
     if embedded:
         settings = embedded_settings(flags, os.environ)
@@ -66,19 +67,48 @@ def read_settings(
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
-def show_status(given: argparse.Namespace) -> int:
+def log_file(given: Given) -> Path:
+    """Return where the miner's log lies, also where its settings cannot be read."""
+    folder = state_dir(given.settings, given.env_file, os.environ)
+    with suppress(ConfigError):
+        if is_embedded(given.settings, given.env_file, os.environ):
+            folder /= "embedded"
+    return folder / "logs" / "miner.log"
+
+
+@as_json
+@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@click.option(
+    *("--history", "shown"),
+    metavar="[N]",
+    type=click.IntRange(0, 1000),
+    is_flag=False,
+    flag_value=20,
+    default=0,
+    help="The last N submissions too (20).",
+)
+def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
     """Carry out `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
-    status = read_status(settings.state_dir)
-    say(json.dumps(status.as_json(), indent=2) if given.json else status.as_text())
+
+    def now() -> str:
+        found = read_status(settings.state_dir, history=shown)
+        return json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
+
+    if watch and not as_json:
+        watch_text(now)
+    else:
+        say(now())
     return 0
 
 
-def show_doctor(given: argparse.Namespace) -> int:
+@as_json
+@click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
+def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     """Carry out `doctor`; return 1 when a check fails."""
-    if given.kernels:
+    if kernels:
         settings, _ = read_settings(given, process=None)
-        return _tell(kernel_checks.examine(settings.device), given.json, gap=" -> ")
+        return _tell(kernel_checks.examine(settings.device), as_json, gap=" -> ")
     findings = []
     try:
         settings, embedded = read_settings(given)
@@ -88,8 +118,8 @@ def show_doctor(given: argparse.Namespace) -> int:
         settings = load_settings({}, Path(os.devnull), {})
         findings += machine(settings)
     else:
-        findings += doctor.examine(settings, embedded=embedded)
-    return _tell(findings, given.json, gap=f"\n{'':23}-> ")
+        findings += doctor_checks.examine(settings, embedded=embedded)
+    return _tell(findings, as_json, gap=f"\n{'':23}-> ")
 
 
 def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> int:
@@ -100,12 +130,16 @@ def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> int:
         if not as_json:
             remedy = f"{gap}{one.remedy}" if one.remedy else ""
             say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
+    counts = {level: sum(one.level == level for one in told) for level in ("failure", "warning")}
     if as_json:
         say(json.dumps([asdict(one) for one in told], indent=2))
-    return int(any(one.level == "failure" for one in told))
+    else:
+        end = "mend the failures first" if counts["failure"] else "the miner can start"
+        say(f"{counts['failure']} failures, {counts['warning']} warnings: {end}")
+    return int(counts["failure"] > 0)
 
 
-def bench(given: argparse.Namespace) -> int:
+def bench(given: Given) -> int:
     """Carry out `bench`: measure the fork as the miner will; nothing is submitted."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
@@ -135,10 +169,18 @@ def _run(series: MinerSeries, lengths: Iterable[int]) -> None:
             time.sleep(backoff_seconds(series.crashes, jitter=1.0))
 
 
-def decide(given: argparse.Namespace) -> int:
-    """Carry out `release` or `abandon`: a person's word on what is held."""
+def release(given: Given) -> int:
+    """Carry out `release`: a person's word that what is held may go on."""
+    return _decide(given, daemon.release)
+
+
+def abandon(given: Given) -> int:
+    """Carry out `abandon`: a person's word that what is held ends here."""
+    return _decide(given, daemon.abandon)
+
+
+def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission]) -> int:
     settings, _ = read_settings(given, process=None)
-    act = release if given.command == "release" else abandon
     path = settings.state_dir / JOURNAL
     if not path.is_file():
         say(f"nothing has run in {settings.state_dir}")
@@ -150,3 +192,13 @@ def decide(given: argparse.Namespace) -> int:
     if not held:
         say("nothing is held")
     return 0
+
+
+ALL: dict[str, tuple[Callable[..., int], str]] = {
+    "status": (status, "Say where the submission stands and what comes next."),
+    "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
+    "bench": (bench, "Measure as the miner does; submit nothing."),
+    "release": (release, "Let a held submission go on."),
+    "abandon": (abandon, "End a held submission without a verdict."),
+}
+"""The commands that start no daemon, each with its line in the help."""

@@ -15,9 +15,15 @@ from neurons import identity
 from neurons.command_line.findings import Finding, failure, ok, warning
 from neurons.command_line.machine_checks import machine
 from neurons.configuration.settings import Settings
-from neurons.errors import ConfigError, Held, Retry
+from neurons.configuration.values import PROJECT
+from neurons.errors import ConfigError, Held, QuasarError, Retry
+from neurons.git.command import HardenedGit
+from neurons.git.remote import parse_remote
 from neurons.http.outcomes import http_date
+from neurons.mining.publishing.from_settings import upstream_address
 from neurons.mining.publishing.github import check_token
+from neurons.mining.series import lengths_to_measure
+from neurons.observe import redact_text
 from quasar_kernels.contract import fork_imports
 
 CLOCK_SECONDS = 30.0
@@ -38,7 +44,10 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
         yield fork(settings)
         return
     yield from environment_file(settings)
+    yield target(settings)
     yield scope(settings, embedded=False)
+    if settings.repo_path is None:
+        yield upstream(settings)
     yield fork(settings)
     yield from wallet(settings)
     yield from api(settings)
@@ -53,6 +62,32 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
         yield warning(".env", problem, remedy or "Remove the line from .env.")
     if not settings.warnings:
         yield ok(".env", "every line is understood and nobody else can read it")
+
+
+def target(settings: Settings) -> Finding:
+    """Whether the target can be measured here: nothing is claimed that was not."""
+    length = settings.target_sequence_length
+    try:
+        lengths = lengths_to_measure(None if length == "auto" else length, settings.device)
+    except Held as held:
+        return failure("target", held.reason, held.remedy)
+    best = "the best of " if length == "auto" else ""
+    return ok("target", f"{best}{lengths[-1]:,} tokens, measured on {settings.device}")
+
+
+def upstream(settings: Settings) -> Finding:
+    """Whether the repository that the fork is made of can be reached."""
+    address = upstream_address(settings)
+    try:
+        remote = parse_remote(address)
+        git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
+        git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
+    except (QuasarError, ValueError) as error:
+        detail = f"{redact_text(address)} cannot be reached: {redact_text(str(error))}"
+        return failure(
+            "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
+        )
+    return ok("upstream", f"{remote.public_url} can be reached")
 
 
 def scope(settings: Settings, *, embedded: bool) -> Finding:

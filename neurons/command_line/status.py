@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from neurons.errors import ConfigError
 from neurons.mining.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.mining.journal import Journal, Submission
 from neurons.rules import league_of, weighted_score
 
+WATCH_SECONDS = 1.0
 JOURNAL = "journal.sqlite"
 SECRET_FIELDS = ("salt",)
 _NEXT_ACTION = {
@@ -34,6 +38,7 @@ class Status:
     Attributes:
         judges_early_at: when the API of the submission was first seen to judge a commitment before
             its reveal, in Unix seconds; None when it was not.
+        history: the newest submissions, newest first, as many as were asked for.
     """
 
     state_dir: Path
@@ -41,6 +46,7 @@ class Status:
     submission: Submission | None
     verdict: Submission | None
     judges_early_at: float | None = None
+    history: tuple[Submission, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return what `status --json` prints; times are Unix seconds."""
@@ -50,6 +56,7 @@ class Status:
             "submission": _as_json(self.submission),
             "verdict": _as_json(self.verdict),
             "judges_early_at": self.judges_early_at,
+            "history": [_as_json(one) for one in self.history],
         }
 
     def as_text(self) -> str:
@@ -63,7 +70,8 @@ class Status:
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
             lines.append(f"  reason    {self.submission.reason}")
-        lines.append(f"  next      {next_action(self.submission)}")
+        start = "" if self.running or self.submission.closed else "start the miner: "
+        lines.append(f"  next      {start}{next_action(self.submission)}")
         if deadline is not None:
             lines.append(f"  at        {_moment(deadline)}")
         if self.judges_early_at is not None:
@@ -73,10 +81,12 @@ class Status:
             )
         if self.verdict is not None and self.verdict.id != self.submission.id:
             lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
+        if self.history:
+            lines += ["", *_table(self.history)]
         return "\n".join(lines)
 
 
-def read_status(state_dir: Path, hotkey: str | None = None) -> Status:
+def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
     """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
 
     Raises:
@@ -95,11 +105,11 @@ def read_status(state_dir: Path, hotkey: str | None = None) -> Status:
         return Status(state_dir, running, None, None)
     with Journal(path, copy=True) as journal:
         live = journal.live_submissions(hotkey)
-        recent = journal.latest(50, hotkey=hotkey)
+        recent = journal.latest(max(50, history), hotkey=hotkey)
         shown = next(iter([*live, *recent]), None)
         early = journal.judges_early(shown.api_url) if shown else None
     verdict = next((one for one in recent if one.state in VERDICTS), None)
-    return Status(state_dir, running, shown, verdict, early)
+    return Status(state_dir, running, shown, verdict, early, tuple(recent[:history]))
 
 
 def summary(submission: Submission, state_dir: Path) -> str:
@@ -112,6 +122,23 @@ def summary(submission: Submission, state_dir: Path) -> str:
     if submission.remedy:
         lines.append(f"  remedy    {submission.remedy}")
     return "\n".join(lines)
+
+
+def watch_text(read: Callable[[], str]) -> None:
+    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
+    import rich.live  # a tenth of a second that nothing else needs
+
+    console = rich.console.Console(highlight=False, markup=False, emoji=False)
+    last = ""
+    with rich.live.Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            text = read()
+            if console.is_terminal:
+                live.update(rich.text.Text(text), refresh=True)
+            elif text != last:
+                console.print(text, soft_wrap=True)
+            last = text
+            time.sleep(WATCH_SECONDS)
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
@@ -140,6 +167,21 @@ def next_action(submission: Submission) -> str:
     return _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
 
 
+def _table(submissions: tuple[Submission, ...]) -> list[str]:
+    """Return the history as lines: one a submission, newest first."""
+    lines = [
+        f"{'no.':>5}  {'last change (UTC)':17}  {'state':9}  {'target':>9}  {'claim':>13}  rank"
+    ]
+    for one in submissions:
+        moment = datetime.fromtimestamp(one.updated_at, timezone.utc)
+        claim = "" if one.tokens_per_sec is None else f"{one.tokens_per_sec:,.1f}"
+        target = f"{one.target_sequence_length:,}" if one.target_sequence_length else "auto"
+        rank = "" if one.rank is None else str(one.rank)
+        line = f"{one.id:>5}  {moment:%Y-%m-%d %H:%MZ}  {one.state.value:9}  {target:>9}"
+        lines.append(f"{line}  {claim:>13}  {rank:>4}  {one.reason or ''}".rstrip())
+    return lines
+
+
 def _headline(title: str, submission: Submission) -> str:
     verdict = submission.state.value
     if submission.rank is not None:
@@ -163,9 +205,17 @@ def _figures(submission: Submission) -> list[str]:
         score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
         lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
         lines.append(f"  score     {score:,.1f} weighted")
-    if submission.fork_url:
+    if submission.fork_url and not _has_moved(submission.fork_url):
         lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
+    elif submission.fork_url:
+        lines.append(f"  fork      a repository that is no longer there, {submission.commit_hash}")
     return lines
+
+
+def _has_moved(url: str) -> bool:
+    """Tell whether a repository on this machine is no longer where it was submitted from."""
+    parts = urlsplit(url)
+    return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
 
 
 def _as_json(submission: Submission | None) -> dict[str, Any] | None:

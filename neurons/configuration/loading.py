@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import ChainMap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +79,19 @@ def load_settings(
         "default": dict(defaults or {}),
     }
     return _build(sources, file, process)
+
+
+def state_dir(
+    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
+) -> Path:
+    """Return the folder of the state, also where other settings are wrong or no file is there."""
+    values: Mapping[str, str] = {}
+    with suppress(ConfigError):
+        path = find_env_file(env_file, environ)
+        values = read_env_file(path, VARIABLES).values if path else {}
+    given = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
+    chosen = next(filter(None, given), Settings.model_fields["state_dir"].default)
+    return PROJECT / Path(str(chosen)).expanduser()
 
 
 def _build(

@@ -18,6 +18,7 @@ from neurons.mining.early import submission_mode
 from neurons.mining.journal import Journal, StaleSubmission
 from neurons.mining.rounds import is_due
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
+from neurons.processes.heartbeat import heartbeat
 from neurons.processes.runtime import DISK_FAULTS, Stopped
 
 Result = TypeVar("Result")
@@ -162,7 +163,8 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
         return _resume(submission, context)
     try:
         _require_same_server(submission, context)
-        return STEPS[step](submission, context)
+        with heartbeat(context.log, step.value, submission=submission.id):
+            return STEPS[step](submission, context)
     except Retry as fault:
         if context.stop.is_set():
             raise Stopped("asked to stop") from fault

@@ -42,6 +42,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
 
     Raises:
         Stopped: `wait` was ended.
+        ConfigError: the folder cannot be made or written for another reason.
     """
     probe = state_dir / f"space-{os.getpid()}"
     while True:
@@ -54,7 +55,10 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
             return
         except OSError as error:
             if error.errno not in DISK_FAULTS:
-                raise
+                raise ConfigError(
+                    f"The state folder {state_dir} cannot be written ({error.strerror}). Give its "
+                    "owner back to the user that runs the miner, or set another STATE_DIR."
+                ) from None
             log.error(
                 "paused: the disk of the state folder takes nothing",
                 state=str(state_dir),

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import click
 import uvicorn
 
 from neurons import observe
-from neurons.configuration.flags import Parser, start
+from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
@@ -23,18 +24,23 @@ GRACE_SECONDS = 5
 log = observe.get_logger("validator_api")
 
 
+@click.command(
+    help="Serves the validator API until SIGTERM or SIGINT.", context_settings=flags.CONTEXT
+)
+@flags.setting("--host", metavar="ADDRESS", help="Address to listen on (HOST).")
+@flags.setting("--port", metavar="N", help="Port to listen on, 0 for a free one (PORT).")
+@click.option("--port-file", metavar="FILE", type=flags.FILE, help="Write the port there.")
+@flags.env_file
+@flags.show_version
+@click.make_pass_decorator(flags.Given, ensure=True)
+def command(given: flags.Given, port_file: Path | None) -> int:
+    """Read the settings and serve."""
+    return flags.start("api", given, log, partial(serve, port_file=port_file))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop; return the exit status (78: only a person can mend it)."""
-    about = "Serves the validator API until SIGTERM or SIGINT."
-    parser = Parser(prog="python -m neurons.validator_api", description=about)
-    add = parser.add_argument
-    add("--host", help="address to listen on (HOST)")
-    add("--port", help="port to listen on, 0 for a free one (PORT)")
-    add("--port-file", metavar="FILE", type=Path, help="write the port there once it answers")
-    add("--env-file", metavar="FILE", type=Path, help="settings file instead of .env")
-    flags = vars(parser.parse_args(arguments))
-    port_file, env_file = flags.pop("port_file"), flags.pop("env_file")
-    return start("api", flags, env_file, log, partial(serve, port_file=port_file))
+    return flags.run_command(command, "python -m neurons.validator_api", arguments)
 
 
 def serve(settings: Settings, *, port_file: Path | None) -> int:

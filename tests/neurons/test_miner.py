@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from harness.source import tree_commit
 from neurons import miner, observe
 from neurons.command_line import commands
 from neurons.command_line.status import JOURNAL, read_status
+from neurons.configuration.flags import Given
 from neurons.errors import ConfigError
 from neurons.identity import create_throwaway, load_identity
 from neurons.mining import cycle
@@ -23,10 +30,22 @@ from neurons.processes.runtime import StateLock
 from tests import PROJECT
 from tests.neurons.miner_command import run
 from tests.neurons.mining.parts import draft
+from tests.processes import run as run_process
+from tests.processes import started, wait_for
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def journal_in(state: Path) -> Journal:
     return Journal(state / "embedded" / JOURNAL)
+
+
+def given_by(arguments: list[str]) -> Given:
+    """Return what a command line says, without running its command."""
+    return miner.cli.make_context("miner", arguments).ensure_object(Given)
 
 
 def hold(state: Path) -> Submission:
@@ -67,8 +86,10 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
     ("arguments", "environ", "said"),
     [
         (["--netuid", "x"], {}, "NETUID='x' (flag): give a whole number."),
-        (["--no-such-flag"], {}, "unrecognized arguments: --no-such-flag"),
-        (["dance"], {}, "invalid choice: 'dance'"),
+        (["--no-such-flag"], {}, "No such option '--no-such-flag'."),
+        (["--target-seq"], {}, "Did you mean '--target-seq-len'?"),
+        (["statsu"], {}, "No such command 'statsu'. Did you mean 'status'?"),
+        (["help", "dcotor"], {}, "Did you mean 'doctor'?"),
         (["--env-file", "/none/.env"], {}, "No settings file at /none/.env"),
         ([], {"VALIDATOR_API_URL": "https://example.org"}, "GITHUB_TOKEN is not set"),
         (
@@ -92,7 +113,7 @@ def test_the_other_command_lines_have_the_same_manner(module: str, tmp_path: Pat
     mistaken = run("--no-such-flag", entry=("-m", module))
     assert mistaken.returncode == 78
     assert mistaken.stderr == (
-        f"python -m {module}: unrecognized arguments: --no-such-flag (--help lists the flags)\n"
+        f"python -m {module}: No such option '--no-such-flag'. (--help lists the flags)\n"
     )
     file = tmp_path / ".env"
     file.write_text("DEVICE=tpu\nPORT=many\nVALIDATOR_API_URL=https://example.org\n")
@@ -132,7 +153,7 @@ def test_a_damaged_journal_is_kept_and_told(tmp_path: Path) -> None:
 
 
 def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
-    given = miner.parser().parse_args(
+    given = given_by(
         [
             *("--netuid", "7", "--wallet.name", "w", "--wallet.hotkey", "h"),
             *("--wallet.path", str(tmp_path), "--subtensor.network", "test", "--logging.debug"),
@@ -143,7 +164,6 @@ def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
     )
     (tmp_path / "e").write_text("VALIDATOR_API_URL=https://example.org\nNETUID=1\n")
     settings, embedded = commands.read_settings(given)
-    assert given.command == "run"
     assert not embedded
     assert (settings.netuid, settings.wallet_miner_name, settings.wallet_hotkey) == (7, "w", "h")
     assert (settings.wallet_path, settings.repo_path) == (tmp_path, tmp_path)
@@ -163,7 +183,7 @@ def test_a_real_run_is_put_together_from_its_settings(
         f"WALLET_MINER_NAME=w\nWALLET_HOTKEY=h\nWALLET_PATH={tmp_path}/wallets\n"
         f"STATE_DIR={tmp_path}/state\nGITHUB_TOKEN=ghp_canary\nDEVICE=cpu\n"
     )
-    given = miner.parser().parse_args(["--env-file", str(file)])
+    given = given_by(["--env-file", str(file)])
     settings, embedded = commands.read_settings(given)
     assert observe.redact("ghp_canary") == observe.REDACTED
     with miner._context(settings, embedded, threading.Event()) as context:
@@ -227,7 +247,8 @@ def test_doctor_lists_every_problem_of_the_settings_and_fails(tmp_path: Path) ->
 def test_doctor_is_content_with_this_machine(tmp_path: Path) -> None:
     done = run("doctor", "--device", "cpu", STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout
-    assert "failure" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("0 failures, ")
+    assert not any(line.startswith("failure") for line in done.stdout.splitlines())
     assert "no .env: the whole job runs on this machine" in done.stdout
 
 
@@ -240,7 +261,122 @@ def test_no_torch_and_no_bittensor_in_this_process() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command_and_explains_each() -> None:
     text = run("--help").stdout
-    for command in miner.COMMANDS:
-        assert command in text
+    assert {"run", "once", "status", "doctor", "bench", "backup", "help"} < set(miner.cli.commands)
+    for name, command in miner.cli.commands.items():
+        assert name in text
+        own = command.get_help(click.Context(command))
+        assert "--state-dir" in own
+        assert str(command.help) in own
+    assert run("help", "status").stdout.startswith("Usage: START_MINER.sh status")
+
+
+def test_a_flag_counts_before_the_command_and_behind_it(tmp_path: Path) -> None:
+    for words in (
+        ["--state-dir", str(tmp_path), "status"],
+        ["status", "--state-dir", str(tmp_path)],
+    ):
+        assert str(tmp_path) in run(*words).stdout
+
+
+def test_the_version_names_the_checkouts_commit() -> None:
+    number = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    shown = run("--version").stdout.split()
+    assert shown[:2] == ["quasar-miner", number]
+    head = tree_commit(PROJECT)
+    assert shown[3:] == ([head[:12]] if head else [])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, which it completes for")
+def test_bash_completes_commands_and_flags(tmp_path: Path) -> None:
+    script = tmp_path / "START_MINER.sh"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neurons.miner "$@"\n')
+    script.chmod(0o755)
+    ask = """
+        eval "$(./START_MINER.sh completion bash)"
+        COMP_WORDS=(./START_MINER.sh status --hi) COMP_CWORD=2
+        _START_MINERsh_completion ./START_MINER.sh
+        COMP_WORDS=(./START_MINER.sh sta) COMP_CWORD=1
+        echo "${COMPREPLY[@]}"; COMPREPLY=()
+        _START_MINERsh_completion ./START_MINER.sh
+        echo "${COMPREPLY[@]}"
+    """
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT), "HOME": "/nonexistent"}
+    done = run_process("bash", "-c", ask, cwd=tmp_path, env=env)
+    assert done.stdout.split() == ["--history", "status"], done.stderr
+
+
+def test_a_sentence_that_ends_the_program_stands_in_the_log_too(tmp_path: Path) -> None:
+    with StateLock(tmp_path / "embedded"):
+        refused = run("once", STATE_DIR=str(tmp_path))
+    log = (tmp_path / "embedded/logs/miner.log").read_text()
+    assert refused.stderr.strip() in log
+    mistaken = run("--netuid", "x", STATE_DIR=str(tmp_path), NETUID="y", PORT="z")
+    log = (tmp_path / "embedded/logs/miner.log").read_text()
+    for line in mistaken.stderr.splitlines():
+        assert f" critical {line}\n" in log
+    assert (tmp_path / "embedded/logs/miner.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_state_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("once", STATE_DIR=str(tmp_path / "file" / "state"))
+    assert done.returncode == 78
+    assert "set another STATE_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_says_to_start_the_miner_where_none_runs(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        journal.insert(draft())
+    assert "next      start the miner: publish" in run("status", STATE_DIR=str(tmp_path)).stdout
+    with StateLock(tmp_path / "embedded"):
+        assert "next      publish" in run("status", STATE_DIR=str(tmp_path)).stdout
+
+
+def test_the_history_shows_the_newest_first(tmp_path: Path) -> None:
+    for _ in range(3):
+        hold(tmp_path)
+        run("abandon", STATE_DIR=str(tmp_path))
+    text = run("status", "--history", "2", STATE_DIR=str(tmp_path)).stdout
+    rows = [line.split() for line in text.splitlines() if "ABANDONED" in line][-2:]
+    assert [row[0] for row in rows] == ["3", "2"]
+    found = json.loads(run("status", "--json", "--history", STATE_DIR=str(tmp_path)).stdout)
+    assert [one["id"] for one in found["history"]] == [3, 2, 1]
+    assert "salt" not in found["history"][0]
+
+
+def test_a_watch_shows_what_changes_until_it_is_interrupted(tmp_path: Path) -> None:
+    words = ("-m", "neurons.miner", "status", "--watch", "--state-dir", str(tmp_path))
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "ENV_FILE": "/dev/null"}
+    with started(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        out = watch.stdout
+        assert out is not None
+        assert "not running" in out.readline()
+        hold(tmp_path)
+        wait_for(lambda: "HELD" in out.readline(), child=watch)
+        watch.send_signal(signal.SIGINT)
+        _, err = watch.communicate(timeout=20)
+    assert (watch.returncode, err) == (0, "")
+
+
+def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(tmp_path: Path) -> None:
+    copy, state = tmp_path / "copy.sqlite", str(tmp_path / "state")
+    assert run("backup", str(copy), STATE_DIR=state).returncode == 78
+    with journal_in(tmp_path / "state") as journal:  # open, as while the miner runs
+        first = journal.insert(draft(salt="ab" * 32))
+        assert run("backup", str(copy), STATE_DIR=state).returncode == 0
+        assert run("backup", str(copy), STATE_DIR=state).returncode == 78  # nothing is overwritten
+        journal.transition(first, cycle.abandon(first, "later", time.time()))
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with StateLock(tmp_path / "state" / "embedded"):
+        assert "pid" in run("restore", str(copy), STATE_DIR=state).stderr
+    done = run("restore", str(copy), STATE_DIR=state)
+    assert done.returncode == 0, done.stderr
+    with journal_in(tmp_path / "state") as journal:
+        assert journal.get(first.id) == first
+    with Journal(tmp_path / "state/embedded/journal.previous.sqlite") as journal:
+        assert journal.get(first.id).state is State.ABANDONED
+    copy.write_bytes(b"no journal" * 1000)
+    assert "is damaged" in run("restore", str(copy), STATE_DIR=state).stderr

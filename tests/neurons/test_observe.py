@@ -145,3 +145,15 @@ def test_a_quick_retry_is_one_plain_line_for_who_looks_closely(
     assert " debug " in line
     assert "refused by the other side" in line
     assert "callable" not in line
+
+
+def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    observe.configure(ordinary=sys.stdout)
+    log = observe.get_logger("t")
+    log.info("all is well")
+    log.warning("mind this")
+    shown = capsys.readouterr()
+    assert ("all is well" in shown.out, "mind this" in shown.out) == (True, False)
+    assert ("all is well" in shown.err, "mind this" in shown.err) == (False, True)

@@ -244,6 +244,56 @@ def test_a_named_python_that_will_not_do_is_not_replaced_by_another(
     assert not (checkout.root / ".venv").exists()
 
 
+def test_a_named_python_that_is_not_the_installed_one_is_not_ignored(installed: Checkout) -> None:
+    before = installed.builds()
+    other = 'case "$2" in *version_info*) echo 3.99; exit;; esac'
+    installed.tool("other", other.replace("3.99", "3.10" if sys.version_info[1] > 10 else "3.11"))
+    status, _, err = installed.run(PYTHON="other")
+    assert status == EX_CONFIG
+    assert "PYTHON=other is Python 3.1" in err
+    assert f".venv holds 3.{sys.version_info.minor}" in err
+    assert installed.builds() == before
+
+
+def test_looking_installs_nothing(checkout: Checkout) -> None:
+    for words in (["status"], ["help", "status"], ["--version"]):
+        status, out, err = checkout.run(*words)
+        assert (status, err) == (0, "")
+        assert "./START_MINER.sh once" in out
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_looking_updates_nothing(installed: Checkout) -> None:
+    lock, before = installed.root / "requirements/lock.txt", installed.builds()
+    text = lock.read_text()
+    lock.write_text(text + "# changed\n")
+    try:
+        assert json.loads(installed.run("status")[1])[2] == ["status"]
+    finally:
+        lock.write_text(text)
+    assert installed.builds() == before
+
+
+def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
+    before, old = installed.builds(), installed.root
+    for place in (installed.home / "moved here", old):
+        came_from, installed.root = installed.root, installed.root.rename(place)
+        status, out, err = installed.run()
+        assert (status, json.loads(out)[1]) == (0, str(installed.root))
+        assert f"was moved here from {came_from}" in err
+        assert installed.run()[2] == ""  # once is enough
+        site = installed.root.glob(".venv/lib/*/*/*.pth")
+        assert run("grep", "-rIl", came_from, installed.root / ".venv/bin", *site).stdout == ""
+    assert installed.builds() == before
+
+
+def test_a_checkout_that_cannot_be_written_is_a_sentence(checkout: Checkout) -> None:
+    (checkout.root / ".venv").write_text("a file is in the way, as on a read-only disk")
+    status, _, err = checkout.run()
+    assert status == EX_CONFIG
+    assert "quasar miner" in err
+
+
 def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> None:
     lame = f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):

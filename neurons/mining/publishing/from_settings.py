@@ -12,11 +12,15 @@ from neurons.mining.publishing.fork import Fork
 from neurons.mining.publishing.github import ensure_fork, web_address
 
 
+def upstream_address(settings: Settings) -> str:
+    """Return where the repository lies that the fork is made of."""
+    at_github = f"{web_address(settings.github_api_url)}/{settings.github_upstream}.git"
+    return settings.fork_upstream_url or at_github
+
+
 def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
     """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
-    remote, upstream = settings.fork_remote, settings.fork_upstream_url
-    web = web_address(settings.github_api_url)
-    upstream = upstream or f"{web}/{settings.github_upstream}.git"
+    remote, web = settings.fork_remote, web_address(settings.github_api_url)
     create: Callable[[], str] | None = None
     if settings.repo_path is None and remote is None:
         owner, name = settings.github_username, settings.github_fork_name
@@ -31,7 +35,7 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
 
     return Fork(
         remote,
-        upstream,
+        upstream_address(settings),
         settings.state_dir / "fork",
         settings.fork_branch,
         token=settings.github_token,

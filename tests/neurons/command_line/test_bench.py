@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from harness.report import load_report
 from harness.runner import MeasurementError
 from neurons.command_line import commands
+from neurons.configuration.flags import Given
 from neurons.errors import Held
 from neurons.mining.daemon import run_cycle
 from neurons.mining.series import new_series
@@ -36,7 +36,7 @@ def bench(
     monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)
     monkeypatch.setattr(commands, "new_series", partial(new_series, measure=measure))
     monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
-    return commands.bench(Namespace())
+    return commands.bench(Given())
 
 
 @pytest.mark.parametrize(

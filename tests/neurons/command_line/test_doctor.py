@@ -19,7 +19,7 @@ from tests.neurons.stand_in import Fault, StandIn, serve
 
 
 @pytest.fixture
-def settings(url: str, host: GitHub, tmp_path: Path) -> Settings:
+def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings:
     host.login = "Ada"
     create_throwaway(tmp_path, "w", "hot")
     environ = {
@@ -27,6 +27,8 @@ def settings(url: str, host: GitHub, tmp_path: Path) -> Settings:
         "GITHUB_API_URL": host.url,
         "GITHUB_TOKEN": CANARY,
         "GITHUB_USERNAME": "ada",
+        "FORK_UPSTREAM_URL": str(upstream),
+        "TARGET_SEQUENCE_LENGTH": "2048",
         "WALLET_MINER_NAME": "w",
         "WALLET_HOTKEY": "hot",
         "WALLET_PATH": str(tmp_path),
@@ -40,7 +42,8 @@ def settings(url: str, host: GitHub, tmp_path: Path) -> Settings:
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
-    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env", "scope", "fork"]
+    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
+    expected += ["target", "scope", "upstream", "fork"]
     assert names == [*expected, "wallet", "api", "clock", "token", "registration"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
@@ -191,3 +194,18 @@ def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings: Settings) -> No
     assert "ws://127.0.0.1:9" in check.detail
     assert len(check.detail.splitlines()) == 1
     assert "SUBTENSOR_NETWORK" in check.remedy
+
+
+def test_a_target_that_cannot_be_measured_here_is_a_failure(settings: Settings) -> None:
+    check = doctor.target(settings.model_copy(update={"target_sequence_length": 100_000}))
+    assert check.level == "failure"
+    assert "TARGET_SEQUENCE_LENGTH=100000 cannot be measured on a CPU" in check.detail
+    gpu = {"target_sequence_length": 100_000, "device": "cuda"}
+    assert doctor.target(settings.model_copy(update=gpu)).level == "ok"
+
+
+def test_an_upstream_that_is_not_there_is_a_failure(settings: Settings, tmp_path: Path) -> None:
+    for address in ("http://127.0.0.1:9/none.git", f"{tmp_path}/none.git", "ext::sh -c date"):
+        check = doctor.upstream(settings.model_copy(update={"fork_upstream_url": address}))
+        assert check.level == "failure", check
+        assert "FORK_UPSTREAM_URL" in check.remedy

@@ -1,0 +1,65 @@
+"""Signs of life of a piece of work that says nothing for long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from structlog.stdlib import BoundLogger
+
+FIRST_SECONDS, LONGEST_SECONDS = 15.0, 600.0
+TICK_SECONDS = 1.0
+
+
+@contextmanager
+def heartbeat(
+    log: BoundLogger,
+    work: str,
+    *,
+    first: float = FIRST_SECONDS,
+    terminal: TextIO | None = None,
+    **details: object,
+) -> Iterator[None]:
+    """Log that `work` goes on: after `first` seconds, then at pauses that double up to ten minutes.
+
+    On a terminal a line at the bottom counts the seconds in between; a line of the log takes its
+    place.
+    """
+    terminal, ended, began = terminal or sys.stdout, threading.Event(), time.monotonic()
+    live = _ticks(terminal, work, began) if terminal.isatty() else None
+
+    def beat() -> None:
+        pause, due = first, began + first
+        while not ended.wait(TICK_SECONDS if live else max(0.0, due - time.monotonic())):
+            if time.monotonic() >= due:
+                log.info(
+                    "still at work", work=work, seconds=round(time.monotonic() - began), **details
+                )
+                pause = min(2 * pause, LONGEST_SECONDS)
+                due += pause
+            if live:
+                live()
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if live:
+            terminal.write("\r\x1b[2K")
+            terminal.flush()
+
+
+def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
+    def tick() -> None:
+        # The cursor goes back to the beginning, so that what is logged next writes over it.
+        terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
+        terminal.flush()
+
+    return tick
