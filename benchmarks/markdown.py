@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; the first column is text, the others are numbers."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def records(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return the Markdown table of rows that name their cells; all have the first one's columns."""
+    listed = list(rows)
+    return table(list(listed[0]), [[row[name] for name in listed[0]] for row in listed])
 
 
 def facts(rows: dict[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.steps import STEPS, find_steps
-from benchmarks.markdown import table
+from benchmarks.markdown import records, table
 
 WAYS = {
     "training": "the validator's loop",
@@ -16,29 +16,32 @@ TREES = {"overlay": "layer", "overlay-ops": "ops"}
 
 def profile_table(profile: LayerProfile) -> str:
     """Return where a call's time goes, step by step, beside the least that each step must do."""
-    header = ("step", "kernels", "launches", "ms", "share", "GB", "TFLOP", "floor, ms", "of floor")
+
+    def line(
+        what: str, kernels: str, launches: int, ms: float, moved: int, flops: int, floor: float
+    ) -> dict[str, str]:
+        return {
+            "step": what,
+            "kernels": kernels,
+            "launches": str(launches),
+            "ms": f"{ms:.3f}",
+            "share": f"{ms / profile.call_ms:.1%}",
+            "GB": f"{moved / 1e9:.2f}" if moved else "",
+            "TFLOP": f"{flops / 1e12:.2f}" if flops else "",
+            "floor, ms": f"{floor:.2f}" if floor else "",
+            "of floor": f"{floor / ms:.0%}" if floor else "",
+        }
+
     rows, least = [], 0.0
-    for found in find_steps(profile.launches, STEPS[profile.tree]):
-        floor = found.step.floor_ms(profile)
+    for step, names, launches, ms in find_steps(profile.launches, STEPS[profile.tree]):
+        floor = step.floor_ms(profile)
         least += floor
-        moved, flops = found.step.bytes * profile.tokens, found.step.flops * profile.tokens
-        row = (
-            found.step.what,
-            ", ".join(f"`{name}`" for name in found.kernels),
-            str(found.launches),
-            f"{found.ms:.3f}",
-            f"{found.ms / profile.call_ms:.1%}",
-            f"{moved / 1e9:.2f}" if moved else "",
-            f"{flops / 1e12:.2f}" if flops else "",
-            f"{floor:.2f}" if floor else "",
-            f"{floor / found.ms:.0%}" if floor else "",
-        )
-        rows.append(row)
+        kernels = ", ".join(f"`{name}`" for name in names)
+        moved, flops = step.bytes * profile.tokens, step.flops * profile.tokens
+        rows.append(line(step.what, kernels, launches, ms, moved, flops, floor))
     busy = sum(launch.ms for launch in profile.launches)
     idle = profile.call_ms - busy
-    launches = str(len(profile.launches))
-    rows.append(("all kernels", "", launches, f"{busy:.3f}", f"{busy / profile.call_ms:.1%}",
-                 "", "", f"{least:.2f}", f"{least / busy:.0%}"))  # fmt: skip
+    rows.append(line("all kernels", "", len(profile.launches), busy, 0, 0, least))
     return (
         f"`FORK_SCOPE={TREES[profile.tree]}`: a call of {profile.tokens:,} tokens takes "
         f"{profile.call_ms:.3f} ms in the validator's loop. By kernel, medians of {profile.calls} "
@@ -46,7 +49,7 @@ def profile_table(profile: LayerProfile) -> str:
         "longer of moving a step's tensors once at the bandwidth of a copy "
         f"({profile.copy_gb_per_s / 1e3:.2f} TB/s) and its operations at the rate of a large bf16 "
         f"product ({profile.product_tflops:.0f} TFLOP/s), both measured in the same run.\n\n"
-        + table(header, rows)
+        + records(rows)
     )
 
 
@@ -69,19 +72,17 @@ def accuracy_tables(accuracy: LayerAccuracy) -> str:
 
 
 def _outputs(accuracy: LayerAccuracy) -> str:
-    header = ("tokens", "relative RMS", "worst eighth", "cosine", "largest difference", "reruns")
-    rows = [
-        (
-            f"{found.tokens:,}",
-            f"{found.relative_rms:.1e}",
-            f"{found.worst_eighth:.1e}",
-            f"{found.cosine:.6f}",
-            f"{found.max_difference:.3g}",
-            "bitwise equal" if found.reruns_equal else "differ",
-        )
+    return records(
+        {
+            "tokens": f"{found.tokens:,}",
+            "relative RMS": f"{found.relative_rms:.1e}",
+            "worst eighth": f"{found.worst_eighth:.1e}",
+            "cosine": f"{found.cosine:.6f}",
+            "largest difference": f"{found.max_difference:.3g}",
+            "reruns": "bitwise equal" if found.reruns_equal else "differ",
+        }
         for found in accuracy.outputs
-    ]
-    return table(header, rows)
+    )
 
 
 def _gradients(accuracy: LayerAccuracy) -> str:
@@ -107,15 +108,15 @@ def _decoding(accuracy: LayerAccuracy) -> str:
 
 
 def _long_runs(accuracy: LayerAccuracy) -> str:
-    header = ("tokens", "how", "M tokens/s", "peak memory, GB", "slices against one call")
-    rows = [
-        (
-            f"{run.tokens:,}",
-            WAYS[run.how],
-            f"{run.tokens_per_sec / 1e6:.1f}",
-            f"{run.peak_bytes / 1e9:.1f}",
-            "" if run.slices_apart is None else f"{run.slices_apart:.1e}",
-        )
+    return records(
+        {
+            "tokens": f"{run.tokens:,}",
+            "how": WAYS[run.how],
+            "M tokens/s": f"{run.tokens_per_sec / 1e6:.1f}",
+            "peak memory, GB": f"{run.peak_bytes / 1e9:.1f}",
+            "slices against one call": ""
+            if run.slices_apart is None
+            else f"{run.slices_apart:.1e}",
+        }
         for run in accuracy.long_runs
-    ]
-    return table(header, rows)
+    )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from benchmarks.layer.limits import GRADIENT_ERROR
 from benchmarks.limits import Criterion
-from benchmarks.markdown import table
+from benchmarks.markdown import records, table
 from benchmarks.results import Frozen, NotNegative, Positive, Run
 
 
@@ -99,27 +99,21 @@ def training_tables(training: Training) -> str:
 
 
 def _costs(training: Training) -> str:
-    header = (
-        "layer, input", "ours: forward, ms", "ours: step, ms", "peer: forward, ms",
-        "peer: step, ms", "peer / ours", "memory, ours / peer, GiB", "graphs' part, GiB", "reruns",
-    )  # fmt: skip
-    rows = []
-    for row in training.rows:
+    def cells(row: TrainingRow) -> dict[str, str]:
         ours, peer = row.costs["ours"], row.costs["peer"]
-        rows.append(
-            (
-                row.shape.label(),
-                f"{ours.forward_ms:.2f}",
-                f"{ours.step_ms:.2f}",
-                f"{peer.forward_ms:.2f}",
-                f"{peer.step_ms:.2f}",
-                f"{peer.step_ms / ours.step_ms:.2f}",
-                f"{ours.memory / 2**30:.2f} / {peer.memory / 2**30:.2f}",
-                f"{ours.graph_bytes / 2**30:.2f}",
-                "bitwise equal" if row.reruns_equal else "differ",
-            )
-        )
-    return table(header, rows)
+        return {
+            "layer, input": row.shape.label(),
+            "ours: forward, ms": f"{ours.forward_ms:.2f}",
+            "ours: step, ms": f"{ours.step_ms:.2f}",
+            "peer: forward, ms": f"{peer.forward_ms:.2f}",
+            "peer: step, ms": f"{peer.step_ms:.2f}",
+            "peer / ours": f"{peer.step_ms / ours.step_ms:.2f}",
+            "memory, ours / peer, GiB": f"{ours.memory / 2**30:.2f} / {peer.memory / 2**30:.2f}",
+            "graphs' part, GiB": f"{ours.graph_bytes / 2**30:.2f}",
+            "reruns": "bitwise equal" if row.reruns_equal else "differ",
+        }
+
+    return records(map(cells, training.rows))
 
 
 def _errors(training: Training) -> str:

@@ -13,7 +13,7 @@ from benchmarks.documents import filled
 from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
 from benchmarks.limits import Criterion, missed, summary
 from benchmarks.line_plot import Line, line_plot
-from benchmarks.markdown import facts, table
+from benchmarks.markdown import facts, records, table
 from benchmarks.nsight.results import Profile
 from benchmarks.nsight.tables import profile_tables
 from benchmarks.operator.results import (
@@ -22,6 +22,7 @@ from benchmarks.operator.results import (
     FIRST_CALL_SECONDS,
     FORWARD_MS,
     MEMORY_TIMES_OUTPUT,
+    Decoding,
     OperatorResults,
     Timing,
     operator_criteria,
@@ -158,24 +159,23 @@ def costs(results: OperatorResults) -> str:
 
 def decoding(results: OperatorResults) -> str:
     """Return the table of one token's times."""
-    header = (
-        "sequences", "state, MB", "Triton, us", "copy, us", "share of the copy", "TB/s",
-        "peer, us", "Triton eager, us", "peer eager, us",
-    )  # fmt: skip
-    rows = []
-    for row in results.decoding:
+
+    def cells(row: Decoding) -> dict[str, str]:
         ours, theirs = row.times["triton"], row.times.get("peer")
-        moved = 2 * row.state_bytes / ours.graph_ms / 1e9
-        us = [f"{ms * 1e3:.2f}" for ms in (ours.graph_ms, row.copy_ms)]
-        peer = ["-", "-"]
-        if theirs:
-            peer = [f"{ms * 1e3:.1f}" for ms in (theirs.graph_ms, theirs.eager_ms)]
-        other = (peer[0], f"{ours.eager_ms * 1e3:.1f}", peer[1])
-        share = f"{row.copy_ms / ours.graph_ms:.0%}"
-        size = f"{row.state_bytes / 1e6:.2f}"
-        rows.append((str(row.batch), size, *us, share, f"{moved:.2f}", *other))
+        return {
+            "sequences": str(row.batch),
+            "state, MB": f"{row.state_bytes / 1e6:.2f}",
+            "Triton, us": f"{ours.graph_ms * 1e3:.2f}",
+            "copy, us": f"{row.copy_ms * 1e3:.2f}",
+            "share of the copy": f"{row.copy_ms / ours.graph_ms:.0%}",
+            "TB/s": f"{2 * row.state_bytes / ours.graph_ms / 1e9:.2f}",
+            "peer, us": f"{theirs.graph_ms * 1e3:.1f}" if theirs else "-",
+            "Triton eager, us": f"{ours.eager_ms * 1e3:.1f}",
+            "peer eager, us": f"{theirs.eager_ms * 1e3:.1f}" if theirs else "-",
+        }
+
     text = f"The share at the largest batch must be {COPY_SHARE:.0%} or more."
-    return f"{table(header, rows)}\n\n{text}"
+    return f"{records(map(cells, results.decoding))}\n\n{text}"
 
 
 class Runs(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.documents import filled
 from benchmarks.line_plot import Line, line_plot
-from benchmarks.markdown import facts, table
+from benchmarks.markdown import facts, records
 from benchmarks.recall.results import WAYS, Curve, Recall, Setting
 from benchmarks.results import DATA, ROOT, load
 
@@ -49,29 +49,23 @@ def apart(curve: Curve, exact: Curve, every: int) -> float:
 
 def trainings(run: Recall) -> str:
     """Return the table of every training."""
-    header = (
-        "tokens, training", "GPUs", "recall", "steps", "loss at the end",
-        f"from fp32's, {ALIKE} steps", "a step, ms", "in all, s",
-    )  # fmt: skip
     rows = []
     for setting in run.settings:
         exact = next(curve for curve in setting.curves if curve.way == "fp32")
         for curve in setting.curves:
-            rows.append(
-                (
-                    f"{setting.task.tokens:,}, {WAYS[curve.way]}",
-                    str(curve.gpus),
-                    f"{curve.recall:.2%}",
-                    f"{curve.steps:,}",
-                    f"{curve.losses[-1]:.1e}",
-                    f"{apart(curve, exact, setting.recipe.every):.1e}"
-                    if curve is not exact
-                    else "",
-                    f"{curve.step_ms:.1f}",
-                    f"{curve.seconds:.0f}",
-                )
-            )
-    return table(header, rows)
+            off = "" if curve is exact else f"{apart(curve, exact, setting.recipe.every):.1e}"
+            row = {
+                "tokens, training": f"{setting.task.tokens:,}, {WAYS[curve.way]}",
+                "GPUs": str(curve.gpus),
+                "recall": f"{curve.recall:.2%}",
+                "steps": f"{curve.steps:,}",
+                "loss at the end": f"{curve.losses[-1]:.1e}",
+                f"from fp32's, {ALIKE} steps": off,
+                "a step, ms": f"{curve.step_ms:.1f}",
+                "in all, s": f"{curve.seconds:.0f}",
+            }
+            rows.append(row)
+    return records(rows)
 
 
 def _task(setting: Setting) -> str:
