@@ -150,6 +150,13 @@ class Report(Frozen):
     measurements: tuple[Measurement, ...]
     failures: tuple[Failure, ...] = ()
 
+    def by_length(self) -> dict[int, list[Measurement]]:
+        """Return the measurements by sequence length, in the order in which they came."""
+        groups: dict[int, list[Measurement]] = {}
+        for measurement in self.measurements:
+            groups.setdefault(measurement.length, []).append(measurement)
+        return groups
+
 
 def build_report(
     protocol: str,

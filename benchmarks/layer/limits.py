@@ -31,7 +31,7 @@ LONG_RUNS = {("training", 5_000_000), ("slices", 10_000_000)}
 
 def speed(report: Report, tokens: int) -> float:
     """Return the median tokens/s at a length."""
-    return median(m.tokens_per_sec for m in report.measurements if m.length == tokens)
+    return median(m.tokens_per_sec for m in report.by_length()[tokens])
 
 
 def criteria(layer: Report, ops: Report, accuracy: LayerAccuracy) -> list[Criterion]:
@@ -45,7 +45,7 @@ def _costs(layer: Report, ops: Report) -> Iterator[Criterion]:
             what = f"{tokens:,} tokens, `{scope}` scope, M tokens/s"
             yield Criterion(what, speed(report, tokens), limit, True, 1e-6, ".1f")
     for tokens, most in PEAK_BYTES.items():
-        peak = max(m.vram_mb for m in layer.measurements if m.length == tokens) * 2**20
+        peak = max(m.vram_mb for m in layer.by_length()[tokens]) * 2**20
         yield Criterion(f"{tokens:,} tokens, peak memory, GB", peak, most, False, 1e-9, ".2f")
     first = max(m.first_call_seconds for m in layer.measurements if m.cache == "cold")
     yield Criterion(

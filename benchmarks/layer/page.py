@@ -66,19 +66,11 @@ FIRST_CALL = Quantity(
 )
 
 
-def by_length(report: Report) -> dict[int, list[Measurement]]:
-    """Group a report's measurements by sequence length."""
-    groups: dict[int, list[Measurement]] = {}
-    for measurement in report.measurements:
-        groups.setdefault(measurement.length, []).append(measurement)
-    return groups
-
-
 def figures(reports: Reports, quantity: Quantity) -> dict[str, dict[int, float]]:
     """Return a quantity by tree and length; a tree may lack lengths."""
     found: dict[str, dict[int, float]] = {name: {} for name in reports}
     for name, report in reports.items():
-        for length, runs in sorted(by_length(report).items()):
+        for length, runs in sorted(report.by_length().items()):
             value = quantity.of(runs)
             if value is not None:
                 found[name][length] = value
@@ -117,7 +109,7 @@ def comparison(reports: Reports, quantity: Quantity) -> str:
 
 def speeds(reports: Reports) -> str:
     """Return the table of speeds, with how often ours is faster, and how far runs lie apart."""
-    found, ours = figures(reports, SPEED), by_length(reports["overlay"])
+    found, ours = figures(reports, SPEED), reports["overlay"].by_length()
     rows = []
     for n, fastest in found["overlay"].items():
         row = [f"{n:,}", *cells(reports, SPEED, n)]
@@ -154,7 +146,7 @@ def gates(reports: Reports) -> str:
     lines = []
     for name, (label, _) in TREES.items():
         report = reports[name]
-        processes = max((len(runs) for runs in by_length(report).values()), default=0)
+        processes = max((len(runs) for runs in report.by_length().values()), default=0)
         passed = sorted({m.gate.longest for m in report.measurements if m.gate is not None})
         checked = "not checked"
         if passed:

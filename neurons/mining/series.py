@@ -214,9 +214,4 @@ def load_runs(submission: Submission, context: Context) -> dict[int, list[Measur
     except ReportError as error:
         context.log.warning("the report cannot be used", reason=str(error))
         return None
-    if report.commit != submission.commit_hash:
-        return None
-    runs: dict[int, list[Measurement]] = {}
-    for measurement in report.measurements:
-        runs.setdefault(measurement.length, []).append(measurement)
-    return runs
+    return report.by_length() if report.commit == submission.commit_hash else None
