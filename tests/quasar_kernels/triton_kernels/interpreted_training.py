@@ -61,17 +61,20 @@ def test_gradients_of_the_convolution_in_programs_of_any_length(monkeypatch, row
 
 @pytest.mark.parametrize(("R", "heads", "width"), [(1, 2, 16), (40, 3, 24), (70, 1, 64)])
 @pytest.mark.parametrize("programs", [1, 4096])
-@pytest.mark.parametrize("output", [False, True])
-def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, output):
+@pytest.mark.parametrize(("output", "overwrite"), [(False, False), (True, False), (True, True)])
+def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, output, overwrite):
     monkeypatch.setattr(layer_grads, "_PROGRAMS", programs)
     torch.manual_seed(0)
     x, gate, dy = (torch.randn(R, heads, width) for _ in range(3))
     weight = torch.rand(width)
     y = torch.full_like(x, float("nan")) if output else None
-    found = layer_grads.launch_gated_rmsnorm_grad(x, gate, weight, dy, 1e-5, y)
     leaves = [t.double().requires_grad_() for t in (x, gate, weight)]
     wanted = layer_kernels.gated_rmsnorm_torch(*leaves, 1e-5)
     wanted.backward(dy.double())
+    found = layer_grads.launch_gated_rmsnorm_grad(
+        x, gate, weight, dy, 1e-5, y, overwrite=overwrite
+    )
+    assert (found[0] is dy, found[1] is gate) == (overwrite, overwrite)
     for gradient, leaf in zip(found, leaves, strict=False):
         assert relative_rms(gradient, leaf.grad) <= 1e-6
     assert relative_rms(found[3], leaves[1].grad.sum(0)) <= 1e-6

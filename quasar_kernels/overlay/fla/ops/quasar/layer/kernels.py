@@ -24,6 +24,7 @@ from fla.ops.quasar.layer.gradients import (
     load_taps,
     padded,
     sequences,
+    sigmoid,
 )
 
 BACKWARD_ELEMENTS = 1 << 24
@@ -36,7 +37,7 @@ CONV_TAPS = 4
 @triton.jit
 def _conv_silu_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
     y, _, _, _ = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
-    return y * tl.sigmoid(y)
+    return y * sigmoid(y)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -62,45 +63,46 @@ def causal_conv_silu_kernel(
     """
     blocks = tl.cdiv(T, ROWS)
     before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
-    row = (tl.program_id(0) % blocks).to(tl.int64) * ROWS
+    place = tl.program_id(0) % blocks * ROWS  # of the first row in its sequence
+    first = before + place
+    own_rows = tl.minimum(ROWS, T - place)
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     w0, w1, w2, w3, b = load_taps(weight, bias, cols, inside, BC, HAS_BIAS)
-    p_x = x + (before + row) * stride_x + cols
-    p_y = y + (before + row) * C + cols
-    h3 = tl.load(p_x - 3 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
-    h2 = tl.load(p_x - 2 * stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
-    h1 = tl.load(p_x - stride_x, mask=inside & (row > 0), other=0.0).to(tl.float32)
-    n0 = tl.load(p_x, mask=inside & (row < T), other=0.0)
-    n1 = tl.load(p_x + stride_x, mask=inside & (row + 1 < T), other=0.0)
-    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 2 < T), other=0.0)
-    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 3 < T), other=0.0)
-    for i in range(0, ROWS, 4):
+    p_x = x + first * stride_x + cols
+    p_y = y + first * C + cols
+    h3 = tl.load(p_x - 3 * stride_x, mask=inside & (place > 0), other=0.0).to(tl.float32)
+    h2 = tl.load(p_x - 2 * stride_x, mask=inside & (place > 0), other=0.0).to(tl.float32)
+    h1 = tl.load(p_x - stride_x, mask=inside & (place > 0), other=0.0).to(tl.float32)
+    n0 = tl.load(p_x, mask=inside & (own_rows > 0), other=0.0)
+    n1 = tl.load(p_x + stride_x, mask=inside & (own_rows > 1), other=0.0)
+    n2 = tl.load(p_x + 2 * stride_x, mask=inside & (own_rows > 2), other=0.0)
+    n3 = tl.load(p_x + 3 * stride_x, mask=inside & (own_rows > 3), other=0.0)
+    for row in range(0, ROWS, 4):
         x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
         x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
         p_x += 4 * stride_x
-        more = i + 4 < ROWS
-        n0 = tl.load(p_x, mask=inside & more & (row + 4 < T), other=0.0)
-        n1 = tl.load(p_x + stride_x, mask=inside & more & (row + 5 < T), other=0.0)
-        n2 = tl.load(p_x + 2 * stride_x, mask=inside & more & (row + 6 < T), other=0.0)
-        n3 = tl.load(p_x + 3 * stride_x, mask=inside & more & (row + 7 < T), other=0.0)
+        n0 = tl.load(p_x, mask=inside & (row + 4 < own_rows), other=0.0)
+        n1 = tl.load(p_x + stride_x, mask=inside & (row + 5 < own_rows), other=0.0)
+        n2 = tl.load(p_x + 2 * stride_x, mask=inside & (row + 6 < own_rows), other=0.0)
+        n3 = tl.load(p_x + 3 * stride_x, mask=inside & (row + 7 < own_rows), other=0.0)
         p0, p1, p2, p3 = 0, 0, 0, 0
         if PACKED:
-            p0 = tl.load(position + row, mask=row < T, other=0)
-            p1 = tl.load(position + row + 1, mask=row + 1 < T, other=0)
-            p2 = tl.load(position + row + 2, mask=row + 2 < T, other=0)
-            p3 = tl.load(position + row + 3, mask=row + 3 < T, other=0)
+            p_at = position + place + row
+            p0 = tl.load(p_at, mask=row < own_rows, other=0)
+            p1 = tl.load(p_at + 1, mask=row + 1 < own_rows, other=0)
+            p2 = tl.load(p_at + 2, mask=row + 2 < own_rows, other=0)
+            p3 = tl.load(p_at + 3, mask=row + 3 < own_rows, other=0)
         y0 = _conv_silu_row(x0, h1, h2, h3, w0, w1, w2, w3, b, p0, PACKED)
         y1 = _conv_silu_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
         y2 = _conv_silu_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
         y3 = _conv_silu_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
-        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < T))
-        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < T))
-        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < T))
-        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < T))
+        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < own_rows))
+        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < own_rows))
+        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < own_rows))
+        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < own_rows))
         h1, h2, h3 = x3, x2, x1
         p_y += 4 * C
-        row += 4
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -124,7 +126,7 @@ def gated_rmsnorm_kernel(
     b_g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
     b_w = tl.load(weight + cols, mask=cols < S, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / S + eps)
-    b_y = b_x * scale[:, None] * b_w[None, :] * tl.sigmoid(b_g)
+    b_y = b_x * scale[:, None] * b_w[None, :] * sigmoid(b_g)
     tl.store(y + at, b_y.to(y.dtype.element_ty), mask=mask)
 
 

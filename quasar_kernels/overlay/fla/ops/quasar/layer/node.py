@@ -97,10 +97,9 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         x: torch.Tensor, dy: torch.Tensor, *tensors: Any, scratch: torch.Tensor | None = None
     ) -> tuple[Tensors, Tensors]:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
+        found = None
         if kept:
             found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
-        else:
-            found = attend(call, x, weights, keep=True, output=False)
         return _gradients(call, x, weights, found, dy, needed, scratch)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
@@ -137,34 +136,38 @@ def apply_layer(
 
 
 def _gradients(
-    call: Call, x: torch.Tensor, weights: Weights, found: Attended, dy: torch.Tensor,
+    call: Call, x: torch.Tensor, weights: Weights, found: Attended | None, dy: torch.Tensor,
     needed: Sequence[bool], scratch: torch.Tensor | None,
 ) -> tuple[Tensors, Tensors]:  # fmt: skip
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
     The latter are the gradient of the products, in `scratch` where that is given, and the weights
-    of the products.
+    of the products. `found` is what led to the output, None to compute it again. Tensors go as soon
+    as they have served: a million tokens' are gigabytes each.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
     projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
+    if found is None:
+        # one more product later costs less than its result is large meanwhile
+        found = attend(call, x, weights, keep=True, output=False)._replace(products=None)
     _, rows, products, narrow, operator = found
-    del found  # tensors go as soon as they have served: a million tokens' are gigabytes each
+    del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
-    dy = dy.reshape(R, D).to(dtype)
     do, d_gate, behind = _behind_the_operator(
-        call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight, dy
-    )
-    *d_qkv, d_beta, _ = recorded_backward(
-        operator.saved, operator.cut, do.view(B, T, H, S), backend=call.backend
-    )
-    del do, operator
+        call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight,
+        dy.reshape(R, D).to(dtype),
+    )  # fmt: skip
+    d_narrow = torch.mm(d_gate, gate_weights[0])
+    saved, cut = operator.saved, operator.cut
+    del d_gate, narrow, operator
+    *d_qkv, d_beta, _ = recorded_backward(saved, cut, do.view(B, T, H, S), backend=call.backend)
+    del do, saved
     if scratch is None:
         scratch = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products = scratch
-    torch.mm(d_gate, gate_weights[0], out=d_products[:, channels:])
-    del d_gate
+    d_products[:, channels:] = d_narrow
     if products is None:
         products = F.linear(rows, projections[:channels])
     d_taps, d_shift = launch_conv_silu_grad(
@@ -198,7 +201,7 @@ def _behind_the_operator(
     d_normed = torch.mm(dy, out_weight).view(o.shape)
     normed = torch.empty_like(o)
     do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
-        o, gate, norm_weight, d_normed, call.eps, normed
+        o, gate, norm_weight, d_normed, call.eps, normed, overwrite=True
     )
     d_gate = d_gate.flatten(1)
     d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
