@@ -29,6 +29,13 @@ def graph_bytes() -> int:
     return sum(s["total_size"] - s["allocated_size"] for s in pools)
 
 
+def free_workspaces() -> int:
+    """Give cuBLAS's workspaces back, those of CUDA graphs to their pool; return their bytes."""
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated()
+
+
 def poison() -> None:
     """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
     free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

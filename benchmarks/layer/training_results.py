@@ -53,10 +53,14 @@ class Cost(Frozen):
         default=0, description="what CUDA graphs hold for themselves beside it"
     )
 
+    workspace_bytes: int = Field(
+        default=0, description="cuBLAS's part of both, once a process for each thread and stream"
+    )
+
     @property
     def memory(self) -> int:
-        """Bytes of GPU memory that a step needs."""
-        return self.peak_bytes + self.graph_bytes
+        """Bytes of GPU memory that a step needs, without cuBLAS's workspaces."""
+        return self.peak_bytes + self.graph_bytes - self.workspace_bytes
 
 
 class TrainingRow(Frozen):

@@ -26,7 +26,7 @@ ON_SEVERAL_GPUS = ("ddp", "fsdp")
 
 
 ENOUGH = 0.995
-"""A training ends when so much of one held-out batch is answered rightly."""
+"""A training ends when so much of a few held-out batches is answered rightly."""
 
 
 class Task(NamedTuple):
@@ -56,7 +56,7 @@ class Curve(Frozen):
     gpus: int
     losses: tuple[NotNegative, ...] = Field(description="means of `every` steps, in nats")
     recall: NotNegative = Field(description="share of held-out queries answered rightly")
-    steps: int = Field(description="after which one held-out batch's was ENOUGH, or the most")
+    steps: int = Field(description="after which recall was ENOUGH, or the most")
     step_ms: Positive = Field(description="median time of a step, the data's drawing included")
     seconds: Positive = Field(description="the whole training, compilation included")
 

@@ -33,8 +33,10 @@ from benchmarks.results import origin, write
 
 GPUS = 2
 """GPUs of the trainings on several."""
-HELD_OUT, LAST_BATCHES = 1 << 40, 16
-"""The first seed of batches that are not trained on, and how many the last evaluation takes."""
+HELD_OUT = 1 << 40
+"""The first seed of batches that are not trained on."""
+BATCHES, LAST_BATCHES = 4, 16
+"""How many of them an evaluation takes, and how many the last."""
 WARMUP = 50
 """Steps over which the rate rises."""
 SETTINGS = (
@@ -55,7 +57,7 @@ every batch is drawn anew. Two blocks of a QuasarAttention layer and an MLP, eac
 AdamW (weight decay 0.01), the rate rising over 50 steps and constant then. All begin with the \
 same weights and see the same batches, on several GPUs cut into equal parts. fp32 is the layer's \
 definition by torch operations, without this project's kernels and without tf32. A training ends \
-when 99.5% of one held-out batch are answered rightly; rounding alone moves the step at which a \
+when 99.5% of 4 held-out batches are answered rightly; rounding alone moves the step at which a \
 model begins to recall by hundreds. Recall is the share of right \
 answers in 16 batches that are not trained on; a step's time is the median over runs of steps \
 between two evaluations, by the host's clock between synchronizes."""
@@ -86,7 +88,7 @@ def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
             dist.all_reduce(total)
         losses.append(total.item() / (recipe.every * world))
         times.append(_now(device) - since)
-        if recall(prepared, task, device, 1) >= ENOUGH:
+        if recall(prepared, task, device, BATCHES) >= ENOUGH:
             break
     found = recall(prepared, task, device, LAST_BATCHES)
     return Curve(

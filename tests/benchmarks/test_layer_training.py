@@ -29,7 +29,13 @@ def training(
 ) -> Training:
     """Return a run in which ours takes 4 ms a step of the peer's 10, and 1.5 GiB of its 2."""
     costs = {
-        "ours": Cost(forward_ms=1, step_ms=step_ms, peak_bytes=1 << 30, graph_bytes=graphs),
+        "ours": Cost(
+            forward_ms=1,
+            step_ms=step_ms,
+            peak_bytes=5 << 28,
+            graph_bytes=graphs,
+            workspace_bytes=1 << 28,
+        ),
         "peer": Cost(forward_ms=3, step_ms=10, peak_bytes=2 << 30),
     }
     return Training(

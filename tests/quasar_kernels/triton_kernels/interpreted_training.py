@@ -71,9 +71,7 @@ def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, out
     leaves = [t.double().requires_grad_() for t in (x, gate, weight)]
     wanted = layer_kernels.gated_rmsnorm_torch(*leaves, 1e-5)
     wanted.backward(dy.double())
-    found = layer_grads.launch_gated_rmsnorm_grad(
-        x, gate, weight, dy, 1e-5, y, overwrite=overwrite
-    )
+    found = layer_grads.launch_gated_rmsnorm_grad(x, gate, weight, dy, 1e-5, y, overwrite=overwrite)
     assert (found[0] is dy, found[1] is gate) == (overwrite, overwrite)
     for gradient, leaf in zip(found, leaves, strict=False):
         assert relative_rms(gradient, leaf.grad) <= 1e-6

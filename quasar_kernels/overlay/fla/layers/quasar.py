@@ -292,7 +292,7 @@ class QuasarAttention(nn.Module):
             _parameter(narrow), _parameter(wide), _parameter(wide, "bias"),
             *([_parameter(conv) for conv in convs] or (None,) * 3),
             *([_parameter(conv, "bias") for conv in convs] or (None,) * 3),
-            self.beta_log, _parameter(parts["o_norm"]), _parameter(parts["o_proj"]),
+            _parameter(self, "beta_log"), _parameter(parts["o_norm"]), _parameter(parts["o_proj"]),
         )  # fmt: skip
 
     def _attend(
