@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.layers.quasar import QuasarCache
 from fla.ops.quasar import fused_recurrent_quasar
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution
 from fla.ops.quasar.gate import fused_quasar_gate
@@ -22,12 +22,6 @@ from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 pytestmark = pytest.mark.gpu
 
 D = 512
-
-
-@pytest.fixture
-def layer():
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H).cuda()
 
 
 def test_a_million_tokens_forwards_and_backwards_fit(layer):

@@ -15,12 +15,6 @@ from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def layer():
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).to("cuda")
-
-
 def reference(layer, x, **kwargs):
     return quasar_layer(layer.state_dict(keep_vars=True), x, num_heads=8, head_dim=64, **kwargs)
 

@@ -9,13 +9,12 @@ import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
 from fla.ops.quasar.layer import forward as layer_forward
 from fla.ops.quasar.layer import node as layer_node
-from fla.ops.quasar.layer import replay
 
 from tests.gpu.calls import CAPABILITY
+from tests.gpu.layer.layers import backward_graphs, graphs, make_layer
 
 pytestmark = pytest.mark.gpu
 
-SIZE = {"hidden_size": 512, "num_heads": 8, "head_dim": 64}
 BF16 = torch.bfloat16
 
 
@@ -51,11 +50,6 @@ def seen(monkeypatch):
     return ways
 
 
-def graphs(layer, outputs):
-    kinds = replay._owners.get(layer, {}).values()
-    return any(isinstance(g, replay._Graph) and (len(g.outputs) > 1) == outputs for g in kinds)
-
-
 def path(seen, layer, shape, dtype, **kwargs):
     x = torch.randn(*shape, layer.hidden_size, device="cuda", requires_grad=True)
     dy, first = torch.randn_like(x).to(dtype), None
@@ -70,7 +64,9 @@ def path(seen, layer, shape, dtype, **kwargs):
         del y  # so that the next call finds the same places
     ways = [way for way in first if isinstance(way, str)]
     kept = [way for way in first if isinstance(way, bool)]
-    return Path(ways[0], graphs(layer, False), kept[0] if kept else None, graphs(layer, True))
+    backward = bool(backward_graphs(layer))
+    forward = len(graphs(layer)) > len(backward_graphs(layer))
+    return Path(ways[0], forward, kept[0] if kept else None, backward)
 
 
 HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
@@ -103,7 +99,7 @@ MASK[0, :100] = 0
     ],
 )
 def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):
-    layer = QuasarAttention(**(SIZE | arguments)).cuda()
+    layer = make_layer(**arguments)
     assert path(seen, layer, shape, dtype) == expected
 
 
@@ -112,7 +108,7 @@ def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):
 )
 def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
     kwargs = {name: x.cuda() for name, x in kwargs.items()}
-    found = path(seen, QuasarAttention(**SIZE).cuda(), shape, BF16, **kwargs)
+    found = path(seen, make_layer(), shape, BF16, **kwargs)
     assert found == Path("kernels", False, True, False)
 
 
@@ -127,14 +123,14 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
 )
 def test_settings_change_the_way(seen, monkeypatch, name, value, expected):
     monkeypatch.setenv(name, value)
-    assert path(seen, QuasarAttention(**SIZE).cuda(), (1, 512), BF16) == expected
+    assert path(seen, make_layer(), (1, 512), BF16) == expected
 
 
 @pytest.mark.parametrize(
     ("tokens", "recorded", "graph"), [(1, False, True), (17, False, False), (1, True, False)]
 )
 def test_the_way_of_calls_with_a_cache(tokens, recorded, graph):
-    layer, cache = QuasarAttention(**SIZE).cuda(), QuasarCache()
+    layer, cache = make_layer(), QuasarCache()
     with torch.autocast("cuda", BF16):
         for n in (30, *[tokens] * 4):
             with torch.set_grad_enabled(recorded):

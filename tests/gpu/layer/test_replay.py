@@ -9,38 +9,28 @@ import threading
 
 import pytest
 import torch
-from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.layers.quasar import QuasarCache
 from fla.ops.quasar.layer import replay
 
 from quasar_kernels.reference import quasar_layer, relative_rms
+from tests.gpu.layer.layers import call, graphs, make_layer, moved, swapped
 
 pytestmark = pytest.mark.gpu
 
 T = 200
 
 
-def make_layer():
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
-
-
 def fresh(*shape):
     return torch.randn(*(shape or (1, T)), 512, device="cuda")
 
 
-def call(layer, x, dtype=torch.bfloat16):
-    with torch.autocast("cuda", dtype):
-        return layer(x)[0]
-
-
-def graphs(layer):
-    return [g for g in replay._owners.get(layer, {}).values() if isinstance(g, replay._Graph)]
+def error(layer, x, y):
+    state = {name: p.detach().double() for name, p in layer.state_dict().items()}
+    return relative_rms(y, quasar_layer(state, x.detach(), num_heads=8, head_dim=64))
 
 
 def assert_right(layer, x, y):
-    state = {name: p.detach().double() for name, p in layer.state_dict().items()}
-    expected = quasar_layer(state, x.detach(), num_heads=8, head_dim=64)
-    assert relative_rms(y, expected) <= 1e-2
+    assert error(layer, x, y) <= 1e-2
 
 
 @pytest.fixture
@@ -87,23 +77,10 @@ def through_data(layer):
     return layer
 
 
-def swapped(layer):
-    for module in (layer.q_proj, layer.o_proj):
-        module.weight = torch.nn.Parameter(torch.randn_like(module.weight) * 0.1)
-    return layer
-
-
 def loaded(layer):
     torch.manual_seed(1)
     layer.load_state_dict({k: torch.rand_like(v) * 0.1 for k, v in layer.state_dict().items()})
     return layer
-
-
-def moved(layer):
-    layer.cpu()
-    with torch.no_grad():
-        layer.q_proj.weight.mul_(-2)
-    return layer.cuda()
 
 
 def pickled(layer):
@@ -151,9 +128,7 @@ def test_streams_and_threads_do_not_mix(layer):
                 stream.synchronize()
                 if not torch.equal(y, call(layer, x)):
                     wrong.append(1)
-                state = {name: p.detach().double() for name, p in layer.state_dict().items()}
-                expected = quasar_layer(state, x, num_heads=8, head_dim=64)
-                if relative_rms(y, expected) > 1e-2:
+                if error(layer, x, y) > 1e-2:
                     wrong.append(2)
 
     torch.cuda.synchronize()

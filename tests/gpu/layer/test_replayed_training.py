@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer import replay
+
+from tests.gpu.layer.layers import backward_graphs, call, make_layer, moved, swapped
 
 pytestmark = pytest.mark.gpu
 
@@ -15,26 +15,16 @@ SHAPES = [(1, 200), (3, 77), (1, 16_384), (1, 40_000), (5, 5000)]
 """Batches and tokens: computed again up to 16,384, and kept."""
 
 
-def make_layer():
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
-
-
 def draw(B, T):
     x = torch.randn(B, T, 512, device="cuda").requires_grad_()
     return x, torch.randn(B, T, 512, device="cuda").bfloat16()
-
-
-def forward(layer, x, dtype=torch.bfloat16):
-    with torch.autocast("cuda", dtype):
-        return layer(x)[0]
 
 
 def step(layer, x, dy, dtype=torch.bfloat16):
     """Return all gradients of one step by name; x and dy stay where they are."""
     layer.zero_grad()
     x.grad = None
-    forward(layer, x, dtype).backward(dy.to(dtype))
+    call(layer, x, dtype).backward(dy.to(dtype))
     named = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
     return named if x.grad is None else named | {"x": x.grad}
 
@@ -43,12 +33,6 @@ def launched(monkeypatch, function, *args, **kwargs):
     with monkeypatch.context() as m:
         m.setenv("QUASAR_GRAPHS", "0")
         return function(*args, **kwargs)
-
-
-def graphs(layer):
-    """Return the graphs of backward passes, which alone have several outputs."""
-    kinds = replay._owners.get(layer, {}).values()
-    return [g for g in kinds if isinstance(g, replay._Graph) and len(g.outputs) > 1]
 
 
 def assert_equal(found, wanted):
@@ -65,14 +49,14 @@ def test_replays_equal_launches_bitwise(monkeypatch, B, T, dtype):
     wanted = launched(monkeypatch, step, layer, x, dy, dtype)
     for _ in range(6):  # where much is kept, the allocator finds the same places after some steps
         assert_equal(step(layer, x, dy, dtype), wanted)
-    assert graphs(layer)
+    assert backward_graphs(layer)
 
 
 def test_a_replay_leaves_earlier_gradients_alone(monkeypatch):
     layer, inputs = make_layer(), [draw(1, 200) for _ in range(6)]
     wanted = [launched(monkeypatch, step, layer, x, dy) for x, dy in inputs]
     found = [step(layer, x, dy) for x, dy in inputs]
-    assert graphs(layer)
+    assert backward_graphs(layer)
     for gradients, expected in zip(found, wanted, strict=True):
         assert_equal(gradients, expected)
 
@@ -97,23 +81,11 @@ def test_what_needs_gradients_may_change(monkeypatch, B, T):
         x.requires_grad_(n % 3 != 1)
         layer.q_proj.weight.requires_grad_(n % 3 != 2)
         assert_equal(step(layer, x, dy), launched(monkeypatch, step, layer, x, dy))
-    y = forward(layer, x)
+    y = call(layer, x)
     for leaf in (x, layer.o_proj.weight, layer.beta_log) * 3:
         (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
         (again,) = launched(monkeypatch, torch.autograd.grad, y, leaf, dy, retain_graph=True)
         assert torch.equal(alone, again)
-
-
-def new_weights(layer):
-    for module in (layer.q_proj, layer.o_proj):
-        module.weight = torch.nn.Parameter(torch.randn_like(module.weight) * 0.1)
-
-
-def moved(layer):
-    layer.cpu()
-    with torch.no_grad():
-        layer.q_proj.weight.mul_(-2)
-    layer.cuda()
 
 
 def resized(layer):
@@ -128,7 +100,7 @@ def resized(layer):
     del other
 
 
-@pytest.mark.parametrize("change", [new_weights, moved, resized, lambda layer: layer.half()])
+@pytest.mark.parametrize("change", [swapped, moved, resized, lambda layer: layer.half()])
 @pytest.mark.parametrize("T", [200, 20_000])
 def test_changed_parameters_are_seen(monkeypatch, change, T):
     layer = make_layer()
@@ -146,7 +118,7 @@ def test_a_parameter_that_is_overwritten_in_between_is_refused(T):
     x, dy = draw(1, T)
     for _ in range(3):
         step(layer, x, dy)
-    y = forward(layer, x)
+    y = call(layer, x)
     with torch.no_grad():
         layer.q_proj.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -160,7 +132,7 @@ def test_layers_and_calls_overlap_and_accumulate(monkeypatch, T):
     def all_steps():
         for layer in layers:
             layer.zero_grad()
-        outputs = [(forward(layer, x), dy, layer, x) for layer in layers for x, dy in inputs]
+        outputs = [(call(layer, x), dy, layer, x) for layer in layers for x, dy in inputs]
         for y, dy, _, x in outputs:
             x.grad = None
             y.backward(dy)
@@ -186,7 +158,7 @@ def test_backward_on_another_thread_or_stream_than_forward(monkeypatch, T):
             x.grad = None
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                y = forward(layer, x)
+                y = call(layer, x)
             torch.cuda.current_stream().wait_stream(side)
             thread = threading.Thread(target=y.backward, args=(dy,))
             thread.start()
@@ -226,7 +198,7 @@ def test_outputs_of_graphs_are_small_and_what_lies_between_is_shared():
     for layer in layers:
         for _ in range(12):
             step(layer, x, dy)
-        assert graphs(layer)
+        assert backward_graphs(layer)
         layer.zero_grad()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

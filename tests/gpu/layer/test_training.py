@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
-from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import node as layer_node
 
-from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
+from quasar_kernels.reference import relative_rms
+from tests.gpu.layer.layers import make_layer
+from tests.quasar_kernels.layer.steps import exact_step
+from tests.quasar_kernels.layer.steps import step as any_step
 from tests.quasar_kernels.tolerances import LAYER_GRADIENT
 
 pytestmark = pytest.mark.gpu
 
 SIZES = {
-    "512": {"hidden_size": 512, "num_heads": 8, "head_dim": 64},
-    "1024": {"hidden_size": 1024, "num_heads": 16, "head_dim": 64},
+    "512": {},
+    "1024": {"hidden_size": 1024, "num_heads": 16},
     "2048": {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
     "odd": {"hidden_size": 320, "num_heads": 5, "head_dim": 48},
-    "wide heads": {"hidden_size": 512, "num_heads": 2, "head_dim": 256},
-    "bias": {"hidden_size": 512, "num_heads": 8, "head_dim": 64, "conv_bias": True},
+    "wide heads": {"num_heads": 2, "head_dim": 256},
+    "bias": {"conv_bias": True},
     "no convolution": {
         "hidden_size": 256, "num_heads": 4, "head_dim": 32, "use_short_conv": False,
     },
@@ -29,36 +30,12 @@ SIZES = {
 }  # fmt: skip
 
 
-def make_layer(size="512"):
-    torch.manual_seed(0)
-    return QuasarAttention(**SIZES[size]).cuda()
-
-
 def draw(layer, B, T):
     shape = (B, T, layer.hidden_size)
     return torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda").bfloat16()
 
 
-def step(layer, x, dy, dtype=torch.bfloat16, call=None, **kwargs):
-    """Return the output and all gradients of one call, by name."""
-    layer.zero_grad()
-    x = x.clone().requires_grad_()
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-        y = (layer if call is None else call)(x, **kwargs)[0]
-    y.backward(dy.to(y.dtype))
-    return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in layer.named_parameters()}
-
-
-def exact(layer, x, dy, bounds):
-    weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
-    wide = x.double().requires_grad_()
-    run = partial(
-        quasar_layer, weights, num_heads=layer.num_heads, head_dim=layer.head_dim,
-        operator=partial(quasar_chunked, chunk=256),
-    )  # fmt: skip
-    y = torch.cat([run(wide[:, a:b]) for a, b in pairwise(bounds) if a < b], dim=1)
-    y.backward(dy.double())
-    return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}
+step = partial(any_step, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +56,15 @@ def exact(layer, x, dy, bounds):
     ],
 )
 def test_gradients_match_float64_and_reruns_are_equal(monkeypatch, size, B, bounds, dtype):
-    layer = make_layer(size)
+    layer = make_layer(**SIZES[size])
     x, dy = draw(layer, B, bounds[-1])
     packed = {"cu_seqlens": torch.tensor(bounds, device="cuda")} if len(bounds) > 2 else {}
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
     found = []
     for limit in ("0", "0", "10000"):  # computed again, the same once more, kept
         monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
-        found.append(step(layer, x, dy, dtype, **packed))
-    wanted = exact(layer, x, dy, bounds)
+        found.append(step(layer, x, dy, dtype=dtype, **packed))
+    wanted = exact_step(layer, x, dy, bounds)
     for name, gradient in found[0].items():
         assert relative_rms(gradient, wanted[name]) <= LAYER_GRADIENT[dtype], name
         assert all(torch.equal(gradient, other[name]) for other in found[1:]), name

@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS
@@ -100,12 +99,6 @@ def test_what_is_out_of_range_stays_finite(factor, dtype):
     large, taps = [1e6 * w for w in wide], [factor * t for t in taps]
     found, _ = run(x, large, narrow, taps, dtype)
     assert torch.isfinite(found).all()
-
-
-@pytest.fixture
-def layer():
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=512, head_dim=64, num_heads=8).cuda()
 
 
 def forward(layer, x):

@@ -1,0 +1,13 @@
+"""Fixtures of the layer's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.layer.layers import make_layer
+
+
+@pytest.fixture
+def layer():
+    """A layer of the size that validators time."""
+    return make_layer()
