@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 RESULT_LIMIT = 1 << 20
 """Bytes accepted on the result descriptor; one more byte marks the result as too long."""
@@ -47,6 +48,26 @@ class Ended:
     seconds: float
     timed_out: bool = False
     stopped: bool = False
+    exceeded: str = ""
+
+
+class Confinement(Protocol):
+    """What shuts a child in: changes its command line, and watches what it uses.
+
+    Attributes:
+        parent: the pid that the child sees as its parent's.
+    """
+
+    @property
+    def parent(self) -> int: ...
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
+    ) -> list[str]:
+        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`."""
+
+    def exceeded(self, pid: int) -> str:
+        """Return which limit the child `pid` and its descendants exceed; "" for none."""
 
 
 class _Pipes:
@@ -147,6 +168,7 @@ def run_supervised(
     cwd: Path,
     timeout: float,
     stop: threading.Event | None = None,
+    exceeded: Callable[[int], str] = lambda _: "",
 ) -> Ended:
     """Run `argv` in its own process group and return how it ended.
 
@@ -155,6 +177,7 @@ def run_supervised(
             returns what the child reads on stdin. Stdout and stderr are kept for diagnosis only.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
         stop: when set, the child is ended in the same way.
+        exceeded: given the child's pid, returns which limit it exceeds; it is ended then as well.
 
     The calling thread must stay until this returns: a child that asked for a signal at its
     parent's death gets it when the thread that started it ends.
@@ -169,6 +192,7 @@ def run_supervised(
     started = time.monotonic()
     pipes = _Pipes(result_read, stdout.fileno())
     timed_out = stopped = False
+    limit = ""
     try:
         with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code tells
             stdin.write(message(result_write))
@@ -177,7 +201,8 @@ def run_supervised(
             pipes.pump(_POLL)
             timed_out = time.monotonic() - started > timeout
             stopped = stop is not None and stop.is_set()
-            if timed_out or stopped:
+            limit = exceeded(child.pid)
+            if timed_out or stopped or limit:
                 break
     finally:
         _end(child.pid, pipes)
@@ -193,4 +218,5 @@ def run_supervised(
         seconds=time.monotonic() - started,
         timed_out=timed_out,
         stopped=stopped,
+        exceeded=limit,
     )

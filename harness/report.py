@@ -16,7 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Kind = Literal[
-    "timeout", "out_of_memory", "gate", "import", "crash", "protocol", "disturbed", "stopped"
+    "timeout",
+    "out_of_memory",
+    "limit",
+    "gate",
+    "import",
+    "crash",
+    "protocol",
+    "disturbed",
+    "stopped",
 ]
 
 

@@ -9,23 +9,28 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from harness.job import Job, Reply
-from harness.process import RESULT_LIMIT, Ended, run_supervised
+from harness.process import RESULT_LIMIT, Confinement, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 
 PROJECT = Path(__file__).resolve().parent.parent
 
+_OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
+"""What a worker reads of this project."""
+
 _ALLOWED = frozenset({
     "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
 })  # fmt: skip
 _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
+_KILLED = (-9, 128 + 9)
+"""How a worker ends that got SIGKILL, and what a confinement says of it."""
 Model = TypeVar("Model", bound=BaseModel)
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
@@ -43,6 +48,7 @@ class Measure(Protocol):
         timeout: float,
         stop: threading.Event | None,
         cold_cache: bool,
+        confinement: Confinement | None = None,
     ) -> Measurement:
         """Time one length in a fresh process."""
 
@@ -52,8 +58,9 @@ class MeasurementError(Exception):
 
     Attributes:
         reason: what happened, as a sentence.
-        kind: `timeout`, `out_of_memory`, `gate`, `import` (this Python lacks a module that the tree
-            imports), `crash`, `protocol`, `disturbed` or `stopped`.
+        kind: `timeout`, `out_of_memory`, `limit` (more than its confinement allows), `gate`,
+            `import` (this Python lacks a module that the tree imports), `crash`, `protocol`,
+            `disturbed` or `stopped`.
         log_tail: the end of what the worker printed, for diagnosis.
         gate: the gate's result when that is the reason.
         remedy: what to do about it, as a sentence, where the worker knows.
@@ -113,8 +120,10 @@ def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
         raise failure("stopped on request", "stopped")
     if ended.timed_out:
         raise failure(f"not done within {timeout:g} s", "timeout")
+    if ended.exceeded:
+        raise failure(ended.exceeded, "limit")
     if not ended.result:
-        if ended.returncode == -9:
+        if ended.returncode in _KILLED:
             why = "the worker was killed from outside, most often by the kernel for lack of memory"
             raise failure(why, "out_of_memory")
         if ended.returncode == 0:
@@ -142,22 +151,30 @@ def _work(
     timeout: float,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
+    confinement: Confinement | None = None,
 ) -> dict[str, JsonValue]:
     nonce = secrets.token_hex(16)
+    parent = confinement.parent if confinement else os.getpid()
 
     def message(result_fd: int) -> bytes:
         fields = {**job, "device": device, "result_fd": result_fd, "nonce": nonce}
-        return Job.model_validate({**fields, "parent": os.getpid()}).model_dump_json().encode()
+        return Job.model_validate({**fields, "parent": parent}).model_dump_json().encode()
 
     with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        env = child_environment(os.environ, device=device, cache=folder if cold_cache else None)
+        argv = [sys.executable, "-m", "harness.worker"]
+        if confinement:
+            tree = [Path(str(job["tree"]))] if "tree" in job else []
+            argv = confinement.command(argv, env, folder, [*_OWN_CODE, *tree])
         ended = run_supervised(
-            [sys.executable, "-m", "harness.worker"],
+            argv,
             message=message,
-            env=child_environment(os.environ, device=device, cache=folder if cold_cache else None),
+            env=env,
             cwd=folder,
             timeout=timeout,
             stop=stop,
+            exceeded=confinement.exceeded if confinement else lambda _: "",
         )
     return _judge(ended, nonce, timeout)
 
@@ -172,22 +189,33 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
     return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}
 
 
-def probe(*, device: str = "auto", timeout: float = 120.0) -> Environment:
+def probe(
+    *, device: str = "auto", timeout: float = 120.0, confinement: Confinement | None = None
+) -> Environment:
     """Return the machine as a worker sees it, the resolved device included.
 
     Raises:
         MeasurementError: torch cannot be imported, or the device asked for is not there.
     """
-    body = _work({"task": "probe"}, device=device, timeout=timeout)
+    body = _work({"task": "probe"}, device=device, timeout=timeout, confinement=confinement)
     return Environment.model_validate(body)
 
 
-def call(function: str, *arguments: JsonValue, device: str, timeout: float) -> dict[str, JsonValue]:
+def call(
+    function: str,
+    *arguments: JsonValue,
+    device: str,
+    timeout: float,
+    stop: threading.Event | None = None,
+    tree: Path | None = None,
+    confinement: Confinement | None = None,
+) -> dict[str, JsonValue]:
     """Call a function of this project in a fresh process with empty caches of compiled kernels.
 
     Args:
         function: `module:name`; it returns a pydantic model.
         device: `cpu` hides the GPUs from it.
+        tree: a folder that it reads, which a confinement then lets it see.
 
     Returns:
         The model as JSON values.
@@ -196,10 +224,21 @@ def call(function: str, *arguments: JsonValue, device: str, timeout: float) -> d
         MeasurementError: it raised, or came to no result.
     """
     job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
-    return _work(job, device=device, timeout=timeout, cold_cache=True)
+    if tree is not None:
+        job["tree"] = str(tree)
+    return _work(
+        job,
+        device=device,
+        timeout=timeout,
+        stop=stop,
+        cold_cache=True,
+        confinement=confinement,
+    )
 
 
-def check_import(tree: Path, *, timeout: float = 120.0) -> float:
+def check_import(
+    tree: Path, *, timeout: float = 120.0, confinement: Confinement | None = None
+) -> float:
     """Import the layer and the operator of `tree` in a fresh process without a GPU.
 
     Returns:
@@ -210,7 +249,7 @@ def check_import(tree: Path, *, timeout: float = 120.0) -> float:
     """
     tree = tree.resolve()
     job = _tree_job("import", tree, 1)
-    body = _work(job, device="cpu", timeout=timeout)
+    body = _work(job, device="cpu", timeout=timeout, confinement=confinement)
     return float(str(body["import_seconds"]))
 
 
@@ -222,6 +261,7 @@ def check(
     timeout: float = WORKLOAD.timeout_seconds,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
+    confinement: Confinement | None = None,
 ) -> GateResult:
     """Run the correctness gate on `tree` in a fresh process and return what it found, red or green.
 
@@ -230,7 +270,14 @@ def check(
     """
     tree = tree.resolve()
     job = _tree_job("gate", tree, length)
-    body = _work(job, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
+    body = _work(
+        job,
+        device=device,
+        timeout=timeout,
+        stop=stop,
+        cold_cache=cold_cache,
+        confinement=confinement,
+    )
     return _parsed(GateResult, body)
 
 
@@ -244,6 +291,7 @@ def measure(
     stop: threading.Event | None = None,
     cold_cache: bool = False,
     turn: Path | None = None,
+    confinement: Confinement | None = None,
 ) -> Measurement:
     """Run the validator's loop on `tree` at `length` tokens in a fresh process.
 
@@ -260,19 +308,27 @@ def measure(
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
         turn: a file; calls at once that share it import side by side, and are timed one after
             another, when all of them have imported. Waiting counts towards the timeout.
+        confinement: what shuts the processes in; None runs them with this user's rights.
 
     Raises:
         MeasurementError: no measurement, and why.
     """
     tree = tree.resolve()
     job = _tree_job("time", tree, length)
+    run: dict[str, Any] = {
+        "device": device,
+        "timeout": timeout,
+        "stop": stop,
+        "cold_cache": cold_cache,
+        "confinement": confinement,
+    }
     if gate is True:
-        gate = check(tree, length, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
+        gate = check(tree, length, **run)
     if isinstance(gate, GateResult):
         _require_green(gate, str(job["source_digest"]), length)
     job["checked"] = gate is not False
     job["turn"] = None if turn is None else str(turn.resolve())
-    body = _work(job, device=device, timeout=timeout, stop=stop, cold_cache=cold_cache)
+    body = _work(job, **run)
     cache = "cold" if cold_cache else "shared"
     return _parsed(Measurement, {**body, "gate": gate or None, "cache": cache})
 

@@ -1,17 +1,17 @@
 """`python -m neurons.validator`: judges the submissions that the validator API queues.
 
-It clones each revealed fork into a sandbox, checks the fork's rules, times it with the harness,
-compares the speed with the claim and writes the score. torch is loaded in child processes only.
-Those run a stranger's code with this user's rights: give a validator an account or a container of
-its own, with nothing in it but its hotkey.
+It clones each revealed fork, checks its rules, times it with the harness, compares the speed with
+the claim and writes the score. Whatever runs a stranger's code is a child process in a sandbox;
+torch is loaded there only. An evaluation is noted before it begins: a validator that dies in it goes on with
+the other submissions.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import click
@@ -22,15 +22,15 @@ from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError
 from neurons.identity import load_identity
 from neurons.processes.heartbeat import heartbeat
+from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
-from neurons.validation import sandbox
 from neurons.validation.api import ApiFault, ValidatorApi
-from neurons.validation.evaluate import Evaluator
+from neurons.validation.attempts import Attempts
+from neurons.validation.clone import Sources, clear
+from neurons.validation.evaluate import Evaluator, Postponed
+from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict
-
-OWN_FAULTS = 3
-"""Unexpected errors of ours on one submission after which it waits for the next start."""
 
 log = observe.get_logger("validator")
 
@@ -38,12 +38,11 @@ log = observe.get_logger("validator")
 class Validator:
     """Polls the queue and judges what is in it, one submission at a time."""
 
-    def __init__(self, api: ValidatorApi, evaluator: Evaluator, stop: threading.Event) -> None:
-        self._api = api
-        self._evaluator = evaluator
+    def __init__(
+        self, api: ValidatorApi, evaluator: Evaluator, attempts: Attempts, stop: threading.Event
+    ) -> None:
+        self._api, self._evaluator, self._attempts = api, evaluator, attempts
         self._stop = stop
-        self._unwritten: dict[int, Verdict] = {}
-        self._faults: Counter[int] = Counter()
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue every `interval` seconds until the stop."""
@@ -55,29 +54,37 @@ class Validator:
             self._stop.wait(interval)
 
     def run_once(self) -> None:
-        """Judge what is in the queue now.
+        """Judge what is in the queue now; what failed before comes after the rest.
 
         Raises:
             ApiFault: the queue cannot be read.
             ConfigError: the API does not take this validator's verdicts.
         """
-        for submission in self._api.queue():
+        for submission in sorted(self._api.queue(), key=self._attempts.turn):
             if self._stop.is_set():
                 return
-            if self._faults[submission.id] >= OWN_FAULTS:
+            if not self._attempts.is_due(submission):
+                log.debug("waits", submission=submission.id, of=self._attempts.of(submission))
                 continue
             try:
                 self._judge(submission)
             except Stopped:
+                self._attempts.stop(submission)
                 return
             except ConfigError:
+                self._attempts.stop(submission)
                 raise
-            except Exception:  # one submission must not end the others' evaluation
-                self._faults[submission.id] += 1
+            except Postponed as fault:
+                pause = self._attempts.postpone(submission, str(fault))
+                log.warning(
+                    "postponed", submission=submission.id, reason=str(fault), seconds=round(pause)
+                )
+            except Exception as error:  # one submission must not end the others' evaluation
+                self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
                 log.exception("no verdict", submission=submission.id)
 
     def _judge(self, submission: QueuedSubmission) -> None:
-        verdict = self._unwritten.get(submission.id)
+        verdict = self._attempts.of(submission).verdict
         if verdict is None:
             log.info(
                 "judging",
@@ -88,9 +95,10 @@ class Validator:
                 target=submission.target_sequence_length,
                 claim=submission.tokens_per_sec,
             )
+            self._attempts.begin(submission)
             with heartbeat(log, "judging", submission=submission.id):
                 verdict = self._evaluator.evaluate(submission)
-            self._unwritten[submission.id] = verdict
+            self._attempts.conclude(submission, verdict)
         try:
             self._write(submission, verdict)
         except ApiFault as error:  # kept: the next poll writes it without measuring again
@@ -98,7 +106,7 @@ class Validator:
 
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         self._api.mark(submission.id, verdict.score)
-        del self._unwritten[submission.id]
+        self._attempts.forget(submission)
         log.info(
             "verdict",
             submission=submission.id,
@@ -114,6 +122,7 @@ class Validator:
     help="Judges the submissions that the validator API queues.", context_settings=flags.CONTEXT
 )
 @click.option("--once", is_flag=True, help="Judge the queue once, then end.")
+@click.option("--again", is_flag=True, help="Try again what was set aside after three deaths.")
 @flags.env_file
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
 @flags.setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey.")
@@ -123,9 +132,9 @@ class Validator:
 @flags.debug
 @flags.show_version
 @click.make_pass_decorator(flags.Given, ensure=True)
-def command(given: flags.Given, once: bool) -> int:
+def command(given: flags.Given, once: bool, again: bool) -> int:
     """Read the settings and judge."""
-    return flags.start("validator", given, log, partial(run, once=once))
+    return flags.start("validator", given, log, partial(run, once=once, again=again))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return flags.run_command(command, "python -m neurons.validator", arguments)
 
 
-def run(settings: Settings, *, once: bool) -> int:
+def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
     Raises:
@@ -144,14 +153,18 @@ def run(settings: Settings, *, once: bool) -> int:
     wallet = (settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path)
     identity = load_identity(*wallet)
     api = ValidatorApi(str(settings.validator_api_url), identity, stop=stop)
-    evaluator = Evaluator(
-        *(folder / "sandbox", settings.device, settings.bench_timeout_seconds),
-        allow_file=api.on_loopback,
-        stop=stop,
-    )
-    validator = Validator(api, evaluator, stop)
-    with StateLock(folder), stop_on_signals(stop):
-        sandbox.clear(evaluator.folder)
+    with StateLock(folder), stop_on_signals(stop), closing(api):
+        evaluator = Evaluator(
+            *(folder / "clones", settings.device, settings.bench_timeout_seconds),
+            sources=Sources(settings.fork_hosts, settings.allow_file_forks),
+            stop=stop,
+            confinement=_confinement(settings),
+        )
+        clear(evaluator.folder)
+        attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
+        if again:
+            log.info("what was set aside is tried again", submissions=attempts.forgive())
+        validator = Validator(api, evaluator, attempts, stop)
         log.info("validator ready", hotkey=identity.hotkey, api=settings.validator_api_url)
         try:
             if not once:
@@ -162,8 +175,24 @@ def run(settings: Settings, *, once: bool) -> int:
             log.error(str(error))
             return 1
         finally:
-            api.close()
+            attempts.close()
     return 0
+
+
+def _confinement(settings: Settings) -> Sandbox | None:
+    reason = "SANDBOX=off"
+    if settings.sandbox != "off":
+        try:
+            return open_sandbox(gpu=resolve_device(settings.device) == "cuda")
+        except ConfigError as error:
+            if settings.sandbox == "required":
+                raise
+            reason = str(error)
+    log.warning(
+        "no sandbox: forks run with this user's rights, may read its hotkey and write verdicts",
+        reason=reason,
+    )
+    return None
 
 
 if __name__ == "__main__":

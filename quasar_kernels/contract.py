@@ -6,7 +6,9 @@ zero. `check_tree` finds every broken rule beforehand and says how to mend it.
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -54,6 +56,31 @@ FORBIDDEN_TEXT = (
 """Text that no target file may hold anywhere, comments included."""
 
 
+FORBIDDEN_MODULES = ("fla.ops.gla", "fla.ops.kda")
+"""Modules that no file of the operator may import, however the import is written."""
+
+COMPILED = frozenset(
+    {
+        ".pyc",
+        ".pyo",
+        ".pyd",
+        ".so",
+        ".o",
+        ".a",
+        ".dll",
+        ".dylib",
+        ".cubin",
+        ".fatbin",
+        ".whl",
+        ".egg",
+    }
+)
+"""Suffixes of files that run and that nobody can read."""
+
+FILE_BYTES = 2**21
+"""The longest Python file that is read."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """One broken rule: the file (relative to the tree), the rule, and what to do about it."""
@@ -94,6 +121,8 @@ def check_tree(root: Path) -> list[Violation]:
     found: list[Violation] = []
     for name in TARGET_FILES:
         found += _check_target(root, QUASAR_DIR / name)
+    for path in sorted((root / QUASAR_DIR).rglob("*.py")):
+        found += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()))
     if not (root / LAYER_FILE).is_file():
         found.append(
             Violation(
@@ -113,6 +142,64 @@ def check_tree(root: Path) -> list[Violation]:
     return found
 
 
+def compiled_files(root: Path) -> list[PurePosixPath]:
+    """Return the files of compiled code in a tree, sorted: byte code, objects, libraries."""
+    return sorted(
+        PurePosixPath(path.relative_to(root).as_posix())
+        for path in root.rglob("*")
+        if any(suffix in COMPILED for suffix in path.suffixes) and _outside_git(path, root)
+    )
+
+
+def _lines(text: str) -> set[str]:
+    """Return the lines of a file without their comments."""
+    return {line.split("#", 1)[0].strip() for line in text.splitlines()}
+
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def _check_imports(root: Path, path: PurePosixPath) -> list[Violation]:
+    """Look at the imports as Python reads them, where text can be written in many ways."""
+    try:
+        if (root / path).stat().st_size > FILE_BYTES:
+            return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]
+        text = (root / path).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except UnicodeDecodeError:
+        return []  # a target file is told so already, and Python imports no other
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return [Violation(path, f"The file is not Python: {error}.", "Mend it.")]
+    names = set(_imported(tree, path))
+    found = [
+        Violation(path, f"The import of {banned} is forbidden.", "Remove it.")
+        for banned in FORBIDDEN_MODULES
+        if any(name == banned or name.startswith(f"{banned}.") for name in names)
+    ]
+    if path == QUASAR_DIR / "chunk.py":
+        made = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, _IMPORTS)}
+        found += [
+            Violation(path, f"The text {line!r} imports nothing.", "Make it a statement.")
+            for line in REQUIRED_IMPORTS
+            if line in _lines(text) - made
+        ]
+    return found
+
+
+def _imported(tree: ast.AST, path: PurePosixPath) -> Iterator[str]:
+    """Yield the full names of what a file imports, of relative imports and of `import_module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.parts[: -node.level] if node.level else ()
+            base = ".".join(filter(None, (*package, node.module)))
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value  # a call may import what a text names
+
+
 def _outside_git(path: Path, root: Path) -> bool:
     return path.is_file() and ".git" not in path.relative_to(root).parts
 
@@ -130,10 +217,9 @@ def _check_target(root: Path, path: PurePosixPath) -> list[Violation]:
         if banned in text
     ]
     if path.name == "chunk.py":
-        lines = {line.split("#", 1)[0].strip() for line in text.splitlines()}
         found += [
             Violation(path, f"The import {line!r} is missing.", "Add it on a line of its own.")
             for line in REQUIRED_IMPORTS
-            if line not in lines
+            if line not in _lines(text)
         ]
     return found

@@ -22,7 +22,8 @@ from neurons import observe
 from neurons.processes.runtime import Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
 from neurons.rules import league_of, weighted_score
-from neurons.validation.evaluate import Evaluator
+from neurons.validation.clone import Sources
+from neurons.validation.evaluate import Evaluator, Postponed
 
 STOPPED = 130
 
@@ -73,11 +74,17 @@ def main() -> int:
     )
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="quasar-") as folder, stop_on_signals(stop):
-        judge = Evaluator(Path(folder), args.device, args.timeout, allow_file=True, stop=stop)
+        judge = Evaluator(
+            *(Path(folder), args.device, args.timeout),
+            sources=Sources(hosts=(), files=True),
+            stop=stop,
+        )
         try:
             verdict = judge.evaluate(submission)
         except Stopped:
             return STOPPED
+        except Postponed as fault:
+            raise SystemExit(f"No verdict: {fault}") from None
     league, multiplier = league_of(args.target)
     print(f"{'PASSED' if verdict.passed else 'REJECTED'}: {verdict.reason}")
     print(f"score {verdict.score:.3f}; league {league}, multiplier {multiplier}")

@@ -207,6 +207,27 @@ class Settings(BaseModel):
     polling_interval: Seconds = _setting(
         300.0, VALIDATOR, "seconds", "The pause between two looks at the queue."
     )
+    sandbox: Literal["required", "preferred", "off"] = _setting(
+        "required",
+        VALIDATOR,
+        "required, preferred or off",
+        "Forks run shut in by bubblewrap: no network, no files of this user, limits on memory, "
+        "processes and disk. Where this machine cannot do that the validator does not start, or, "
+        "with `preferred`, runs strangers' code with this user's rights, as `off` always does: "
+        "only for forks that you trust.",
+    )
+    fork_hosts: Words = _setting(
+        ("github.com",),
+        VALIDATOR,
+        "names of hosts with commas between",
+        "Where forks are cloned from, by https and from public addresses only.",
+    )
+    allow_file_forks: bool = _setting(
+        False,
+        VALIDATOR,
+        "true or false",
+        "Whether forks on this machine's disk (file://) are cloned as well: for an API at home.",
+    )
     blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
         100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
     )

@@ -34,7 +34,7 @@ OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 
 VALIDATOR_TAKES = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
-    *("polling_interval", "bench_timeout_seconds"),
+    *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
 )
 """Settings of the run that its validator has too."""
 
@@ -75,6 +75,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "blocks_until_reveal": 1,
         "block_time_seconds": BLOCK_SECONDS,
         "polling_interval": 2.0,
+        "sandbox": "preferred",  # it judges this miner's own fork alone
     }
     if device == "cpu":
         defaults |= {
@@ -92,6 +93,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "wallet_hotkey": "default",
         "subtensor_network": OFFLINE,
         "submission_mode": wanted.submission_mode,
+        "allow_file_forks": True,
     }
     clean = {name: value for name, value in environ.items() if name != "GITHUB_TOKEN"}
     return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)

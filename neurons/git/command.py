@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ _CONFIG = {
 }
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What one git process may use where a stranger's repository decides what it does.
+
+    Attributes:
+        memory: bytes of its address space.
+        file: bytes of the longest file that it writes.
+        seconds: of a processor's time.
+        output: bytes that it prints.
+    """
+
+    memory: int
+    file: int
+    seconds: int
+    output: int
+
+    def around(self, command: list[str]) -> list[str]:
+        """Return the command that runs under these limits."""
+        limits = [f"--as={self.memory}", f"--fsize={self.file}", f"--cpu={self.seconds}"]
+        return ["prlimit", *limits, "--core=0", "--", *command]
+
+
 class HardenedGit(git.Git):
     """GitPython's command object, whose processes are hardened as this module's text says.
 
@@ -83,12 +106,14 @@ class HardenedGit(git.Git):
         timeout: float = 120.0,
         stop: threading.Event | None = None,
         overrides: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(str(folder))
         self.folder = folder
         self.timeout = timeout
         self.stop = stop
         self.overrides = dict(overrides or {})
+        self.limits = limits
 
     def online(
         self, remote: Remote, token: Token | None, command: str, *args: str, timeout: float = 0
@@ -148,9 +173,10 @@ class HardenedGit(git.Git):
     def _run(self, command: list[str], env: dict[str, str], timeout: float) -> tuple[int, str, str]:
         if not self.folder.is_dir():
             raise Held(f"The folder {self.folder} is missing.", "Restore it, or correct REPO_PATH.")
+        limits = self.limits
         try:
             process = subprocess.Popen(
-                command,
+                limits.around(command) if limits else command,
                 cwd=self.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -161,6 +187,8 @@ class HardenedGit(git.Git):
         except FileNotFoundError:
             raise ConfigError("git is not installed. Install it: apt-get install git.") from None
         deadline = time.monotonic() + timeout
+        if limits:
+            _bound_output(process, limits.output)
         try:
             while True:
                 if self.stop is not None and self.stop.is_set():
@@ -174,6 +202,27 @@ class HardenedGit(git.Git):
             _end(process)
         text = output.decode("utf-8", "surrogateescape").removesuffix("\n")
         return process.returncode, text, complaint.decode("utf-8", "replace")
+
+
+def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
+    """Kill a process that has printed more than `most` bytes; what came before is kept."""
+    assert process.stdout is not None  # noqa: S101 # it is a pipe
+    inner, outer = os.pipe()
+    source, process.stdout = process.stdout, os.fdopen(inner, "rb")
+
+    def carry() -> None:
+        left = most
+        with source, os.fdopen(outer, "wb", buffering=0) as target:
+            while data := source.read1(2**16):  # type: ignore[attr-defined] # a buffered reader
+                left -= len(data)
+                if left < 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    return
+                with contextlib.suppress(OSError):  # nobody reads any more: it has ended
+                    target.write(data)
+
+    threading.Thread(target=carry, name="git output", daemon=True).start()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from harness.report import Measurement
-from harness.runner import Measure, MeasurementError, measure
+from harness.process import Confinement
+from harness.report import Kind, Measurement
+from harness.runner import Measure, MeasurementError, call, measure
 from harness.series import Policy, Series
 from harness.workload import VALIDATOR_LENGTHS
-from neurons.errors import Retry
+from neurons.errors import QuasarError, Retry
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
-from neurons.validation.sandbox import BadFork, clone, sandbox
+from neurons.validation.clone import BadFork, Sources, clone, submission_folder
 from neurons.validation.verdict import Verdict, is_claim, judge, reject
-from quasar_kernels.contract import check_tree
 
 POLICY = Policy(longest_first=True, repeated=frozenset({"crash", "out_of_memory"}))
 """One run a length behind one gate; what may be this machine's fault is tried a second time."""
 
+AMBIGUOUS: frozenset[Kind] = frozenset({"timeout", "out_of_memory", "crash", "protocol", "import"})
+"""Failures that a sick machine gives as well: a control run then tells whose fault it is."""
+
+CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
+
 log = get_logger("validator")
+
+
+class Postponed(QuasarError):
+    """This machine or the network failed: nothing is known about the submission."""
 
 
 @dataclass
@@ -45,72 +55,102 @@ class Evaluator:
     """What an evaluation needs besides the submission.
 
     Attributes:
-        folder: where the sandboxes are made.
+        folder: where the clones are made.
         timeout: seconds for each measuring process.
-        allow_file: whether a fork on this machine's disk may be cloned.
+        sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
+        confinement: what shuts a fork's code in; None runs it with this user's rights.
         measure: `harness.runner.measure` or its stand-in.
     """
 
     folder: Path
     device: str
     timeout: float
-    allow_file: bool = False
+    sources: Sources = field(default_factory=Sources)
     stop: threading.Event = field(default_factory=threading.Event)
+    confinement: Confinement | None = None
     measure: Measure = measure
 
     def evaluate(self, submission: QueuedSubmission) -> Verdict:
         """Return the verdict on a revealed submission.
 
         Raises:
+            Postponed: nothing is known yet, through no fault of the submission's.
             Stopped: asked to end; the submission has no verdict.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
         try:
-            return self._attempt(submission)
-        except Retry as first:
-            self._check_stop()
-            log.warning("once more", submission=submission.id, reason=first.reason)
-        try:
-            return self._attempt(submission)
-        except Retry as second:
-            self._check_stop()
-            return reject(second.reason)
-
-    def _attempt(self, submission: QueuedSubmission) -> Verdict:
-        with sandbox(self.folder) as folder:
-            try:
+            with submission_folder(self.folder) as folder:
                 tree = clone(
                     submission.fork_url or "",
                     submission.commit_hash or "",
                     folder,
-                    allow_file=self.allow_file,
+                    sources=self.sources,
                     stop=self.stop,
                 )
-            except BadFork as error:
-                return reject(str(error))
-            if violations := check_tree(tree):
-                return reject(f"The fork breaks the rules: {violations[0]}")
-            return self._time(tree, submission)
+                if broken := self._broken_rules(tree):
+                    return reject(f"The fork breaks the rules: {broken[0]}")
+                return self._time(tree, submission)
+        except BadFork as error:
+            return reject(str(error))
+        except MeasurementError as error:
+            return self._failed(error)
+        except Retry as fault:
+            self._check_stop()
+            raise Postponed(fault.reason) from fault
+
+    def check_machine(self) -> None:
+        """Return when this machine calculates as it should, in the confinement of the forks.
+
+        Raises:
+            Postponed: it does not, and why.
+            Stopped: asked to end.
+        """
+        try:
+            call(
+                *("harness.worker.control:run_control", self.device),
+                device=self.device,
+                timeout=CONTROL_SECONDS,
+                stop=self.stop,
+                confinement=self.confinement,
+            )
+        except MeasurementError as error:
+            self._check_stop()
+            said = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
+            raise Postponed(f"The control run failed on this machine: {error}{said}") from error
+
+    def _broken_rules(self, tree: Path) -> list[str]:
+        found = call(
+            *("harness.worker.rules:find_broken_rules", str(tree)),
+            device="cpu",
+            timeout=CHECK_SECONDS,
+            stop=self.stop,
+            tree=tree,
+            confinement=self.confinement,
+        )
+        return [str(rule) for rule in found["sentences"]]  # type: ignore[union-attr]
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
         target = submission.target_sequence_length
+        taken = partial(self.measure, confinement=self.confinement)
         series = _ValidatorSeries(
-            *(tree, POLICY, self.device, self.timeout, self.stop, self.measure),
+            *(tree, POLICY, self.device, self.timeout, self.stop, taken),
             submission=submission.id,
         )
-        try:
-            series.run({*VALIDATOR_LENGTHS, target})
-            speed = series.of(target)[0].tokens_per_sec
-            verdict = judge(submission.tokens_per_sec, speed)
-            if not verdict.passed:  # interference can only slow a run down: the better one counts
-                again = series.sample(target).tokens_per_sec
-                verdict = judge(submission.tokens_per_sec, max(again, speed))
-            return verdict
-        except MeasurementError as error:
-            self._check_stop()
-            return reject(f"No measurement ({error.kind}): {error.reason}")
+        series.run({*VALIDATOR_LENGTHS, target})
+        speed = series.of(target)[0].tokens_per_sec
+        verdict = judge(submission.tokens_per_sec, speed)
+        if not verdict.passed:  # interference can only slow a run down: the better one counts
+            again = series.sample(target).tokens_per_sec
+            verdict = judge(submission.tokens_per_sec, max(again, speed))
+        return verdict
+
+    def _failed(self, error: MeasurementError) -> Verdict:
+        self._check_stop()
+        if error.kind in AMBIGUOUS:
+            self.check_machine()
+        return reject(f"No measurement ({error.kind}): {error.reason}")
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

@@ -1,99 +1,236 @@
-"""A clean folder for each submission, and a clone of its fork in it. Nothing in it is trusted."""
+"""Shuts the code of a fork in: what it sees, what it may use, and how all of it ends.
+
+bubblewrap gives each process that runs a fork's code namespaces of its own: no network, no other
+process, a read-only system without this user's files, a small empty folder in memory, another user.
+The GPU's devices are there. When its first process ends, the kernel ends all others with it.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from neurons.errors import Held, QuasarError
-from neurons.git.command import HardenedGit
-from neurons.git.remote import Remote, parse_remote
+from neurons.errors import ConfigError, Problem
 
-CLONE_SECONDS = 120.0
-CHECKOUT_SECONDS = 60.0
+USER = 60_999
+"""The user of a fork's code where this process is root: no account of a usual system has it."""
 
-_OVERRIDES = {
-    "core.symlinks": "false",  # a link out of the tree becomes a text file that names its target
-    "core.fsync": "none",  # deleted in a few minutes
-    "http.followRedirects": "initial",  # a renamed account redirects; no credential is sent
-}
+FOLDER_BYTES = 4 * 2**30
+TEMPORARY_BYTES = 2**28
+FILE_BYTES = 2 * 2**30
+TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
+MEMORY_SHARE = 0.75
+MEMORY_LEFT = 2**28
+"""Bytes that the machine must have left: only this sees memory that belongs to no process."""
+LOOK_SECONDS = 0.2
+
+_SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
+_LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
+
+_LOOK = """
+import json, os, sys
+secret, port, *outside = json.loads(sys.argv[1])
+found = []
+kinds = ("ipc", "mnt", "net", "pid", "uts")
+for kind, name in zip(kinds, outside):
+    if os.readlink("/proc/self/ns/" + kind) == name:
+        found.append("it shares this machine's " + kind + " namespace")
+if os.path.lexists(secret):
+    found.append("it sees this user's files")
+if not os.statvfs("/usr").f_flag & os.ST_RDONLY or os.access("/usr", os.W_OK):
+    found.append("it may write to the system")
+try:
+    import socket
+    socket.create_connection(("127.0.0.1", port), 2).close()
+    found.append("it reaches this machine's network")
+except OSError:
+    pass
+if "CapEff:\\t0000000000000000" not in open("/proc/self/status").read():
+    found.append("it has capabilities")
+print(json.dumps(found))
+"""
 
 
-class BadFork(QuasarError):
-    """The fork cannot be judged, and trying again would not change that."""
+@dataclass
+class Sandbox:
+    """A `harness.process.Confinement` by bubblewrap.
+
+    Attributes:
+        memory_bytes: what all processes of one child may hold together, shared memory included.
+        gpu: whether the GPU's devices are shown.
+    """
+
+    bubblewrap: str
+    memory_bytes: int
+    gpu: bool
+    parent: int = 1
+    _looked: dict[int, float] = field(default_factory=dict)
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
+    ) -> list[str]:
+        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`.
+
+        `folder` is in memory and gone with the process; the one outside is not touched.
+        """
+        words = [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
+        words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
+        words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
+        for name in ("HOME", "TMPDIR"):
+            words += ["--setenv", name, str(folder)]
+        for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
+            words += ["--setenv", name, str(folder / "cache" / name.lower())]
+        words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
+        return [*words, "--", *self._limits(), *argv]
+
+    def exceeded(self, pid: int) -> str:
+        """Return which limit the child `pid` and its descendants exceed; "" for none."""
+        now = time.monotonic()
+        if now - self._looked.get(pid, 0.0) < LOOK_SECONDS:
+            return ""
+        self._looked = {pid: now}
+        processes = list(_descendants(pid))
+        if len(processes) > PROCESSES:
+            return f"it started more than {PROCESSES} processes"
+        if sum(map(_memory, processes)) > self.memory_bytes:
+            return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
+        if machine_memory("MemAvailable") < MEMORY_LEFT:
+            return "it left this machine without memory"
+        return ""
+
+    def leaks(self) -> list[str]:
+        """Return, from a process inside that tries, what the sandbox fails to keep from a fork."""
+        with tempfile.TemporaryDirectory(prefix="sandbox-") as name, socket.socket() as listener:
+            folder = Path(name)
+            secret, inside = folder / "secret", folder / "inside"
+            secret.touch(0o600)
+            inside.mkdir()
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
+            told = json.dumps([str(secret), listener.getsockname()[1], *outside])
+            argv = [sys.executable, "-I", "-S", "-c", _LOOK, told]
+            done = subprocess.run(
+                self.command(argv, {}, inside, []),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        try:
+            return list(json.loads(done.stdout))
+        except ValueError:
+            said = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
+            return [f"nothing can be started in it: {said[:300]}"]
+
+    def _as_user(self) -> list[str]:
+        if os.geteuid() == 0:  # another user in earnest: the limit of processes is not for root
+            capabilities = ["--cap-drop", "ALL"]
+            return [*capabilities, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        names = ["--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
+        return [*names, "--uid", str(USER), "--gid", str(USER)]
+
+    def _limits(self) -> list[str]:
+        limits = ["prlimit", f"--nproc={TASKS}", f"--fsize={FILE_BYTES}", "--core=0"]
+        limits += [f"--nofile={OPEN_FILES}", "--"]
+        first = ["choom", "-n", "1000", "--"]  # what the kernel ends first when memory runs out
+        if os.geteuid() != 0:
+            return [*first, *limits]
+        user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
+        return [*first, *limits, "setpriv", *user, "--"]
+
+    def _files(self, env: Mapping[str, str], readable: Sequence[Path]) -> Iterator[str]:
+        shown = [*_SYSTEM, "/sys" if self.gpu else "/sys/devices/system"]
+        for path in _LINKED:
+            if os.path.islink(path):
+                yield from ("--symlink", os.readlink(path), path)
+            else:
+                shown.append(path)
+        yield from ("--proc", "/proc", "--dev", "/dev")
+        for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
+            yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
+        if self.gpu:
+            for pattern in _DEVICES:
+                for device in Path("/dev").glob(pattern):
+                    yield from ("--dev-bind", str(device), str(device))
+        libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
+        named = [sys.base_prefix, sys.base_exec_prefix, sys.prefix, *libraries]
+        shown += [*named, *map(os.path.realpath, named), *map(str, readable)]
+        for path in dict.fromkeys(shown):
+            if os.path.exists(path) and not path.startswith("/usr/"):
+                for parent in reversed(Path(path).parents):  # else they are for root alone
+                    yield from ("--perms", "0755", "--dir", str(parent))
+                yield from ("--ro-bind", path, path)
 
 
-@contextmanager
-def sandbox(parent: Path) -> Iterator[Path]:
-    """Give an empty folder that is deleted afterwards, whatever happened in it."""
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="submission-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def clear(parent: Path) -> None:
-    """Delete what a killed validator left behind."""
-    for leftover in parent.glob("submission-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def clone(
-    fork_url: str,
-    commit_hash: str,
-    folder: Path,
-    *,
-    allow_file: bool,
-    stop: threading.Event | None = None,
-) -> Path:
-    """Clone the fork into `folder` at the commit, as a validator does, and return its root.
-
-    Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
-    submodule, filter, link or transport of the fork's own choice takes effect.
+def open_sandbox(*, gpu: bool) -> Sandbox:
+    """Return a sandbox that was seen to hold on this machine.
 
     Raises:
-        BadFork: the address or the commit is not there, or is not one that may be cloned.
-        Retry: the network or this machine failed for the moment.
+        ConfigError: this machine gives none, and why.
     """
-    remote = checked_remote(fork_url, allow_file=allow_file)
-    if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):
-        raise BadFork(f"{commit_hash[:50]!r} is no full commit hash.")
-    tree = folder / "tree"
+    bubblewrap = shutil.which("bwrap")
+    memory = int(MEMORY_SHARE * machine_memory("MemTotal"))
+    if bubblewrap is None:
+        found = ["bubblewrap is not installed"]
+    else:
+        sandbox = Sandbox(bubblewrap, memory, gpu)
+        found = sandbox.leaks()
+        if not found:
+            return sandbox
+    raise ConfigError(
+        Problem(
+            f"The code of forks cannot be shut in on this machine: {'; '.join(found)}.",
+            "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
+            "namespaces, which containers often forbid. SANDBOX=off runs strangers' code with this "
+            "user's rights: only for forks that you trust.",
+        )
+    )
+
+
+def machine_memory(name: str) -> int:
+    """Return a figure of /proc/meminfo in bytes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`, at most a few more than are allowed."""
+    open_pids, count = [pid], 0
+    while open_pids and count <= 2 * PROCESSES:
+        for task in _read_children(open_pids.pop()):
+            count += 1
+            open_pids.append(task)
+            yield task
+
+
+def _read_children(pid: int) -> Iterator[int]:
     try:
-        above = HardenedGit(folder, timeout=CLONE_SECONDS, stop=stop, overrides=_OVERRIDES)
-        options = ("--depth=1", "--no-tags", "--no-checkout", "--template=", "--quiet")
-        above.online(remote, None, "clone", *options, "--", remote.url, tree.name)
-        inside = HardenedGit(tree, timeout=CHECKOUT_SECONDS, stop=stop, overrides=_OVERRIDES)
-        if inside.probe("checkout", "--quiet", "--detach", commit_hash) is None:
-            fetch = ("--depth=1", "--no-tags", "--quiet", "origin", commit_hash)
-            inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
-            inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
-        there = inside.execute(["git", "rev-parse", "HEAD"])
-    except Held as error:
-        raise BadFork(f"The fork cannot be cloned: {error.reason}") from error
-    if there != commit_hash:
-        raise BadFork(f"The fork gave commit {there} for {commit_hash}.")
-    return tree
+        for task in os.listdir(f"/proc/{pid}/task"):
+            yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    except OSError:  # it has ended
+        return
 
 
-def checked_remote(fork_url: str, *, allow_file: bool) -> Remote:
-    """Return the remote of a submitted address: https, or a file when the API is at home.
-
-    Raises:
-        BadFork: any other address.
-    """
-    schemes = ("https", "file") if allow_file else ("https",)
+def _memory(pid: int) -> int:
+    """Return the bytes of memory that a process holds, without the files that it has mapped."""
     try:
-        if urlsplit(fork_url).scheme in schemes:
-            return parse_remote(fork_url)
-    except ValueError as error:
-        raise BadFork(f"The fork's address cannot be used: {error}") from error
-    raise BadFork(f"The fork's address must start with {' or '.join(f'{s}://' for s in schemes)}.")
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    kinds = ("RssAnon:", "RssShmem:")
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from neurons.identity import create_throwaway
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
+from neurons.validation.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
+from neurons.validation.evaluate import Postponed
 from neurons.validation.verdict import Verdict, judge, reject
-from neurons.validator import OWN_FAULTS, Validator
+from neurons.validator import Validator
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
 from tests.processes import run_python, wait_for
@@ -41,9 +45,29 @@ class Judge:
         return answer
 
 
-def validator(api: LiveApi, judge: Judge, stop: threading.Event | None = None) -> Validator:
-    client = ValidatorApi(api.url, VALIDATOR)
-    return Validator(client, judge, stop or threading.Event())  # type: ignore[arg-type]
+@dataclass
+class Bench:
+    """A validator with a stand-in for its evaluation, and a clock that is moved."""
+
+    api: LiveApi
+    judge: Judge
+    file: Path
+    now: float = 1_770_000_000.0
+
+    def run_once(self) -> None:
+        self.start().run_once()
+
+    def start(self) -> Validator:
+        """Return a validator that has just started."""
+        attempts = Attempts(self.file, self.api.url, lambda: self.now)
+        client = ValidatorApi(self.api.url, VALIDATOR)
+        return Validator(client, self.judge, attempts, threading.Event())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench(api: LiveApi, tmp_path: Path) -> Callable[[Judge], Bench]:
+    api.register(ALICE)
+    return lambda judge: Bench(api, judge, tmp_path / "attempts.sqlite")
 
 
 def scores(api: LiveApi) -> dict[int, float]:
@@ -51,11 +75,13 @@ def scores(api: LiveApi) -> dict[int, float]:
     return {row["id"]: row["score"] for row in rows}
 
 
-def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi) -> None:
-    api.register(ALICE)
-    good, bad, committed = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0), api.commit(ALICE)
+Benches = Callable[[Judge], Bench]
+
+
+def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench: Benches) -> None:
     answers = Judge(s2=reject("too slow"))
-    loop = validator(api, answers)
+    loop = bench(answers)
+    good, bad, committed = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0), api.commit(ALICE)
     loop.run_once()
     assert scores(api) == {good: 1.0, bad: 0.0}
     assert answers.judged == [good, bad]
@@ -67,32 +93,67 @@ def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi) -> No
     assert answers.judged == [good, bad, committed]
 
 
-def test_a_failed_submission_counts_against_its_address(api: LiveApi) -> None:
-    api.register(ALICE)
+def test_a_failed_submission_counts_against_its_address(api: LiveApi, bench: Benches) -> None:
+    loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 6)}))
     for _ in range(5):
         api.submit(ALICE, 10.0)
-    validator(api, Judge(**{f"s{n}": reject("no") for n in range(1, 6)})).run_once()
+    loop.run_once()
     refused = api.post("/submit_kernel", {}, ALICE)
     assert refused.status_code == 422  # the body is looked at before the ban
     with pytest.raises(AssertionError, match="IP address banned"):
         api.submit(ALICE, 1.0)
 
 
-def test_a_fault_of_ours_neither_ends_the_loop_nor_judges_the_miner(api: LiveApi) -> None:
-    api.register(ALICE)
+@pytest.mark.parametrize("fault", [ZeroDivisionError("ours"), Postponed("no GPU today")])
+def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
+    api: LiveApi, bench: Benches, fault: Exception
+) -> None:
+    answers = Judge(s1=fault)
+    loop = bench(answers)
     broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0)
-    answers = Judge(s1=ZeroDivisionError("ours"))
-    loop = validator(api, answers)
-    for _ in range(OWN_FAULTS + 2):
+    loop.run_once()
+    loop.run_once()
+    assert (scores(api), answers.judged) == ({fine: 1.0}, [broken, fine])
+    api.clock.now += 60
+    younger = api.submit(ALICE, 30.0)
+    for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
+        loop.now += pause + 1
         loop.run_once()
+    assert answers.judged == [broken, fine, younger, broken, broken, broken]
+    answers.answers.clear()
+    loop.now += 8 * FIRST_PAUSE
+    loop.run_once()
+    assert scores(api) == {broken: 1.0, fine: 1.0, younger: 1.0}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that the validator could write after it is written."""
+
+
+def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
+    api: LiveApi, bench: Benches
+) -> None:
+    answers = Judge(s1=Killed())
+    loop = bench(answers)
+    deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0)
+    for _ in range(DEATHS_ALLOWED):
+        with pytest.raises(Killed):
+            loop.run_once()
+    loop.run_once()
+    assert answers.judged == [deadly, fine, deadly, deadly]  # the others came before its second try
     assert scores(api) == {fine: 1.0}
-    assert answers.judged.count(broken) == OWN_FAULTS
+    attempts = Attempts(loop.file, api.url)
+    assert attempts.forgive() == 1
+    answers.answers.clear()
+    loop.run_once()
+    assert scores(api) == {fine: 1.0, deadly: 1.0}
 
 
 def test_a_verdict_that_was_not_written_is_not_measured_again(
-    api: LiveApi, monkeypatch: pytest.MonkeyPatch
+    api: LiveApi, monkeypatch: pytest.MonkeyPatch, bench: Benches
 ) -> None:
-    api.register(ALICE)
+    answers = Judge(s1=judge(100.0, 95.0))
+    loop = bench(answers)
     row = api.submit(ALICE, 10.0)
     real, calls = ValidatorApi.mark, []
 
@@ -100,31 +161,35 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
         calls.append(submission_id)
         if len(calls) == 1:
             raise ApiFault("the API went away")
+        if len(calls) == 2:
+            raise Killed
         real(self, submission_id, score)
 
     monkeypatch.setattr(ValidatorApi, "mark", lost)
-    answers = Judge()
-    loop = validator(api, answers)
     loop.run_once()
     assert scores(api) == {}
+    with pytest.raises(Killed):
+        loop.run_once()
     loop.run_once()
-    assert (scores(api), answers.judged) == ({row: 1.0}, [row])
+    assert (scores(api), answers.judged) == ({row: 0.95}, [row])
 
 
-def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi) -> None:
-    api.register(ALICE)
+def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:
+    answers = Judge(s1=Stopped("asked to stop"))
+    loop = bench(answers)
     for speed in (10.0, 20.0):
         api.submit(ALICE, speed)
-    answers = Judge(s1=Stopped("asked to stop"))
-    validator(api, answers).run_once()
-    assert (scores(api), answers.judged) == ({}, [1])
+    for _ in range(DEATHS_ALLOWED + 1):  # which are no deaths
+        loop.run_once()
+    assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, DEATHS_ALLOWED + 1)
 
 
 def test_an_api_that_is_away_is_waited_for(tmp_path: Path) -> None:
     with serve(tmp_path) as api:
         url = api.url
     stop = threading.Event()
-    loop = Validator(ValidatorApi(url, VALIDATOR, stop=stop), Judge(), stop)  # type: ignore[arg-type]
+    client = ValidatorApi(url, VALIDATOR, stop=stop)
+    loop = Validator(client, Judge(), None, stop)  # type: ignore[arg-type]
     thread = threading.Thread(target=loop.run_forever, args=(0.05,))
     thread.start()
     thread.join(1.0)
@@ -151,6 +216,8 @@ class Home:
             "WALLET_VALIDATOR_NAME": "throwaway",
             "POLLING_INTERVAL": "0.2",
             "DEVICE": "cpu",
+            "SANDBOX": "off",
+            "ALLOW_FILE_FORKS": "true",
             **variables,
         }
         return subprocess.Popen(
@@ -180,11 +247,11 @@ def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
         row = home.submit(api, {})
-        process = home.start(api.url, "--once")
+        process = home.start(api.url, "--once", SANDBOX="preferred")
         _, log = process.communicate(timeout=240)
         assert process.returncode == 0, log
         assert scores(api)[row] > 1.0, log
-    assert list((tmp_path / "state" / "validator" / "sandbox").iterdir()) == []
+    assert list((tmp_path / "state" / "validator" / "clones").iterdir()) == []
 
 
 def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> None:
@@ -219,6 +286,7 @@ def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path
         "No hotkey at": {"WALLET_VALIDATOR_NAME": "nobody"},
         "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},
         "DEVICE='tpu'": {"DEVICE": "tpu"},
+        "cannot be shut in": {"SANDBOX": "required", "PATH": "/nonexistent"},
     }
     for words, variables in cases.items():
         process = home.start("http://127.0.0.1:1", "--once", **variables)

@@ -14,6 +14,7 @@ from quasar_kernels.contract import (
     REQUIRED_IMPORTS,
     TARGET_FILES,
     check_tree,
+    compiled_files,
     overlay_files,
 )
 from tests.processes import run_python
@@ -77,6 +78,54 @@ def test_forbidden_text_even_in_a_comment(tree, text, name):
     (violation,) = check_tree(tree)
     assert violation.path == QUASAR_DIR / name
     assert text in str(violation)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from  fla.ops.gla import chunk_gla",
+        "from fla.ops import (\n    gla as g,\n)",
+        "from ..gla import chunk",
+        "from .. import kda",
+        "import fla . ops . kda . chunk as c",
+        "def late():\n    import importlib\n    return importlib.import_module('fla.ops.gla')",
+    ],
+)
+def test_a_forbidden_import_however_it_is_written(tree, code):
+    helper = tree / QUASAR_DIR / "cuda" / "helper.py"
+    depth = code.replace("from ..", "from ...")  # the same module from one folder below
+    for path, text in ((tree / QUASAR_DIR / "gate.py", code), (helper, depth)):
+        before = path.read_text() if path.exists() else ""
+        path.write_text(f"{before}\n{text}\n")
+        (violation,) = check_tree(tree)
+        assert (violation.path, "forbidden" in violation.rule) == (
+            PurePosixPath(path.relative_to(tree)),
+            True,
+        )
+        path.write_text(before)
+
+
+def test_an_import_in_a_text_is_none(tree):
+    chunk = tree / QUASAR_DIR / "chunk.py"
+    line = "from fla.utils import IS_AMD"
+    chunk.write_text(chunk.read_text().replace(f"{line}\n", f'"""\n{line}\n"""\n', 1))
+    (violation,) = check_tree(tree)
+    assert repr(line) in violation.rule
+
+
+def test_a_file_that_no_parser_takes(tree):
+    for content in ("(" * 100_000, "-" * 500_000 + "1", "x = \x00", "# " + "x" * 2**21):
+        (tree / QUASAR_DIR / "helper.py").write_text(content)
+        (violation,) = check_tree(tree)
+        assert violation.path == QUASAR_DIR / "helper.py"
+
+
+def test_compiled_code_is_found_wherever_it_lies(tree):
+    names = {"fla/__pycache__/a.cpython-311.pyc", "docs/lib.so.1", "fla/ops/x.cubin"}
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    assert {str(path) for path in compiled_files(tree)} == names
 
 
 def test_a_tree_without_cuda_source_or_layer(tree):

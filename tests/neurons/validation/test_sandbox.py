@@ -1,129 +1,80 @@
-"""Clones of real repositories, honest and hostile."""
+"""The sandbox's own look at itself: what it finds where nothing is shut in, and where all is."""
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from neurons.errors import Retry
-from neurons.validation.sandbox import BadFork, checked_remote, clear, clone, sandbox
-from tests.neurons.validation.samples import ForkRepository
-from tests.repositories import run_git
+from neurons.errors import ConfigError
+from neurons.validation import sandbox as module
+from neurons.validation.sandbox import Sandbox, machine_memory, open_sandbox
 
 
-def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return clone(fork.url, commit, folder, allow_file=True)
+class Open(Sandbox):
+    """Shuts nothing in."""
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
+    ) -> list[str]:
+        return list(argv)
 
 
-def test_a_sandbox_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
-    parent = tmp_path / "sandboxes"
-
-    def break_off() -> None:
-        with sandbox(parent) as folder:
-            assert list(folder.iterdir()) == []
-            (folder / "file").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        break_off()
-    assert list(parent.iterdir()) == []
-    (parent / "submission-left").mkdir()
-    clear(parent)
-    assert list(parent.iterdir()) == []
+def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
+    found = "; ".join(Open("", 2**40, gpu=False).leaks())
+    for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
+        assert leak in found
+    if os.access("/usr", os.W_OK):
+        assert "write to the system" in found
 
 
-def test_the_tip_is_cloned_alone(fork: ForkRepository, tmp_path: Path) -> None:
-    fork.commit({"a": "1"})
-    tip = fork.commit({"a": "2"})
-    tree = take(fork, tip, tmp_path / "box")
-    assert (tree / "a").read_text() == "2"
-    assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
+def test_a_sandbox_that_does_not_start_is_told_with_its_reason() -> None:
+    (found,) = Sandbox("/bin/false", 2**40, gpu=False).leaks()
+    assert "nothing can be started in it" in found
 
 
-def test_an_older_commit_is_fetched_by_its_hash(fork: ForkRepository, tmp_path: Path) -> None:
-    older = fork.commit({"a": "1"})
-    fork.commit({"a": "2"})
-    assert (take(fork, older, tmp_path / "box") / "a").read_text() == "1"
+def test_without_bubblewrap_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ConfigError, match=r"bubblewrap is not installed.*apt-get.*SANDBOX=off"):
+        open_sandbox(gpu=False)
 
 
-def test_a_commit_of_another_branch_is_fetched(fork: ForkRepository, tmp_path: Path) -> None:
-    fork.git("checkout", "--quiet", "-b", "quasar")
-    commit = fork.commit({"a": "branch"})
-    fork.git("checkout", "--quiet", "main")
-    assert (take(fork, commit, tmp_path / "box") / "a").read_text() == "branch"
-
-
-def test_what_is_not_there_is_the_forks_fault(fork: ForkRepository, tmp_path: Path) -> None:
-    missing = ForkRepository(tmp_path / "nowhere")
-    for repository, commit, box in ((fork, "0" * 40, "one"), (missing, "0" * 40, "two")):
-        with pytest.raises(BadFork, match="cannot be cloned"):
-            take(repository, commit, tmp_path / box)
-    with pytest.raises(BadFork, match="no full commit hash"):
-        take(fork, "main", tmp_path / "three")
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "ext::sh -c touch% /tmp/owned",
-        "ssh://host/fork",
-        "git@host:fork",
-        "http://host/fork",
-        "https://user:password@host/fork",
-        "--upload-pack=touch owned",
-        "/etc",
-        "",
-    ],
-)
-def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(BadFork) as caught:
-        checked_remote(address, allow_file=True)
-    assert "password" not in str(caught.value)
-
-
-def test_a_file_is_for_an_api_at_home(fork: ForkRepository) -> None:
-    assert checked_remote(fork.url, allow_file=True).protocol == "file"
-    with pytest.raises(BadFork, match="https://"):
-        checked_remote(fork.url, allow_file=False)
-    assert checked_remote("https://host/fork", allow_file=False).url == "https://host/fork"
-
-
-def test_links_hooks_filters_and_submodules_do_nothing(
-    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret, marker = tmp_path / "secret", tmp_path / "owned"
-    secret.write_text("secret")
-    config = tmp_path / "gitconfig"  # a validator's own settings must not lend the fork a filter
-    config.write_text(f'[filter "evil"]\n\tsmudge = touch {marker}; cat\n')
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-    template = tmp_path / "template" / "hooks"
-    template.mkdir(parents=True)
-    hook = template / "post-checkout"
-    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
-    hook.chmod(0o755)
-    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(template.parent))
-    (fork.path / "link").symlink_to(secret)
-    commit = fork.commit(
-        {
-            ".gitattributes": "* filter=evil\n",
-            ".gitmodules": f'[submodule "s"]\n\tpath = s\n\turl = {fork.url}\n',
-        }
+def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import os, sys, time\n"
+        "pid = os.fork()\n"
+        "held = b'x' * 2**26\n"
+        "sys.stdout.write('.'); sys.stdout.flush()\n"
+        "time.sleep(60)\n"
     )
-    tree = take(fork, commit, tmp_path / "box")
-    assert (tree / "link").read_text() == str(secret)
-    assert not (tree / "link").is_symlink()
-    assert not (tree / "s").exists()
-    assert not marker.exists()
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    command = [sys.executable, "-S", "-c", f"import os\nos.setsid()\n{code}"]
+    shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    parent = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.read(2) == b".."
+        assert Sandbox("", 2**40, gpu=False).exceeded(parent.pid) == ""
+        assert "memory" in Sandbox("", 2**27, gpu=False).exceeded(parent.pid)
+        monkeypatch.setattr(module, "PROCESSES", 1)
+        assert "processes" in Sandbox("", 2**40, gpu=False).exceeded(parent.pid)
+        monkeypatch.setattr(module, "PROCESSES", 256)
+        monkeypatch.setattr(module, "MEMORY_LEFT", 2**60)
+        assert "machine" in Sandbox("", 2**40, gpu=False).exceeded(parent.pid)
+    finally:
+        for pid in [*module._descendants(parent.pid), parent.pid]:
+            os.kill(pid, 9)
+        parent.wait()
 
 
-def test_a_stop_ends_a_clone_at_once(fork: ForkRepository, tmp_path: Path) -> None:
-    stop = threading.Event()
-    stop.set()
-    start = time.monotonic()
-    with pytest.raises(Retry, match="stopped"):
-        clone(fork.url, "0" * 40, tmp_path, allow_file=True, stop=stop)
-    assert time.monotonic() - start < 5
+def test_a_look_is_cheap() -> None:
+    sandbox, begun = Sandbox("", 2**40, gpu=False), time.process_time()
+    for _ in range(1000):
+        sandbox.exceeded(os.getpid())
+    assert time.process_time() - begun < 1.0
+    assert machine_memory("MemTotal") > machine_memory("MemAvailable") > 0

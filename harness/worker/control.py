@@ -1,0 +1,30 @@
+"""A calculation that every sound machine does right: what fails beside it is not the machine."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.report import Environment
+from harness.worker.environment import describe
+from harness.worker.tree import WorkerError
+
+SIZE = 512
+TOLERANCE = 1e-2
+
+
+def run_control(asked: str) -> Environment:
+    """Multiply two matrices on the device and compare with the CPU; return the machine.
+
+    Raises:
+        WorkerError: the device is missing or computes something else.
+    """
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise WorkerError("no CUDA device is visible to torch", "crash")
+    device = torch.device("cuda" if torch.cuda.is_available() and asked != "cpu" else "cpu")
+    left, right = torch.randn(2, SIZE, SIZE, dtype=torch.float64)
+    exact = left @ right
+    found = (left.float().to(device) @ right.float().to(device)).cpu().double()
+    error = float((found - exact).norm() / exact.norm())
+    if not error < TOLERANCE:
+        raise WorkerError(f"a product of matrices on {device} is off by {error:.2g}", "crash")
+    return describe(device)

@@ -1,0 +1,21 @@
+"""Reads the files of a tree that nobody trusts, and says which rules they break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.report import Frozen
+from quasar_kernels.contract import check_tree, compiled_files
+
+
+class BrokenRules(Frozen):
+    """The rules that a tree breaks, a sentence each."""
+
+    sentences: tuple[str, ...]
+
+
+def find_broken_rules(tree: str) -> BrokenRules:
+    """Return what `tree` breaks of the fork's rules, code that nobody can read included."""
+    root = Path(tree)
+    compiled = [f"{path}: The file is compiled code." for path in compiled_files(root)[:3]]
+    return BrokenRules(sentences=(*compiled, *map(str, check_tree(root))))

@@ -1,0 +1,153 @@
+"""The one way out for a git that fetches from a stranger's address: public hosts, so many bytes.
+
+git is told to use it as its proxy. Each connection, of a redirect too, is resolved here, checked,
+and made to the very address that was checked: no second answer of the name server counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import select
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Container
+from typing import Any
+
+HTTPS = 443
+HEAD_BYTES = 2**13
+SECONDS = 15.0
+IDLE_SECONDS = 60.0
+
+_EMBEDDING = (
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+)
+"""Networks whose addresses lead to an IPv4 address, and how many bits stand behind that."""
+
+
+def is_public(address: str) -> bool:
+    """Tell whether an address is one of the public internet's, whatever it is wrapped in."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped
+        for network, behind in _EMBEDDING:
+            if found in network:
+                inner = ipaddress.IPv4Address(int(found) >> behind & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not (found.is_multicast or found.is_reserved)
+
+
+class Gateway(socketserver.ThreadingTCPServer):
+    """A proxy on loopback for CONNECT alone, open between `with` and its end.
+
+    Args:
+        hosts: the names that may be asked for.
+        most: bytes that all connections together may bring.
+        public: tells whether an address may be connected to.
+
+    Attributes:
+        refusal: why a connection was refused or cut, as a sentence; "" for none.
+        unreachable: why a host that is allowed was not reached; "" for none.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, hosts: Container[str], most: int, public: Callable[[str], bool] = is_public
+    ) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.hosts, self.left, self.most, self.public = hosts, most, most, public
+        self.refusal = self.unreachable = ""
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """What git's http.proxy is set to."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Gateway:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def handle_error(self, *_: Any) -> None:
+        """A connection that breaks is git's to tell."""
+
+    def open(self, host: str, port: int) -> socket.socket | None:
+        """Return a connection to an allowed host, or None with `refusal` or `unreachable` set."""
+        if port != HTTPS or host.lower() not in self.hosts:
+            self.refusal = f"Nothing is fetched from {host}:{port}."
+            return None
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self.unreachable = f"The name {host} cannot be resolved: {error}."
+            return None
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
+        inside = [address for address in addresses if not self.public(address)]
+        if inside:
+            self.refusal = f"Nothing is fetched from {host}: {inside[0]} is no public address."
+            return None
+        for address in addresses:
+            try:
+                return socket.create_connection((address, port), SECONDS)
+            except OSError as error:
+                self.unreachable = f"{host} cannot be reached: {error}."
+        return None
+
+
+class AnyHost:
+    """All names; `Gateway` looks at their addresses all the same."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: Gateway
+
+    def handle(self) -> None:
+        self.request.settimeout(SECONDS)
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
+            piece = self.request.recv(HEAD_BYTES)
+            if not piece:
+                return
+            head += piece
+        asked = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
+        if asked is None:
+            self.request.sendall(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
+            return
+        outside = self.server.open(asked[1].decode("ascii", "replace"), int(asked[2]))
+        if outside is None:
+            status = b"403 Forbidden" if self.server.refusal else b"502 Bad Gateway"
+            self.request.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
+            return
+        with outside:
+            self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            with contextlib.suppress(OSError):
+                self._carry(outside)
+
+    def _carry(self, outside: socket.socket) -> None:
+        ends = {self.request: outside, outside: self.request}
+        while ready := select.select(list(ends), [], [], IDLE_SECONDS)[0]:
+            for end in ready:
+                data = end.recv(2**16)
+                if not data:
+                    return
+                if end is outside:
+                    self.server.left -= len(data)
+                    if self.server.left < 0:
+                        self.server.refusal = (
+                            f"The fork brings more than {self.server.most / 2**20:.0f} MiB."
+                        )
+                        return
+                ends[end].sendall(data)
