@@ -5,9 +5,11 @@ bittensor is imported when first used: half a second that `status` and `doctor` 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from harness.process import die_with_parent
 from neurons.errors import ConfigError, Problem, QuasarError
 
 CHAIN_SECONDS = 20.0
+WEIGHTS_SECONDS = 180.0
+"""Setting weights waits until its block is final."""
 OFFLINE = "offline"
 
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -140,13 +144,45 @@ def registered_uid(
     Raises:
         ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
     """
+    answer = _ask_chain(network, seconds, "uid", str(netuid), hotkey)
+    return int(answer) if answer.isdecimal() else None
+
+
+def set_weights(
+    shares: Mapping[str, float],
+    netuid: int,
+    network: str,
+    wallet: tuple[str, str, Path],
+    seconds: float = WEIGHTS_SECONDS,
+) -> dict[str, int]:
+    """Set the weights of the wallet's hotkey on the chain.
+
+    Args:
+        shares: hotkey to its share; only their proportions count.
+        wallet: its name, its hotkey, and where wallets lie.
+
+    Returns:
+        The hotkeys that are registered on the subnet, with their uids: what was set.
+
+    Raises:
+        ChainUnreachable: the chain did not take them, or not in time; one line.
+    """
+    name, hotkey, path = wallet
+    told = json.dumps(dict(shares))
+    words = ("weights", str(netuid), name, hotkey, str(path), told)
+    answer = _ask_chain(network, seconds, *words)
+    return {str(key): int(uid) for key, uid in json.loads(answer).items()}
+
+
+def _ask_chain(network: str, seconds: float, *words: str) -> str:
+    """Return the last line of a process that speaks with the chain."""
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
     # The client may retry without end, and after some failures its tasks write tracebacks when
     # they are destroyed. A process of its own is ended in time, and its output is not shown.
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "neurons.identity", network, str(netuid), hotkey],
+            [sys.executable, "-m", "neurons.identity", network, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -158,7 +194,7 @@ def registered_uid(
         raise _out_of_reach(network, f"no answer in {seconds:g} s") from None
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
-        return int(lines[-1]) if lines[-1].isdecimal() else None
+        return lines[-1]
     reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
     raise _out_of_reach(network, reason)
 
@@ -167,21 +203,46 @@ def _out_of_reach(network: str, reason: str) -> ChainUnreachable:
     return ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
 
 
-def _ask_chain(network: str, netuid: str, hotkey: str) -> int:
-    """Print the uid, `None`, or in one line why there is no answer; return the exit status."""
+def find_uid(client: Any, netuid: str, hotkey: str) -> str:
+    """Return the hotkey's uid by a client of the chain, as text."""
+    answer = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
+    return str(None if answer is None else int(answer))
+
+
+def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
+    """Set the weights by a client of the chain; return the uids that have them, as JSON.
+
+    The client conforms them to the subnet's parameters and takes plain text or a timelocked
+    commitment, as the subnet wants.
+    """
+    import bittensor as bt
+
+    wanted: dict[str, float] = json.loads(shares)
+    found = {key: find_uid(client, netuid, key) for key in wanted}
+    uids = {key: int(uid) for key, uid in found.items() if uid.isdecimal()}
+    if uids:
+        weights = {uid: wanted[key] for key, uid in uids.items()}
+        wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)
+        intent = bt.SetWeights(netuid=int(netuid), weights=weights)
+        client.execute(intent, wallet, retries=2).raise_for_failure()
+    return json.dumps(uids)
+
+
+def _speak(network: str, task: str, *words: str) -> int:
+    """Print what the chain answers, or in one line why it does not; return the exit status."""
     die_with_parent()
     try:
         import bittensor as bt
 
-        answer = bt.Subtensor(network).neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
-        uid = None if answer is None else int(answer)
+        tasks: dict[str, Callable[..., str]] = {"uid": find_uid, "weights": submit_weights}
+        answer = tasks[task](bt.Subtensor(network), *words)
     except Exception as error:  # any failure of the chain's client means the same here
         said = " ".join(str(error).split())
         sys.stdout.write(f"\n{type(error).__name__}{said and f': {said}'}\n")
         return 1
-    sys.stdout.write(f"\n{uid}\n")
+    sys.stdout.write(f"\n{answer}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_ask_chain(*sys.argv[1:]))
+    sys.exit(_speak(*sys.argv[1:]))

@@ -2,8 +2,8 @@
 
 It clones each revealed fork, checks its rules, times it with the harness, compares the speed with
 the claim and writes the score. Whatever runs a stranger's code is a child process in a sandbox;
-torch is loaded there only. An evaluation is noted before it begins: a validator that dies in it goes on with
-the other submissions.
+torch is loaded there only. An evaluation is noted before it begins: a validator that dies in it
+goes on with the other submissions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError
-from neurons.identity import load_identity
+from neurons.identity import OFFLINE, load_identity, set_weights
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
@@ -31,6 +31,7 @@ from neurons.validation.clone import Sources, clear
 from neurons.validation.evaluate import Evaluator, Postponed
 from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict
+from neurons.validation.weights import WeightSetter
 
 log = observe.get_logger("validator")
 
@@ -39,10 +40,15 @@ class Validator:
     """Polls the queue and judges what is in it, one submission at a time."""
 
     def __init__(
-        self, api: ValidatorApi, evaluator: Evaluator, attempts: Attempts, stop: threading.Event
+        self,
+        api: ValidatorApi,
+        evaluator: Evaluator,
+        attempts: Attempts,
+        stop: threading.Event,
+        weights: WeightSetter | None = None,
     ) -> None:
         self._api, self._evaluator, self._attempts = api, evaluator, attempts
-        self._stop = stop
+        self._stop, self._weights = stop, weights
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue every `interval` seconds until the stop."""
@@ -82,6 +88,8 @@ class Validator:
             except Exception as error:  # one submission must not end the others' evaluation
                 self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
                 log.exception("no verdict", submission=submission.id)
+        if self._weights is not None:
+            self._weights.run_once()
 
     def _judge(self, submission: QueuedSubmission) -> None:
         verdict = self._attempts.of(submission).verdict
@@ -164,7 +172,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
-        validator = Validator(api, evaluator, attempts, stop)
+        validator = Validator(api, evaluator, attempts, stop, _weight_setter(settings, api))
         log.info("validator ready", hotkey=identity.hotkey, api=settings.validator_api_url)
         try:
             if not once:
@@ -177,6 +185,15 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         finally:
             attempts.close()
     return 0
+
+
+def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
+    wallet = (settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path)
+    on_chain = partial(
+        set_weights, netuid=settings.netuid, network=settings.subtensor_network, wallet=wallet
+    )
+    offline = not settings.set_weights or settings.subtensor_network == OFFLINE
+    return WeightSetter(api, None if offline else on_chain, settings.weights_interval)
 
 
 def _confinement(settings: Settings) -> Sandbox | None:

@@ -228,6 +228,16 @@ class Settings(BaseModel):
         "true or false",
         "Whether forks on this machine's disk (file://) are cloned as well: for an API at home.",
     )
+    set_weights: bool = _setting(
+        True,
+        VALIDATOR,
+        "true or false",
+        "Whether the shares of the last round are set as weights on the chain of "
+        "SUBTENSOR_NETWORK; otherwise they are shown in the log.",
+    )
+    weights_interval: Seconds = _setting(
+        3600.0, VALIDATOR, "seconds", "After this long the same weights are set again."
+    )
     blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
         100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
     )

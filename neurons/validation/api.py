@@ -14,7 +14,15 @@ from neurons.errors import ConfigError, Held, QuasarError, Retry
 from neurons.http.connection import Connection, Reply, Signer
 from neurons.http.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.observe import get_logger
-from neurons.protocol import FailureRequest, MarkValidatedRequest, Message, QueuedSubmission
+from neurons.protocol import (
+    FailureRequest,
+    MarkValidatedRequest,
+    Message,
+    QueuedSubmission,
+    Round,
+    Weight,
+    Weights,
+)
 
 QUEUE_ROWS = 100
 QUEUE_BYTES = 2**22
@@ -85,6 +93,22 @@ class ValidatorApi(Connection):
         """Count a failed submission against the address it was sent from."""
         body = FailureRequest(ip_address=address)
         self._call("POST", "/record_failure", Message, body=body)
+
+    def current_round(self) -> Round:
+        """Return the round that runs, or that is over and has not been finalized."""
+        return self._call("GET", "/get_current_round", Round)
+
+    def finalize_round(self, round_id: int) -> None:
+        """End a round that is over; somebody else may have done so."""
+        try:
+            self._call("POST", f"/finalize_round/{round_id}", Message)
+        except ApiFault as fault:
+            if "already finalized" not in str(fault):
+                raise
+
+    def weights(self) -> list[Weight]:
+        """Return the shares of the last finalized round, the best rank first."""
+        return list(self._call("GET", "/get_weights", Weights).weights)
 
     def _call(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
         """Exchange a signed request for its reply; a passing fault is tried again at once.

@@ -218,6 +218,7 @@ class Home:
             "DEVICE": "cpu",
             "SANDBOX": "off",
             "ALLOW_FILE_FORKS": "true",
+            "SUBTENSOR_NETWORK": "offline",
             **variables,
         }
         return subprocess.Popen(
