@@ -1,6 +1,6 @@
 """Rounds that end and weights that follow: a live API, and the SDK over a chain in memory.
 
-bittensor's clients take any `Substrate`; this one answers what `SetWeights` asks and keeps the call.
+bittensor's clients take any `Substrate`: this one answers what `SetWeights` asks, keeps the call.
 """
 
 from __future__ import annotations
