@@ -112,11 +112,13 @@ def _replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
     graph.reset()
 
 
-def eager_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
+def eager_ms(
+    calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2, least_ms: float = 10
+) -> float:
     """Median time of one call, in milliseconds: the host's clock from synchronize to synchronize.
 
-    Calls follow one another for at least ten milliseconds, as in a loop over layers or tokens,
-    after `warm` seconds of the same.
+    Calls follow one another for about `least_ms`, as in a loop over layers or tokens, after `warm`
+    seconds of the same.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -129,7 +131,7 @@ def eager_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2)
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3 / times
 
-    return _steady(loop, 10, repeats, warm) / len(calls)
+    return _steady(loop, least_ms, repeats, warm) / len(calls)
 
 
 def _steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:

@@ -41,18 +41,20 @@ from harness.worker.tree import load_tree
 MODULE = "benchmarks.layer.training"
 IMPLEMENTATIONS = {"ours": "overlay", "peer": "peer"}
 """The tree of each implementation."""
+RUN_MS = 100
+"""Of a run of steps: in one step alone the host's start and the GPU's end would count as well."""
 CHECKED_TOKENS = 2500
 """Tokens of each of two sequences whose gradients are compared with float64."""
 
 PROTOCOL = """\
 A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
 which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
-11 runs of steps in a row, by the host's clock between synchronizes, after the same for 0.2 s. \
-Memory is the peak of what is allocated during a step, parameters and input included, and what \
-CUDA graphs hold beside it, which all layers of a model share; without the workspaces of cuBLAS, \
-32 MiB once a process for each thread and stream that multiplies. The peer is the public fork's \
-layer over flash-linear-attention's `chunk_delta_rule`; both run on one machine, one after the \
-other."""
+11 runs of steps in a row, a tenth of a second each, by the host's clock between synchronizes, \
+after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
+input included, and what CUDA graphs hold beside it, which all layers of a model share; without \
+the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
+peer is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on one \
+machine, one after the other."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -75,12 +77,12 @@ def cost(layer: Any, shape: Shape) -> tuple[Cost, bool]:
     first, second = (step(layer, x, dy) for _ in range(2))
     equal = all(torch.equal(first[name], second[name]) for name in first)
     del first, second
-    step_ms = clocks.eager_ms(partial(step, layer, x, dy))
+    step_ms = clocks.eager_ms(partial(step, layer, x, dy), least_ms=RUN_MS)
     torch.cuda.reset_peak_memory_stats()
     step(layer, x, dy)
     peak = torch.cuda.max_memory_allocated()
     graphs = clocks.graph_bytes()
-    forward_ms = clocks.eager_ms(partial(output, layer, x))
+    forward_ms = clocks.eager_ms(partial(output, layer, x), least_ms=RUN_MS)
     found = Cost(
         forward_ms=forward_ms,
         step_ms=step_ms,

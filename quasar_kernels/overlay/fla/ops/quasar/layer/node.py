@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar import switches
 from fla.ops.quasar.chunk import Recorded, recorded_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, attend, positions
+from fla.ops.quasar.layer.forward import Call, attend, positions, project
 from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
@@ -169,7 +169,7 @@ def _gradients(
     d_products = scratch
     d_products[:, channels:] = d_narrow
     if products is None:
-        products = F.linear(rows, projections[:channels])
+        products = project(rows, projections)  # as before, to the bit
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels], *weights.joined_taps(), positions(B, T, call.cu_seqlens, x.device),
         tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
