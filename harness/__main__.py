@@ -1,6 +1,7 @@
 """`python -m harness`: check and time a tree as a validator does, and write a report.
 
-Needs torch, triton, pydantic and what the tree itself imports; no other part of the project.
+Needs torch, triton, pydantic and what the tree itself imports; no other part of the project than
+the kernels' rules.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from harness.report import Measurement, Report, build_report, report_schema, write_report
 from harness.runner import MeasurementError, probe
 from harness.series import Policy, Series
-from harness.source import tree_commit
+from harness.source import missing_files, tree_commit
 from harness.stats import table
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from quasar_kernels.contract import check_tree
 
 
 def _say(text: str) -> None:
@@ -64,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _PrintedSeries(Series):
-    """Tells a person on stderr how it goes."""
+    """Tells a person on stderr how it goes; the closing table tells what failed."""
+
+    last_log = ""
 
     def measured(self, measurement: Measurement) -> None:
         runs, gate = self.of(measurement.length), measurement.gate
@@ -78,9 +82,11 @@ class _PrintedSeries(Series):
     def failed(self, length: int, error: MeasurementError) -> None:
         if error.kind not in self.policy.left_out:
             return  # it ends the series, and is told by who started that
-        if error.log_tail and error.kind != "gate":
+        same = error.log_tail == self.last_log  # one fault of the tree fails every length
+        if error.log_tail and error.kind != "gate" and not same:
             _say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
-        _say(f"{length:>9} tokens: failed {error.kind}: {error.reason}")
+        self.last_log = error.log_tail
+        _say(f"{length:>9} tokens: failed{', with the same log' if same else ''}")
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
@@ -106,7 +112,10 @@ def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 when every length was measured, else 1 (2 for usage)."""
+    """Run the command line and return its exit status.
+
+    0: every length was measured, and checked code keeps a validator's rules; 1: not so; 2: usage.
+    """
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command == "schema":
@@ -114,6 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.tree is None:
         parser.error("--tree is required: the root of a fork")
+    if missing := missing_files(arguments.tree):
+        _say(f"{arguments.tree} has no {missing[0]}; name the root of a fork that holds it")
+        return 1
+    broken = check_tree(arguments.tree)
     try:
         report, series = _measure(arguments)
     except MeasurementError as error:
@@ -126,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(table(series.measurements, series.failures) + "\n")
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
-    return 1 if series.failures else 0
+    for violation in broken:
+        sys.stdout.write(f"A VALIDATOR REJECTS THIS TREE by its rules: {violation}\n")
+    return 1 if series.failures or (broken and report.checked) else 0
 
 
 if __name__ == "__main__":

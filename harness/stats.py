@@ -71,5 +71,8 @@ def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ())
             f"{max(m.vram_mb for m in runs):>9,.0f} "
             f"{max(m.first_call_seconds for m in runs):>9.2f} s  " + ("; ".join(notes) or "checked")
         )
-    rows += [f"{f.length:>9} {f.kind}: {f.reason}" for f in failures]
+    alike: dict[str, list[int]] = {}
+    for failure in failures:
+        alike.setdefault(f"{failure.kind}: {failure.reason}", []).append(failure.length)
+    rows += [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
     return "\n".join(rows)

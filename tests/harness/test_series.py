@@ -151,6 +151,36 @@ def test_a_run_from_the_command_line(
     assert "no GPU" in printed.err
 
 
+def test_a_tree_that_breaks_the_rules_is_said_to(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are real; a validator would never have taken them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "1", "--device", "cpu"]
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert "gate green" in printed.err
+    assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
+
+
+def test_a_fault_of_the_tree_is_told_once(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree()
+    (tree / "fla/layers/quasar.py").write_text("raise ValueError('boom')\n")
+    words = ["--tree", str(tree), "--lengths", "16,32", "--runs", "1", "--device", "cpu"]
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("Traceback") == 1
+    assert printed.out.count("ValueError: boom") == 1
+    assert "16, 32 crash: ValueError: boom" in printed.out
+    assert main(["--tree", str(tree / "none")]) == 1
+    told = capsys.readouterr()
+    assert told.out + told.err == f"{tree}/none has no fla/ops/quasar/chunk.py; " + (
+        "name the root of a fork that holds it\n"
+    )
+
+
 def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]
