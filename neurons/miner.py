@@ -42,6 +42,7 @@ from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.mining.early import warn_of_early_judgement
 from neurons.mining.journal import Journal
 from neurons.mining.publishing.from_settings import open_fork
+from neurons.processes.notify import notify
 from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 
 TO_THE_REAL_SUBNET = (
@@ -105,6 +106,8 @@ def _mine(given: Given, *, once: bool) -> int:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
             _greet(context, given)
+            stack.callback(notify, "STOPPING=1")
+            notify("READY=1", f"STATUS=mining with {context.settings.validator_api_url}")
             if once:
                 return _once(context, embedded)
 

@@ -23,6 +23,7 @@ from neurons.errors import ConfigError
 from neurons.identity import OFFLINE, load_identity, set_weights
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
+from neurons.processes.notify import notify
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
@@ -173,6 +174,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
         validator = Validator(api, evaluator, attempts, stop, _weight_setter(settings, api))
+        notify("READY=1")
         log.info("validator ready", hotkey=identity.hotkey, api=settings.validator_api_url)
         try:
             if not once:

@@ -126,7 +126,7 @@ def test_no_process_is_left(miner: Miner, first: subprocess.CompletedProcess[str
     assert miner.descendants() == []
 
 
-def test_secrets_reach_no_file_and_no_output(
+def test_row_30_secrets_reach_no_file_and_no_output(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
     salt = str(miner.latest().salt)  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ def test_the_state_is_private(miner: Miner, first: subprocess.CompletedProcess[s
     assert (miner.folder / JOURNAL).stat().st_mode & 0o077 == 0
 
 
-def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
+def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
     before = miner.latest()
@@ -187,7 +187,7 @@ def test_killed_between_commit_and_reveal_the_same_submission_is_finished(
     assert miner.descendants() == []
 
 
-def test_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
+def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
     process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once

@@ -98,7 +98,9 @@ def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Setti
     try:
         settings = load_settings(given.settings, given.env_file, process=process)
         observe.configure(
-            settings.log_level, settings.log_format, settings.secrets(), ordinary=sys.stdout
+            *(settings.log_level, settings.log_format, settings.secrets()),
+            file=settings.state_dir / "logs" / f"{process}.log",
+            ordinary=sys.stdout,
         )
         for warning in settings.warnings:
             log.warning(str(warning))

@@ -21,6 +21,7 @@ from neurons.mining import cycle
 from neurons.mining.client import ApiClient
 from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
+from neurons.observe import forget_secret
 from neurons.processes.runtime import Waiter
 from quasar_kernels.contract import OVERLAY, Scope, overlay_files
 
@@ -146,6 +147,9 @@ class Context:
     def record(self, before: Submission, after: Submission) -> Submission:
         """Journal a change of state and log it in one line: the one way to another state."""
         self.journal.transition(before, after)
+        if after.closed:
+            forget_secret(after.salt or "")
+            self.told.discard(after.id)
         if after.state is State.FAILED:
             self.told.add(after.id)
             self.log.warning(

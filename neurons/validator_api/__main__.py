@@ -16,6 +16,7 @@ import uvicorn
 from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
+from neurons.processes.notify import notify
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 
@@ -103,6 +104,7 @@ class Server(uvicorn.Server):
         if not self.started:
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
+        notify("READY=1")
         log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
         if self._port_file is not None:
             part = self._port_file.with_name(f"{self._port_file.name}.part")

@@ -39,7 +39,7 @@ def test_the_claim_is_the_slowest_run_less_the_headroom() -> None:
 
 
 @given(values=runs_of_one, headroom=headrooms)
-def test_no_claim_exceeds_any_run(values: list[float], headroom: float) -> None:
+def test_row_25_no_claim_exceeds_any_run(values: list[float], headroom: float) -> None:
     claim = derive_claim(filed(512, values), 512, headroom)
     assert all(claim.tokens_per_sec <= value for value in values)
 
@@ -54,7 +54,7 @@ def test_one_more_run_can_only_lower_the_claim(
 
 
 @given(values=runs_of_one, index=st.integers(min_value=0), factor=st.floats(0.01, 1))
-def test_a_slower_run_in_place_of_another_never_raises_the_claim(
+def test_row_25_a_slower_run_in_place_of_another_never_raises_the_claim(
     values: list[float], index: int, factor: float
 ) -> None:
     worse = list(values)
@@ -93,7 +93,7 @@ def test_a_length_without_an_accepted_run_is_never_claimed() -> None:
         *product(["vram_mb"], [float("nan"), -1.0]),
     ],
 )
-def test_impossible_figures_are_named(name: str, value: float) -> None:
+def test_row_25_impossible_figures_are_named(name: str, value: float) -> None:
     with pytest.raises(NoClaim, match=f"{name} at 512 tokens is {value}"):
         derive_claim({512: [measurement(), measurement(512, **{name: value})]}, 512)
 

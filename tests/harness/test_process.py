@@ -27,7 +27,7 @@ def run(code: str, tmp_path: Path, *, timeout: float = 20.0, **options: object) 
     )
 
 
-def test_only_the_private_descriptor_carries_the_result(tmp_path: Path) -> None:
+def test_row_21_only_the_private_descriptor_carries_the_result(tmp_path: Path) -> None:
     ended = run("print('forged'); os.write(fd, b'true')", tmp_path)
     assert (ended.result, ended.returncode) == (b"true", 0)
     assert ended.log_tail == "forged\n"
@@ -40,7 +40,7 @@ def test_the_environment_is_the_one_given(tmp_path: Path, monkeypatch: pytest.Mo
     assert b"secret" not in ended.result
 
 
-def test_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> None:
+def test_row_21_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> None:
     code = f"print('x' * (1 << 22) + 'end'); os.write(fd, b'y' * {RESULT_LIMIT + 5})"
     # The pipe takes the result piecewise: a writer that loops sends all of it.
     code = code.replace("os.write(fd,", "open(fd, 'wb').write(")
@@ -51,7 +51,9 @@ def test_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> None:
     assert ended.returncode == 0
 
 
-def test_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(tmp_path: Path) -> None:
+def test_row_20_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(
+    tmp_path: Path,
+) -> None:
     pids = tmp_path / "pids"
     code = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -84,7 +86,7 @@ def test_the_deadline_may_come_before_the_child_has_begun(tmp_path: Path) -> Non
     assert run("time.sleep(600)", tmp_path, timeout=0.0).timed_out
 
 
-def test_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
+def test_row_20_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
     code = """
 pid = os.fork()
 if pid == 0:
@@ -96,7 +98,7 @@ os.write(fd, str(pid).encode())
     wait_for(lambda: not is_alive(int(ended.result)))
 
 
-def test_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path) -> None:
+def test_row_20_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path) -> None:
     # It left the group and keeps both pipes open.
     code = """
 pid = os.fork()

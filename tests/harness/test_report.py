@@ -86,7 +86,7 @@ def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refuse
             load_report(path)
 
 
-def test_every_torn_file_is_refused(path: Path) -> None:
+def test_row_19_every_torn_file_is_refused(path: Path) -> None:
     write_report(path, sample())
     whole = path.read_bytes()
     for size in range(0, len(whole) - 2, 97):  # all but the last brace and newline
@@ -114,7 +114,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_report(tmp_path / "nowhere.json")
 
 
-def test_a_failed_write_keeps_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_17_a_failed_write_keeps_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_report(path, sample())
     before = path.read_bytes()
 
@@ -129,7 +131,7 @@ def test_a_failed_write_keeps_the_old_file(path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
-def test_a_measurement_cannot_hold_an_impossible_speed(value: float) -> None:
+def test_row_25_a_measurement_cannot_hold_an_impossible_speed(value: float) -> None:
     fields = {**measurement().model_dump(), "tokens_per_sec": value}
     with pytest.raises(ValidationError, match="tokens_per_sec"):
         Measurement.model_validate(fields)

@@ -170,7 +170,9 @@ def test_processes_that_share_a_turn_are_timed_one_after_another(
 # ---- how it fails ----------------------------------------------------------------------------
 
 
-def test_a_hanging_tree_is_killed_with_its_descendants(make_tree: Any, tmp_path: Path) -> None:
+def test_row_20_a_hanging_tree_is_killed_with_its_descendants(
+    make_tree: Any, tmp_path: Path
+) -> None:
     mark = f"sleeper-of-{tmp_path.name}"
     started = tmp_path / "started"
     tree = make_tree(
@@ -210,7 +212,9 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ),
     ],
 )
-def test_every_failure_has_its_kind(make_tree: Any, code: str, kind: str, reason: str) -> None:
+def test_row_21_every_failure_has_its_kind(
+    make_tree: Any, code: str, kind: str, reason: str
+) -> None:
     tree = make_tree(
         "import os, time\n"
         "def to_every_descriptor(data):\n"
@@ -244,7 +248,7 @@ def test_a_tree_without_the_files_is_named(tmp_path: Path) -> None:
     assert "has no fla/ops/quasar/chunk.py" in error.reason
 
 
-def test_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: Path) -> None:
+def test_row_16_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tree = make_tree(
         f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"

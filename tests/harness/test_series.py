@@ -77,7 +77,7 @@ def test_a_failed_length_leaves_the_others_and_loses_its_earlier_runs(tmp_path: 
     assert all(gate is False for _, gate, _ in stand.calls)
 
 
-def test_nothing_longer_than_what_ran_out_of_memory_is_tried(tmp_path: Path) -> None:
+def test_row_22_nothing_longer_than_what_ran_out_of_memory_is_tried(tmp_path: Path) -> None:
     stand = Stand(_1024=[error("out_of_memory")])
     kinds = frozenset({"out_of_memory"})
     found = series(tmp_path, stand, left_out=kinds, too_long=kinds)

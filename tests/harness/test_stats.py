@@ -36,7 +36,9 @@ def test_spread_refuses_what_is_no_speed(values: list[float]) -> None:
         ({"telemetry": telemetry({"ecc_uncorrected": 1}, {"ecc_uncorrected": 2})}, "memory errors"),
     ],
 )
-def test_a_disturbed_or_unchecked_run_does_not_count(changes: dict[str, Any], reason: str) -> None:
+def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
+    changes: dict[str, Any], reason: str
+) -> None:
     run = measurement(**changes)
     assert reason in (rejection(run) or "")
     assert accepted([run, measurement()]) == [measurement()]

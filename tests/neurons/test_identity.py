@@ -54,7 +54,9 @@ def test_a_malformed_signature_is_only_false(signature: str) -> None:
     assert not identity.verify("not an address", "text", signature)
 
 
-def test_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(tmp_path: Path) -> None:
+def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError) as caught:
         identity.load_identity("w", "hot", tmp_path)
     assert "WALLET_MINER_NAME=w" in str(caught.value)
@@ -65,7 +67,7 @@ def test_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(tmp_p
     assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")
 
 
-def test_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None:
+def test_row_32_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None:
     wallet = Wallet(name="w", hotkey="hot", path=str(tmp_path))
     wallet.create_new_hotkey(
         use_password=True, overwrite=True, suppress=True, hotkey_password="canary-password"
@@ -75,7 +77,7 @@ def test_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None
     assert "btcli wallet regen-hotkey" in str(caught.value)
 
 
-def test_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -> None:
+def test_row_32_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -> None:
     private = identity.hotkey_file("w", "hot", tmp_path)
     private.parent.mkdir(parents=True)
     private.write_text('{"secretSeed": "canary"}')

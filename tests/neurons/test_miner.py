@@ -134,7 +134,7 @@ def test_a_folder_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         load_identity("w", "h", tmp_path)
 
 
-def test_a_second_miner_names_the_first(tmp_path: Path) -> None:
+def test_row_14_a_second_miner_names_the_first(tmp_path: Path) -> None:
     with StateLock(tmp_path / "embedded"):
         done = run("once", STATE_DIR=str(tmp_path))
     assert done.returncode == 78
@@ -142,7 +142,7 @@ def test_a_second_miner_names_the_first(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_damaged_journal_is_kept_and_told(tmp_path: Path) -> None:
+def test_row_18_a_damaged_journal_is_kept_and_told(tmp_path: Path) -> None:
     path = tmp_path / "embedded" / JOURNAL
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)

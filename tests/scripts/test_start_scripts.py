@@ -154,7 +154,7 @@ def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -
     assert installed.builds() == before
 
 
-def test_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
+def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
     process = installed.start("wait")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())[0] == process.pid
@@ -163,7 +163,7 @@ def test_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout)
     assert process.returncode == 7
 
 
-def test_dotenv_is_not_evaluated(installed: Checkout) -> None:
+def test_row_31_dotenv_is_not_evaluated(installed: Checkout) -> None:
     (installed.root / ".env").write_text("PLANTED=$(touch planted)\ntouch planted\n")
     status, out, _ = installed.run()
     assert status == 0
@@ -348,16 +348,6 @@ def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(tmp_p
     assert status == 0, err
     installed = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
     assert [path.name for path in installed] == [f"torch-{lock}+cpu.dist-info"]
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
-def test_pm2_does_not_restart_what_needs_a_person() -> None:
-    script = "console.log(JSON.stringify(require(process.argv[1]).apps))"
-    config = PROJECT / "scripts/ecosystem.config.js"
-    (app,) = json.loads(run("node", "-e", script, config, check=True).stdout)
-    assert app["stop_exit_codes"] == [EX_CONFIG]
-    assert os.access(app["script"], os.X_OK)
-    assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)
 
 
 @pytest.mark.parametrize("name", ["MINER", "SERVER", "VALIDATOR"])

@@ -159,7 +159,7 @@ def one_buffer() -> Operator:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_wrong_operator_is_red(operator: Operator, failed: str) -> None:
+def test_row_26_a_wrong_operator_is_red(operator: Operator, failed: str) -> None:
     result = gate(operator)
     assert not result.passed
     assert failed in names(result)
@@ -215,7 +215,7 @@ class ScribblesOnItsInput(honest.QuasarAttention):
         (ScribblesOnItsInput, "layer: inputs changed"),
     ],
 )
-def test_a_wrong_layer_is_red(layer: Any, failed: str) -> None:
+def test_row_26_a_wrong_layer_is_red(layer: Any, failed: str) -> None:
     result = gate(layer=layer)
     assert failed in names(result)
 
@@ -241,7 +241,7 @@ class StopsWorking(honest.QuasarAttention):
         return super().forward(x, **options)
 
 
-def test_the_last_timed_output_is_compared() -> None:
+def test_row_26_the_last_timed_output_is_compared() -> None:
     with pytest.raises(InvalidRunError, match="last timed output"):
         time_layer(StopsWorking, 16, CPU, inspect=inspect_timed)
     timing = time_layer(honest.QuasarAttention, 16, CPU, inspect=inspect_timed)
@@ -264,7 +264,9 @@ def test_the_loop_on_a_cpu_is_the_validators() -> None:
 
 
 @pytest.mark.parametrize("speed", [0.5, 2.0])
-def test_a_clock_that_runs_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, speed: float) -> None:
+def test_row_26_a_clock_that_runs_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, speed: float
+) -> None:
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() * speed)
     assert tampered() == ["time.time"]

@@ -31,7 +31,7 @@ from tests.harness import honest
         (ValueError("out of memory, says the code under test"), "crash", Exit.CRASH),
     ],
 )
-def test_only_a_lack_of_memory_counts_as_one(
+def test_row_22_only_a_lack_of_memory_counts_as_one(
     error: Exception, kind: str, status: Exit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(tree: object) -> Loaded:

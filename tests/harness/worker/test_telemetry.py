@@ -90,7 +90,7 @@ def test_no_such_gpu_is_no_error(visible: str) -> None:
     assert driver.open == 0
 
 
-def test_no_driver_is_no_error() -> None:
+def test_row_23_no_driver_is_no_error() -> None:
     driver = Driver()
 
     def absent() -> None:

@@ -48,7 +48,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert settings.wallet_hotkey == "default"
 
 
-def test_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
+def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     path = env_file(
         tmp_path,
@@ -67,7 +67,7 @@ def test_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
     assert not proof.exists()
 
 
-def test_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
+def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
     text = "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\nGITHUB_TOKN=ghp_x\n"
     path = env_file(tmp_path, text)
     lines = problems(
@@ -147,7 +147,7 @@ def test_token_and_username_go_together() -> None:
     assert load_settings(environ=environ, process="validator").github_username is None
 
 
-def test_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
+def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nAGENT_ITERATIONS=5\n")
     warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
     assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
@@ -157,7 +157,7 @@ def test_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> N
     assert "chmod" not in warnings  # nobody else can read this file
 
 
-def test_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
+def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
     assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
 

@@ -133,7 +133,7 @@ def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> No
         EmbeddedSubnet(settings, threading.Event()).__enter__()
 
 
-def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
         "import os, time; from pathlib import Path; from neurons.processes.child import Child\n"
         "env = dict(os.environ, PYTHONUNBUFFERED='1')\n"

@@ -71,7 +71,7 @@ def everything_under(folder: Path) -> str:
     )
 
 
-def test_from_a_token_to_a_published_fork(
+def test_row_28_from_a_token_to_a_published_fork(
     host: GitHub,
     settings: Settings,
     recorded: Path,
@@ -133,7 +133,7 @@ def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "expired-" + CANARY])
-def test_a_missing_or_expired_token_is_held_naming_the_scope(
+def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(
     host: GitHub, tmp_path: Path, token: str | None
 ) -> None:
     host.fork(NAME)
@@ -171,7 +171,7 @@ def test_the_server_s_answers(
     fork_of(host, tmp_path).prepare()
 
 
-def test_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) -> None:
+def test_row_28_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     header = f"Basic {Token(CANARY).basic}"
     body = f"you sent {CANARY} in {header}".encode()

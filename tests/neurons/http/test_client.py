@@ -115,7 +115,7 @@ NGINX = b"""<html>
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 418, 422, 425])
 @pytest.mark.parametrize("page", [NGINX, b"", b"[]", b'{"error": "blocked"}'])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
+def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
     client: ApiClient, stand_in: StandIn, route: str, status: int, page: bytes
 ) -> None:
     stand_in.faults[route].append(Fault(status, page))
@@ -135,7 +135,7 @@ def test_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
         ("IP address banned: no reason given", 3600.0),
     ],
 )
-def test_a_ban_names_its_end(
+def test_row_08_a_ban_names_its_end(
     client: ApiClient, stand_in: StandIn, detail: str, seconds: float
 ) -> None:
     stand_in.faults["/commit_submission"].append(Fault(403, detail))
@@ -161,7 +161,7 @@ def test_a_get_survives_a_reset(client: ApiClient, stand_in: StandIn) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_what_was_never_sent_is_told_apart(host: str) -> None:
+def test_row_07_what_was_never_sent_is_told_apart(host: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -180,7 +180,7 @@ def test_what_was_never_sent_is_told_apart(host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("status", [429, 503, 500])
-def test_retry_after_in_seconds_and_as_a_date(
+def test_row_07_retry_after_in_seconds_and_as_a_date(
     client: ApiClient, stand_in: StandIn, status: int, value: str, least: float, most: float
 ) -> None:
     stand_in.faults["/commit_submission"].append(Fault(status, "", {"Retry-After": value}))
@@ -232,7 +232,7 @@ def test_silence_is_a_lost_reply() -> None:
             client.commit(COMMITMENT)
 
 
-def test_a_redirect_is_not_followed(client: ApiClient, stand_in: StandIn) -> None:
+def test_row_11_a_redirect_is_not_followed(client: ApiClient, stand_in: StandIn) -> None:
     elsewhere = StandIn()
     with serve(elsewhere) as other:
         to = {"Location": f"{other}/commit_submission"}
@@ -247,13 +247,13 @@ def test_a_redirect_is_not_followed(client: ApiClient, stand_in: StandIn) -> Non
     "address",
     ["http://api.example", "ftp://127.0.0.1", "https://user:word@api.example", "api.example", ""],
 )
-def test_an_unsafe_address_is_refused(address: str) -> None:
+def test_row_11_an_unsafe_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="VALIDATOR_API_URL"):
         ApiClient(address, Key())
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
+def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = subprocess.run(
         [
@@ -310,7 +310,7 @@ def test_a_number_that_is_not_finite_never_leaves(client: ApiClient, stand_in: S
 
 
 @pytest.mark.parametrize(("ahead", "warnings"), [(0, 0), (20, 0), (3600, 1), (-3600, 1)])
-def test_a_clock_that_differs_is_warned_of_once(
+def test_row_12_a_clock_that_differs_is_warned_of_once(
     stand_in: StandIn, ahead: int, warnings: int
 ) -> None:
     with serve(stand_in) as url, capture_logs() as logs:

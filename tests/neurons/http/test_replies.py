@@ -30,7 +30,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_a_malformed_reply_is_one_clear_fault(
+def test_row_10_a_malformed_reply_is_one_clear_fault(
     client: ApiClient, stand_in: StandIn, name: str
 ) -> None:
     stand_in.faults["/pending_reveals"].append(Fault(200, BAD_BODIES[name]))
@@ -40,7 +40,7 @@ def test_a_malformed_reply_is_one_clear_fault(
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_a_number_that_is_not_finite_is_no_answer(
+def test_row_10_a_number_that_is_not_finite_is_no_answer(
     client: ApiClient, stand_in: StandIn, number: str
 ) -> None:
     body = f'{{"epoch": 1, "weights": [{{"uid": 1, "hotkey": "5Other", "weight": {number}}}]}}'

@@ -113,7 +113,7 @@ def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
     jitter=st.floats(0, 1),
     after=st.none() | st.floats(0, 1e12),
 )
-def test_pauses_grow_are_capped_and_honour_the_server(
+def test_row_07_pauses_grow_are_capped_and_honour_the_server(
     attempts: int, jitter: float, after: float | None
 ) -> None:
     seconds = cycle.backoff_seconds(attempts, jitter, after)

@@ -151,7 +151,7 @@ def test_it_is_on_the_disk_before_a_call_returns(log: Journal) -> None:
 
 
 @pytest.mark.parametrize("damage", ["replaced", "overwritten", "cut off"])
-def test_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
+def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
     with Journal(path) as log:
         for target in range(1, 200):
             new(log, target)
@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int)
         assert new(log).state is State.NEW
 
 
-def test_a_newer_version_is_refused_and_kept(path: Path) -> None:
+def test_row_18_a_newer_version_is_refused_and_kept(path: Path) -> None:
     Journal(path).close()
     database = sqlite3.connect(path)
     with database:
@@ -245,7 +245,9 @@ COMMITMENT = draft(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_older_version_migrates_with_a_live_commitment_in_it(path: Path, version: int) -> None:
+def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(
+    path: Path, version: int
+) -> None:
     older_file(path, version, COMMITMENT)
     with Journal(path) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT

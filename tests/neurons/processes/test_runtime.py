@@ -50,7 +50,7 @@ def child(code: str, argument: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_a_second_instance_names_the_first(tmp_path: Path) -> None:
+def test_row_14_a_second_instance_names_the_first(tmp_path: Path) -> None:
     with child(HOLD, str(tmp_path)) as first:
         with pytest.raises(ConfigError, match=f"pid {first.pid}.*STATE_DIR"):
             StateLock(tmp_path)
@@ -77,14 +77,14 @@ def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
+def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
     with child(WAIT, "polite") as process:
         process.send_signal(number)
         output, _ = process.communicate(timeout=10)
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
-def test_the_second_signal_exits_at_once_whatever_runs() -> None:
+def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
     with child(WAIT, "stubborn") as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -93,20 +93,20 @@ def test_the_second_signal_exits_at_once_whatever_runs() -> None:
         assert process.wait(timeout=10) == 128 + signal.SIGTERM
 
 
-def test_what_does_not_end_by_itself_is_cut_short() -> None:
+def test_row_15_what_does_not_end_by_itself_is_cut_short() -> None:
     with child(WAIT, "slow") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
 
 
-def test_a_burst_of_signals_never_hangs() -> None:
+def test_row_15_a_burst_of_signals_never_hangs() -> None:
     with child(WAIT, "polite") as process:
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
 
 
-def test_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)  # set back to 1970
     started = time.monotonic()
     Waiter(threading.Event())(0.05)

@@ -151,7 +151,7 @@ def mktree(fork: ForkRepository, rows: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_links_hooks_filters_and_submodules_do_nothing(
+def test_row_29_links_hooks_filters_and_submodules_do_nothing(
     fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret, marker = tmp_path / "secret", tmp_path / "owned"

@@ -146,7 +146,7 @@ def trap(checkout: Path) -> tuple[Path, Path]:
     return program, sprung
 
 
-def test_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
+def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
     program, sprung = trap(checkout)
     hooks = checkout / ".git" / "hooks"
     other_hooks = checkout.parent / "other-hooks"

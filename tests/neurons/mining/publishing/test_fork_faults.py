@@ -23,7 +23,7 @@ from tests.repositories import make_repository, run_git
 # Crashes
 
 
-def test_a_dirty_clone_is_put_back(fork: Fork, make_fork: MakeFork) -> None:
+def test_row_27_a_dirty_clone_is_put_back(fork: Fork, make_fork: MakeFork) -> None:
     commit = publish(fork)
     (fork.worktree / "README.md").write_text("changed\n")
     (fork.worktree / "torch.py").write_text("raise SystemExit\n")
@@ -111,7 +111,7 @@ def test_another_remote_gets_a_clone_of_its_own(
 
 
 @pytest.mark.parametrize("amend", [True, False])
-def test_a_branch_that_others_moved_is_held_and_not_overwritten(
+def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(
     fork: Fork, remote: Path, amend: bool
 ) -> None:
     commit = publish(fork)
@@ -125,7 +125,9 @@ def test_a_branch_that_others_moved_is_held_and_not_overwritten(
     assert run_git(remote, "rev-parse", "quasar") == theirs
 
 
-def test_a_branch_that_went_is_held_and_can_be_pushed_again(fork: Fork, remote: Path) -> None:
+def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(
+    fork: Fork, remote: Path
+) -> None:
     commit = publish(fork)
     run_git(remote, "update-ref", "-d", "refs/heads/quasar")
     with pytest.raises(Held, match="is not on"):
@@ -134,7 +136,7 @@ def test_a_branch_that_went_is_held_and_can_be_pushed_again(fork: Fork, remote: 
     fork.verify(commit)
 
 
-def test_a_commit_with_other_content_is_held(fork: Fork, remote: Path) -> None:
+def test_row_27_a_commit_with_other_content_is_held(fork: Fork, remote: Path) -> None:
     publish(fork)
     name = "fla/ops/quasar/chunk.py"
     theirs = commit_elsewhere(remote, "quasar", {name: "# swapped\n"})
@@ -148,7 +150,7 @@ def test_an_unknown_commit_is_not_pushed(fork: Fork) -> None:
         fork.push("0123456789" * 4)
 
 
-def test_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
+def test_row_28_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
     hook = remote / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho 'branch is protected'\nexit 1\n")
@@ -163,7 +165,7 @@ def test_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
     fork.push(commit)
 
 
-def test_a_push_that_lost_a_race_is_held(
+def test_row_27_a_push_that_lost_a_race_is_held(
     fork: Fork, remote: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = publish(fork)
@@ -179,7 +181,7 @@ def test_a_push_that_lost_a_race_is_held(
 
 
 @pytest.mark.parametrize("place", ["fla/ops/quasar", "fla/ops"])
-def test_a_link_in_the_fork_leads_nowhere(fork: Fork, remote: Path, place: str) -> None:
+def test_row_29_a_link_in_the_fork_leads_nowhere(fork: Fork, remote: Path, place: str) -> None:
     outside = remote.parent / "outside"
     outside.mkdir()
     link_elsewhere(remote, place, outside)
@@ -197,7 +199,7 @@ def test_a_linked_file_is_replaced_not_followed(fork: Fork, remote: Path) -> Non
     assert run_git(remote, "ls-tree", commit, "fla/ops/quasar/chunk.py").startswith("100644 blob")
 
 
-def test_submodules_are_not_fetched(fork: Fork, remote: Path, tmp_path: Path) -> None:
+def test_row_29_submodules_are_not_fetched(fork: Fork, remote: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     clone = clone_elsewhere(remote, "main")
     (clone / ".gitmodules").write_text(
@@ -223,7 +225,9 @@ def test_submodules_are_not_fetched(fork: Fork, remote: Path, tmp_path: Path) ->
         "https://github.com/me/fork?x=1",
     ],
 )
-def test_addresses_that_run_programs_or_leak_are_refused(make_fork: MakeFork, url: str) -> None:
+def test_row_29_addresses_that_run_programs_or_leak_are_refused(
+    make_fork: MakeFork, url: str
+) -> None:
     with pytest.raises(ConfigError, match="FORK_REMOTE") as error:
         make_fork(url)
     assert "secret-word" not in str(error.value)

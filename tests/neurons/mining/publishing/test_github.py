@@ -38,14 +38,14 @@ def test_a_fork_that_exists_is_found_and_nothing_is_made(host: GitHub) -> None:
     assert not [line for line in asked(host) if line.startswith("POST")]
 
 
-def test_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
+def test_row_34_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
     host.polls_until_made = 4
     assert ensure(host) == f"{host.url}/miner/{FORK}.git"
     assert asked(host).count(f"POST /repos/{UPSTREAM}/forks") == 1
     assert asked(host).count(f"GET /repos/miner/{FORK}") == 1 + 4 + 1
 
 
-def test_the_pauses_between_looks_double(host: GitHub) -> None:
+def test_row_34_the_pauses_between_looks_double(host: GitHub) -> None:
     host.polls_until_made = 4
     begin = time.monotonic()
     ensure(host, first_wait=0.02)
@@ -115,7 +115,7 @@ def test_a_token_of_another_account_is_held(host: GitHub) -> None:
 
 
 @pytest.mark.parametrize("scopes", ["", "gist, read:org"])
-def test_a_classic_token_without_the_scope_is_held_before_any_work(
+def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(
     host: GitHub, scopes: str
 ) -> None:
     host.scopes = scopes
@@ -153,7 +153,7 @@ def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
         (Answer(503, {}, {"Retry-After": "5"}), 5),
     ],
 )
-def test_limits_and_outages_say_when_to_come_back(
+def test_row_28_limits_and_outages_say_when_to_come_back(
     host: GitHub, answer: Answer, after: float | None
 ) -> None:
     host.script["GET /user"] = [answer]

@@ -63,7 +63,7 @@ def test_the_signature_is_over_the_very_figures_that_travel(
     assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
 
 
-def test_disturbed_samples_are_dropped_cooled_and_taken_again(
+def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(
     context: Context, bench: StandInBench, waits: Waits
 ) -> None:
     bench.disturbed = 2
@@ -74,7 +74,7 @@ def test_disturbed_samples_are_dropped_cooled_and_taken_again(
     assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
 
 
-def test_a_disturbance_that_persists_is_held(context: Context, bench: StandInBench) -> None:
+def test_row_24_a_disturbance_that_persists_is_held(context: Context, bench: StandInBench) -> None:
     bench.disturbed = 100
     held = run_cycle(context)
     assert held.state is State.HELD

@@ -56,7 +56,7 @@ def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
     return then
 
 
-def test_a_start_waits_for_space_and_says_so(disk: Path) -> None:
+def test_row_17_a_start_waits_for_space_and_says_so(disk: Path) -> None:
     state = disk / "state"
     waits = Waits(freed_at(3, fill(disk)))
     with capture_logs() as logs:
@@ -71,13 +71,15 @@ def test_a_start_waits_for_space_and_says_so(disk: Path) -> None:
         ]
 
 
-def test_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
+def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
     fill(disk)
     with pytest.raises(Stopped):
         wait_for_space(disk / "state", stop_after(1))
 
 
-def test_the_next_submission_waits_for_space(disk: Path, url: str, stand_in: StandIn) -> None:
+def test_row_17_the_next_submission_waits_for_space(
+    disk: Path, url: str, stand_in: StandIn
+) -> None:
     context = make_context(disk / "state", url)
     assert run_cycle(context).state is State.VALIDATED
     waits = Waits(freed_at(3, fill(disk)))
@@ -90,7 +92,7 @@ def test_the_next_submission_waits_for_space(disk: Path, url: str, stand_in: Sta
     assert "full" in str(paused[0])
 
 
-def test_a_disk_that_fills_up_at_any_moment_costs_time_alone(
+def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
     disk: Path, url: str, stand_in: StandIn
 ) -> None:
     """The disk is full again before every write of the journal, and space comes with each wait."""
@@ -116,7 +118,7 @@ def test_a_disk_that_fills_up_at_any_moment_costs_time_alone(
     assert stand_in.hash_mismatches == 0
 
 
-def test_running_forever_survives_a_full_disk_between_cycles(
+def test_row_17_running_forever_survives_a_full_disk_between_cycles(
     disk: Path, url: str, stand_in: StandIn
 ) -> None:
     context = make_context(disk / "state", url)
@@ -137,7 +139,9 @@ def test_running_forever_survives_a_full_disk_between_cycles(
     assert seen == [1, 2, 3]
 
 
-def test_a_log_on_a_full_disk_only_has_gaps(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_17_a_log_on_a_full_disk_only_has_gaps(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     observe.configure(file=disk / "logs" / "miner.log")
     ballast = fill(disk)
     for number in range(200):

@@ -84,7 +84,7 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
         Fault(409, TAKEN, stored=True),
     ],
 )
-def test_a_lost_commit_reply_is_found_without_a_new_salt(
+def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
     context: Context, stand_in: StandIn, fault: Fault
 ) -> None:
     stand_in.faults[COMMIT].append(fault)
@@ -112,7 +112,7 @@ def test_a_lost_commit_reply_is_found_without_a_new_salt(
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_passing_faults_leave_one_commit_and_one_reveal(
+def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
     context: Context, stand_in: StandIn, path: str, fault: Fault
 ) -> None:
     stand_in.faults[path].extend([fault] * 4)
@@ -131,7 +131,7 @@ def test_passing_faults_leave_one_commit_and_one_reveal(
         (Fault(429, "slow down", {"Retry-After": "70"}), 70, "slow down"),
     ],
 )
-def test_what_the_server_asks_for_is_waited_for_and_said(
+def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
     context: Context, stand_in: StandIn, waits: Waits, fault: Fault, seconds: int, words: str
 ) -> None:
     stand_in.faults[COMMIT].append(fault)
@@ -143,7 +143,7 @@ def test_what_the_server_asks_for_is_waited_for_and_said(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
-def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
     miner: Miner, stand_in: StandIn, waits: Waits, mode: str, path: str
 ) -> None:
     waits.then = lambda _: setattr(stand_in, "round_id", 2)
@@ -157,7 +157,7 @@ def test_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
     assert stand_in.count(path) == 2
 
 
-def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
+def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
@@ -170,7 +170,7 @@ def test_a_commit_that_the_server_holds_but_does_not_list_is_held(
     assert "already exists" in str(done.reason)
 
 
-def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
+def test_row_04_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
     stand_in.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -178,7 +178,9 @@ def test_too_early_waits_and_reveals_once_more(context: Context, stand_in: Stand
     assert State.FAILED not in states(context, done.id)
 
 
-def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn, waits: Waits) -> None:
+def test_row_04_stubborn_too_early_backs_off(
+    context: Context, stand_in: StandIn, waits: Waits
+) -> None:
     stand_in.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -190,7 +192,7 @@ def test_stubborn_too_early_backs_off(context: Context, stand_in: StandIn, waits
     ("fault", "sent"),
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 2)],
 )
-def test_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
+def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
     context: Context, stand_in: StandIn, fault: Fault, sent: int
 ) -> None:
     stand_in.faults[REVEAL].append(fault)
@@ -219,7 +221,7 @@ def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
     assert stand_in.count(path) == 1
 
 
-def test_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
+def test_row_06_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
     fault = Fault(400, "Commitment verification failed. Hash mismatch.")
     stand_in.faults[REVEAL].append(fault)
     done = run_cycle(context)
@@ -251,7 +253,7 @@ def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> N
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
-def test_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
+def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
     context: Context, stand_in: StandIn, path: str, fault: Fault, word: str
 ) -> None:
     stand_in.faults[path].append(fault)
@@ -264,7 +266,7 @@ def test_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
     assert len(stand_in.rows) == 1
 
 
-def test_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandIn) -> None:
+def test_row_08_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandIn) -> None:
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
     assert stand_in.count("/register_miner") == 1
@@ -291,7 +293,7 @@ def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_restart_after_the_round_ended_reveals_once_then_starts_anew(
+def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
     context: Context, stand_in: StandIn
 ) -> None:
     context.waiter = Waits(stop_after(1))
@@ -306,7 +308,7 @@ def test_restart_after_the_round_ended_reveals_once_then_starts_anew(
     assert run_cycle(context).id == old.id + 1
 
 
-def test_a_low_score_is_a_rejection_and_three_stop_the_miner(
+def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
     context: Context, stand_in: StandIn
 ) -> None:
     stand_in.verdict = 0.0

@@ -16,7 +16,7 @@ from tests.neurons.mining.parts import HOTKEY, StandInBench, make_context, state
 from tests.neurons.stand_in import StandIn
 
 
-def test_a_live_commitment_of_an_earlier_version_is_revealed(
+def test_row_18_a_live_commitment_of_an_earlier_version_is_revealed(
     tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:
     left_behind = Path(__file__).with_name("journal_of_schema_3.sqlite")

@@ -30,7 +30,7 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(
     assert bench.calls == [512, 512, 1024, 1024, 2048, 2048, 2048]
 
 
-def test_a_torn_report_is_measured_again(
+def test_row_19_a_torn_report_is_measured_again(
     context: Context, bench: StandInBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = daemon.STEPS[Step.CLAIM]
@@ -56,7 +56,7 @@ def test_a_torn_report_is_measured_again(
         ("auto", 1, [], 2048),
     ],
 )
-def test_the_longest_length_that_was_measured_is_claimed(
+def test_row_22_the_longest_length_that_was_measured_is_claimed(
     miner: Miner, bench: StandInBench, target: int | str, runs: int, faults: Any, claimed: int
 ) -> None:
     bench.faults[2048] = [*faults]
@@ -108,7 +108,7 @@ NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import"
         (100_000, {}, [], "TARGET_SEQUENCE_LENGTH=100000", ""),  # too long for a CPU
     ],
 )
-def test_what_cannot_be_measured_is_held_and_never_claimed(
+def test_row_23_what_cannot_be_measured_is_held_and_never_claimed(
     miner: Miner,
     bench: StandInBench,
     stand_in: StandIn,

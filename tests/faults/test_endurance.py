@@ -41,7 +41,7 @@ def test_a_commitment_stays_with_its_server(miner: Miner, stand_in: StandIn) -> 
     assert stand_in.count(REVEAL) == 0
 
 
-def test_a_full_disk_pauses_and_the_cycle_goes_on(
+def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = context.journal.transition
@@ -92,7 +92,7 @@ def test_a_restart_does_not_submit_the_same_again(
     assert len(stand_in.rows) == 1
 
 
-def test_the_network_may_be_gone_for_long(
+def test_row_07_the_network_may_be_gone_for_long(
     context: Context, stand_in: StandIn, waits: Waits
 ) -> None:
     stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
@@ -103,7 +103,9 @@ def test_the_network_may_be_gone_for_long(
     assert all(pause > 1 for pause in pauses)
 
 
-def test_a_clock_that_was_set_back_does_not_stretch_a_pause(miner: Miner, waits: Waits) -> None:
+def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(
+    miner: Miner, waits: Waits
+) -> None:
     first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
     first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
     failed = run_cycle(first)
@@ -113,7 +115,7 @@ def test_a_clock_that_was_set_back_does_not_stretch_a_pause(miner: Miner, waits:
     assert 3600 <= waits.seconds[0] <= 3601
 
 
-def test_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
+def test_row_07_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
     stand_in.faults[COMMIT].extend([Fault(503, "busy")] * 3)
     with capture_logs() as logs:
         run_cycle(context)

@@ -16,7 +16,7 @@ from tests.neurons.mining.parts import HOTKEY, make_context
 from tests.neurons.stand_in import StandIn
 from tests.processes import run_python
 
-CHILD = "tests.neurons.mining.crash_child"
+CHILD = "tests.faults.crash_child"
 
 
 def around(*places: str) -> list[str]:
@@ -40,7 +40,7 @@ def live(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_miner_finishes_the_same_submission(
+def test_row_01_a_killed_miner_finishes_the_same_submission(
     tmp_path: Path, url: str, stand_in: StandIn, moment: str
 ) -> None:
     died = live(tmp_path, url, moment)
@@ -66,7 +66,7 @@ def test_a_killed_miner_finishes_the_same_submission(
 
 
 @pytest.mark.parametrize("moment", DIRECT)
-def test_a_killed_direct_submission_is_made_once(
+def test_row_01_a_killed_direct_submission_is_made_once(
     tmp_path: Path, url: str, stand_in: StandIn, moment: str
 ) -> None:
     died = live(tmp_path, url, moment, "direct")
@@ -77,7 +77,7 @@ def test_a_killed_direct_submission_is_made_once(
     assert stand_in.count("/submit_kernel") == 1
 
 
-def test_a_miner_that_is_killed_again_and_again_gets_there(
+def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(
     tmp_path: Path, url: str, stand_in: StandIn
 ) -> None:
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):

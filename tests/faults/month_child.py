@@ -1,0 +1,84 @@
+"""Months of one daemon in scaled time: `python -m tests.faults.month_child STATE_DIR CYCLES`.
+
+Every round is over as soon as its verdict is there, and waits take no time. It prints its memory
+and its open descriptors as a JSON line after a tenth of the cycles, and at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import httpx
+
+from neurons import observe
+from neurons.mining.client import ApiClient
+from neurons.mining.daemon import run_forever
+from neurons.processes.runtime import Stopped
+from tests.neurons.mining.parts import Key, Waits, make_context
+from tests.neurons.stand_in import Fault, Request, StandIn
+
+EVERY_TENTH = (Fault(503, "busy"), Fault(stored=True), Fault(429, "slow", {"Retry-After": "9"}))
+
+
+def usage() -> dict[str, int]:
+    """Return this process's resident memory in KiB and its open descriptors."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_kib": pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "secrets": len(observe._secrets),
+    }
+
+
+def main(folder: Path, cycles: int) -> None:
+    """Run so many cycles; one in ten has a fault of the API in its way."""
+    server, done = StandIn(), 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        body = json.loads(request.content) if request.content else None
+        query = {key: [value] for key, value in request.url.params.items()}
+        made = server.handle(Request(request.method, request.url.path, query, headers, body))
+        if made.status is None:
+            raise httpx.ReadError("connection reset", request=request)
+        return httpx.Response(made.status, content=made.body, headers=made.headers)
+
+    def next_round(seconds: float) -> None:
+        nonlocal done
+        if seconds != context.settings.optimization_interval:
+            return
+        done += 1
+        if done in (cycles // 10, cycles):
+            sys.stdout.write(json.dumps(usage()) + "\n")
+        if done == cycles:
+            raise Stopped("enough")
+        server.round_id += 1
+        for history in (server.rows, server.weights, server.performers, server.requests):
+            history.clear()  # what the server remembers is not the daemon's memory
+        if done % 10 == 0:
+            server.faults["/commit_submission"].append(EVERY_TENTH[done // 10 % 3])
+
+    url = "http://127.0.0.1:1"
+    client = ApiClient(url, Key(), transport=httpx.MockTransport(answer))
+    context = make_context(folder, url, client=client, waiter=Waits(next_round))
+    context.fork.pushed = context.waiter.seconds = _Forgetful()  # type: ignore
+    context.fork.verified = context.measure.calls = context.measure.gates = _Forgetful()  # type: ignore
+    observe.configure(file=folder / "logs" / "miner.log")
+    run_forever(context)
+
+
+class _Forgetful(list):  # type: ignore[type-arg]
+    """A record of the stand-ins that keeps its newest entries alone."""
+
+    def append(self, item: object) -> None:
+        super().append(item)
+        del self[:-10]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,81 @@
+"""A month in scaled time, and a daemon at rest: memory, descriptors and files stay bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_python, started, wait_for
+
+CYCLES = 2000 if os.environ.get("QUASAR_NIGHTLY") else 200
+REST_SECONDS = 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
+    done = run_python("-m", "tests.faults.month_child", tmp_path / "s", CYCLES, timeout=2900)
+    assert done.returncode == 0, done.stderr
+    first, last = (json.loads(line) for line in done.stdout.splitlines() if line[0] == "{")
+    assert last["rss_kib"] - first["rss_kib"] < 4096, (first, last)
+    assert last["descriptors"] == first["descriptors"]
+    assert last["secrets"] <= 2  # a signature, and the salt of what lives
+    with sqlite3.connect(tmp_path / "s/journal.sqlite") as journal:
+        closed = "SELECT count(*), sum(state = 'VALIDATED') FROM submissions"
+        assert journal.execute(closed).fetchone() == (min(CYCLES, 1000),) * 2
+        events = journal.execute("SELECT count(*) FROM events").fetchone()[0]
+    assert 8 * min(CYCLES, 500) < events <= 5000
+    assert len(list((tmp_path / "s/reports").iterdir())) == min(CYCLES, 200)
+    logs = list((tmp_path / "s/logs").iterdir())
+    assert len(logs) <= 5
+    assert sum(file.stat().st_size for file in logs) < 50 * 2**20
+
+
+def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> None:
+    """A real miner whose API is down, in its pause between two looks."""
+    (tmp_path / "wallets/w/hotkeys").mkdir(parents=True)
+    made = (
+        "from neurons.identity import create_throwaway; from pathlib import Path;"
+        f"create_throwaway(Path({str(tmp_path / 'wallets')!r}), 'w', 'h')"
+    )
+    assert run_python("-c", made).returncode == 0
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "ENV_FILE": "/dev/null",
+        "VALIDATOR_API_URL": "http://127.0.0.1:9",
+        "FORK_REMOTE": str(tmp_path / "fork.git"),
+        "WALLET_PATH": str(tmp_path / "wallets"),
+        "WALLET_MINER_NAME": "w",
+        "WALLET_HOTKEY": "h",
+        "STATE_DIR": str(tmp_path / "state"),
+        "SUBTENSOR_NETWORK": "offline",
+        "DEVICE": "cpu",
+    }
+    log = tmp_path / "log"
+    with (
+        log.open("w") as out,
+        started("-m", "neurons.miner", env=env, stdout=out, stderr=out) as miner,
+    ):
+        wait_for(lambda: "waiting for a new round" in log.read_text(), 120, miner)
+        process = Path(f"/proc/{miner.pid}")
+        before, since = cpu_seconds(process), time.monotonic()
+        time.sleep(REST_SECONDS)
+        share = (cpu_seconds(process) - before) / (time.monotonic() - since)
+        status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+        mapped = (process / "maps").read_text()
+    assert share < 0.005, share
+    assert int(status["VmRSS"].split()[0]) <= 120 * 1024, status["VmRSS"]
+    assert "/torch/" not in mapped
+    assert "/triton/" not in mapped
+
+
+def cpu_seconds(process: Path) -> float:
+    """Return the processor time that a process has taken, its threads included."""
+    fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

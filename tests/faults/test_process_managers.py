@@ -1,0 +1,208 @@
+"""The miner under pm2, in screen and as a systemd service: the real programs if there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurons.identity import create_throwaway
+from neurons.processes.notify import notify
+from tests import PROJECT
+from tests.processes import is_alive, run, started, wait_for
+
+PM2 = shutil.which("pm2") or shutil.which("pm2", path=PROJECT / ".ci/tools/node_modules/.bin")
+START = PROJECT / "START_MINER.sh"
+UNITS = sorted((PROJECT / "scripts/systemd").glob("*.service"))
+WAITING = "waiting for a new round"
+
+needs_installation = pytest.mark.skipif(
+    not (PROJECT / ".venv/quasar-install").exists(), reason="the start scripts would install first"
+)
+
+
+@pytest.fixture
+def miner(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a miner whose API is down, so that it soon waits."""
+    create_throwaway(tmp_path / "wallets", "w")
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PM2_HOME": str(tmp_path / "pm2"),
+        "SCREENDIR": str(tmp_path / "screens"),
+        "TERM": "xterm",
+        "ENV_FILE": "/dev/null",
+        "VALIDATOR_API_URL": "http://127.0.0.1:9",
+        "FORK_REMOTE": str(tmp_path / "fork.git"),
+        "WALLET_PATH": str(tmp_path / "wallets"),
+        "WALLET_MINER_NAME": "w",
+        "STATE_DIR": str(tmp_path / "state"),
+        "SUBTENSOR_NETWORK": "offline",
+        "DEVICE": "cpu",
+    }
+
+
+def log_of(miner: dict[str, str]) -> str:
+    """Return the miner's own log so far."""
+    file = Path(miner["STATE_DIR"], "logs/miner.log")
+    return file.read_text() if file.exists() else ""
+
+
+def lock_holder(miner: dict[str, str]) -> int:
+    """Return the pid that the miner wrote into its lock."""
+    return int(Path(miner["STATE_DIR"], "lock").read_text())
+
+
+@pytest.fixture
+def pm2(miner: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """pm2 with a daemon of its own: a call returns what pm2 knows of the miner then."""
+
+    def call(*words: str, **changes: str) -> Any:
+        env = miner | changes
+        done = run(PM2, *words, env=env, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        listed = run(PM2, "jlist", env=env, timeout=60).stdout
+        (app,) = json.loads(listed[listed.index("[{") :])
+        return app
+
+    yield call
+    run(PM2, "kill", env=miner, timeout=60)
+
+
+@needs_installation
+@pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
+def test_row_15_under_pm2_it_starts_stops_and_comes_back(
+    miner: dict[str, str], pm2: Callable[..., Any]
+) -> None:
+    config = str(PROJECT / "scripts/ecosystem.config.js")
+    app = pm2("start", config, "--only", "quasar-miner")
+    wait_for(lambda: WAITING in log_of(miner), 90)
+    first = lock_holder(miner)
+    assert first == app["pid"]  # pm2's signals reach Python itself
+    out, err = (
+        Path(app["pm2_env"][name]).read_text() for name in ("pm_out_log_path", "pm_err_log_path")
+    )
+    assert ("miner starts" in out, "miner starts" in err) == (True, False)
+    assert "paused" in err
+
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: lock_holder(miner) != first, 60)
+    wait_for(lambda: log_of(miner).count(WAITING) == 2, 90)
+    second = lock_holder(miner)
+
+    stopped = pm2("stop", "quasar-miner")
+    assert (stopped["pm2_env"]["status"], is_alive(second)) == ("stopped", False)
+    assert "info     stopped" in log_of(miner)
+    assert stopped["pm2_env"].get("exit_code") == 0
+
+    pm2("restart", "quasar-miner", "--update-env", NETUID="none")
+    wait_for(lambda: "NETUID='none'" in log_of(miner), 60)
+    wait_for(lambda: pm2("ping")["pm2_env"]["status"] == "stopped", 60)  # 78: not started again
+    assert log_of(miner).count("NETUID='none'") == 1
+
+
+@needs_installation
+@pytest.mark.skipif(shutil.which("screen") is None, reason="needs screen: .ci/run installs it")
+def test_row_15_in_screen_a_closed_session_ends_it_in_order(
+    miner: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "screens").mkdir(mode=0o700)
+    run("screen", "-dmS", "quasar", START, env=miner, check=True)
+    wait_for(lambda: WAITING in log_of(miner), 90)
+    pid = lock_holder(miner)
+    assert is_alive(pid)
+    run("screen", "-S", "quasar", "-X", "quit", env=miner, check=True)
+    wait_for(lambda: not is_alive(pid), 10)
+    assert "info     stopped" in log_of(miner)
+
+
+@needs_installation
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(
+    miner: dict[str, str], sent: signal.Signals
+) -> None:
+    process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: WAITING in log_of(miner), 90)
+        process.send_signal(sent)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(
+    miner: dict[str, str], tmp_path: Path
+) -> None:
+    """One state folder each; the same one is refused."""
+    other = miner | {"STATE_DIR": str(tmp_path / "second"), "CUDA_VISIBLE_DEVICES": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    words = ("-m", "neurons.miner")
+    with (
+        started(*words, env=miner | {"CUDA_VISIBLE_DEVICES": "0"}, **quiet) as one,
+        started(*words, env=other, **quiet) as two,
+    ):
+        for process, env in ((one, miner), (two, other)):
+            wait_for(lambda env=env: WAITING in log_of(env), 90, process)  # type: ignore[misc]
+            assert lock_holder(env) == process.pid
+
+
+# ---- systemd ----------------------------------------------------------------------------------
+
+
+def test_systemd_hears_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        notify("READY=1", "STATUS=mining")
+        assert systemd.recv(100) == b"READY=1\nSTATUS=mining"
+    notify("STOPPING=1")  # nobody listens any more: no error
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify("READY=1")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
+    text = unit.read_text()
+    script = re.search(r"^ExecStart=@ROOT@/(\S+)$", text, re.M)
+    assert script is not None
+    assert os.access(PROJECT / script[1], os.X_OK)
+    assert {"RestartPreventExitStatus=78", "NoNewPrivileges=yes", "Type=notify"} <= set(
+        text.splitlines()
+    )
+    names = [app["name"] for app in ecosystem()] if shutil.which("node") else [unit.stem]
+    assert unit.stem in names
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_itself_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
+    file = tmp_path / unit.name
+    file.write_text(unit.read_text().replace("@ROOT@", str(PROJECT)).replace("@USER@", "root"))
+    done = run("systemd-analyze", "verify", file)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def ecosystem() -> Any:
+    """Return the apps of the pm2 configuration."""
+    script = "console.log(JSON.stringify(require(process.argv[1]).apps))"
+    config = PROJECT / "scripts/ecosystem.config.js"
+    return json.loads(run("node", "-e", script, config, check=True).stdout)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
+def test_pm2_does_not_restart_what_needs_a_person() -> None:
+    for app in ecosystem():
+        assert app["stop_exit_codes"] == [78]
+        assert os.access(app["script"], os.X_OK)
+        assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)
