@@ -56,6 +56,7 @@ def write_settings(folder: Path) -> Path:
         "WALLET_VALIDATOR_NAME": "validator",
         "SUBTENSOR_NETWORK": "offline",
         "ALLOW_FILE_FORKS": "true",
+        "SANDBOX": "preferred",  # it judges this subnet's own fork alone
         "FORK_REMOTE": str(folder / "fork.git"),
         "FORK_UPSTREAM_URL": make_upstream(folder / "upstream.git"),
         "STATE_DIR": str(folder / "state"),

@@ -66,13 +66,17 @@ def main(folder: Path, cycles: int) -> None:
     url = "http://127.0.0.1:1"
     client = ApiClient(url, Key(), transport=httpx.MockTransport(answer))
     context = make_context(folder, url, client=client, waiter=Waits(next_round))
-    context.fork.pushed = context.waiter.seconds = _Forgetful()  # type: ignore
-    context.fork.verified = context.measure.calls = context.measure.gates = _Forgetful()  # type: ignore
+    for part, name in (
+        *((context.fork, one) for one in ("pushed", "verified")),
+        *((context.measure, one) for one in ("calls", "gates")),
+        (context.waiter, "seconds"),
+    ):
+        setattr(part, name, _Forgetful())
     observe.configure(file=folder / "logs" / "miner.log")
     run_forever(context)
 
 
-class _Forgetful(list):  # type: ignore[type-arg]
+class _Forgetful(list[object]):
     """A record of the stand-ins that keeps its newest entries alone."""
 
     def append(self, item: object) -> None:

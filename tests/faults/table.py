@@ -68,7 +68,7 @@ def render() -> str:
     for row, tests in by_row().items():
         files = sorted({f"`{one.partition('::')[0]}`" for one in tests})
         fault, expected = ROWS[row - 1]
-        lines.append(f"| {row:02} | {fault} | {expected} | {len(tests)} in {', '.join(files)} |")
+        lines.append(f"| {row:02} | {fault} | {expected} | {', '.join(files)} |")
     return "\n".join(lines) + "\n"
 
 

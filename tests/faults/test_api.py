@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 
@@ -93,6 +94,23 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
     assert stand_in.count(COMMIT) == 1
     assert len(stand_in.rows) == 1
     assert states(context, done.id).count(State.COMMITTING) == 1
+
+
+def test_row_10_an_answer_to_another_commitment_is_not_taken(
+    context: Context, stand_in: StandIn
+) -> None:
+    """A proxy's stale reply: the commitment of this submission is looked up instead."""
+    stale = {
+        "submission_id": 77,
+        "commitment_hash": "e" * 64,
+        "reveal_block": 5,
+        "estimated_reveal_time": "2026-01-01T00:20:00",
+        "message": "Commitment accepted.",
+    }
+    stand_in.faults[COMMIT].append(Fault(200, json.dumps(stale).encode(), stored=True))
+    done = run_cycle(context)
+    assert (done.state, done.submission_id) == (State.VALIDATED, 1)
+    assert stand_in.count(COMMIT) == 1
 
 
 @pytest.mark.parametrize(

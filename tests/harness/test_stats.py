@@ -33,6 +33,14 @@ def test_spread_refuses_what_is_no_speed(values: list[float]) -> None:
             {"telemetry": telemetry({"thermal_throttle_ns": 0}, {"thermal_throttle_ns": 10**9})},
             "throttled",
         ),
+        (
+            {
+                "telemetry": telemetry(
+                    {"thermal_throttle_ns": 3 * 10**9}, {"thermal_throttle_ns": 4 * 10**9}
+                )
+            },
+            "throttled for heat for 1.000 s",  # of a counter that began before the run
+        ),
         ({"telemetry": telemetry({"ecc_uncorrected": 1}, {"ecc_uncorrected": 2})}, "memory errors"),
     ],
 )

@@ -19,6 +19,30 @@ from quasar_kernels.contract import (
 )
 from tests.processes import run_python
 
+SPECIFIED = """
+    import torch
+    import torch.nn.functional as F
+    import triton
+    import triton.language as tl
+    from fla.ops.utils.index import prepare_chunk_indices
+    from fla.ops.quasar.forward_substitution import forward_substitution_kernel
+    from fla.utils import IS_AMD
+    from fla.utils import autocast_custom_bwd
+    from fla.utils import autocast_custom_fwd
+    from fla.utils import autotune_cache_kwargs
+    from fla.utils import check_shared_mem
+    from fla.utils import input_guard
+"""
+"""The imports as the rule book prints them, written apart from the contract."""
+
+
+def test_the_rules_are_those_of_the_rule_book():
+    assert list(REQUIRED_IMPORTS) == [line.strip() for line in SPECIFIED.strip().splitlines()]
+    forbidden = {f"{word} fla.ops.{name}" for word in ("from", "import") for name in ("gla", "kda")}
+    assert set(FORBIDDEN_TEXT) == forbidden
+    names = "chunk chunk_intra_token_parallel forward_substitution fused_recurrent gate"
+    assert list(TARGET_FILES) == [f"{name}.py" for name in names.split()]
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:

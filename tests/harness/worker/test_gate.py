@@ -59,6 +59,19 @@ def test_the_seed_is_secret_and_fresh() -> None:
     assert not torch.equal(seen[0], seen[len(seen) // 2])
 
 
+def test_a_key_of_zeros_is_among_the_inputs() -> None:
+    """A key of zeros is where alpha would be 0 / 0."""
+    with_zeros = 0
+
+    def look(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        nonlocal with_zeros
+        with_zeros += int((k == 0).all(-1).all(-1).sum())
+        return honest.chunk_quasar(q, k, *rest, **options)
+
+    assert gate(look).passed
+    assert with_zeros >= 3
+
+
 # ---- operators -------------------------------------------------------------------------------
 
 

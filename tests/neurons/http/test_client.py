@@ -72,6 +72,7 @@ REPLIES = [
     (405, "Method Not Allowed", outcomes.ForeignPage),
     (409, "Commitment hash already exists. Use a different salt.", outcomes.AlreadyCommitted),
     (409, "Submission already revealed", outcomes.AlreadyRevealed),
+    (409, "This round is closed for you", outcomes.Refused),
     (425, "Cannot reveal yet. Wait 4 blocks (~0 minutes)", outcomes.TooEarly),
     (400, "Commitment verification failed. Hash mismatch.", outcomes.HashMismatch),
     (400, "Invalid league", outcomes.Refused),

@@ -108,6 +108,15 @@ def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
         cycle.abandon(ended, "again", 5.0)
 
 
+@pytest.mark.parametrize("state", sorted(cycle.CLOSED))
+def test_what_is_closed_is_neither_held_nor_failed(state: State) -> None:
+    closed = draft(state=state, **FULL)
+    with pytest.raises(IllegalTransition, match="cannot be held"):
+        cycle.hold(closed, "reason", "remedy", 1.0)
+    with pytest.raises(IllegalTransition, match="cannot fail"):
+        cycle.fail(closed, "reason", 1.0, 0.0)
+
+
 @given(
     attempts=st.integers(1, 10_000),
     jitter=st.floats(0, 1),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from neurons.errors import Retry
+from neurons.git.command import HardenedGit
 from neurons.validation import clone as module
 from neurons.validation.clone import BadFork, Sources, clear, clone, submission_folder
 from tests.neurons.validation.samples import ForkRepository
@@ -46,6 +47,27 @@ def test_the_tip_is_cloned_alone(fork: ForkRepository, tmp_path: Path) -> None:
     tree = take(fork, tip, tmp_path / "box")
     assert (tree / "a").read_text() == "2"
     assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
+    fork: ForkRepository, tmp_path: Path
+) -> None:
+    """The size of a commit is known before it is unfolded; its branch's tip may be anything."""
+    wanted = fork.commit({"a": "1"})
+    fork.commit({"tip-alone": "x"})
+    box = tmp_path / "box"
+    seen: list[str] = []
+    real = HardenedGit.online
+
+    def online(git: HardenedGit, *words: object, **options: object) -> str:
+        answer = real(git, *words, **options)  # type: ignore[arg-type]
+        seen.extend(path.name for path in (box / "tree").iterdir())
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HardenedGit, "online", online)
+        assert (take(fork, wanted, box) / "a").read_text() == "1"
+    assert set(seen) == {".git"}
 
 
 def test_an_older_commit_is_fetched_by_its_hash(fork: ForkRepository, tmp_path: Path) -> None:
