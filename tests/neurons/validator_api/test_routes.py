@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.neurons.http.api_calls import SIGNED
 from tests.neurons.live_api import (
@@ -95,9 +96,11 @@ def test_an_unexpected_fault_is_a_json_500(tmp_path: Path) -> None:
     def broken() -> float:
         raise OSError("no clock")
 
-    with serve(tmp_path, clock=broken) as api:
+    # captured, as structlog's own way of showing a traceback takes seconds
+    with capture_logs() as logs, serve(tmp_path, clock=broken) as api:
         response = api.http.get("/get_current_round")
         assert (response.status_code, response.json()) == (500, {"detail": "Internal server error"})
+    assert "request failed" in [row["event"] for row in logs]
 
 
 def test_register(api: LiveApi) -> None:
