@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lock test coverage lint types kernels resources fix bench once doctor hooks baseline
+.PHONY: help install lock test coverage lint types kernels resources audit fix bench once doctor hooks baseline
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -37,6 +37,9 @@ kernels: install ## compile every kernel for every supported GPU, and compare wh
 
 resources: install ## write the table of registers, spills and shared memory anew
 	.venv/bin/python -m benchmarks.resources.compile --write
+
+audit: install ## ask pypi.org for known vulnerabilities of what the lock pins; a mirror does not know them
+	.venv/bin/uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip -r requirements/lock.txt
 
 bench: ## measure the overlay on this machine
 	./START_MINER.sh bench

@@ -21,8 +21,10 @@ if not __package__:  # run as a file: Python then puts this folder on the path, 
 from neurons import observe
 from neurons.command_line import backup, commands, help
 from neurons.command_line.commands import log_file, read_settings, say
+from neurons.command_line.metrics import serving
 from neurons.command_line.options import Commands, command, shared
 from neurons.command_line.status import JOURNAL, summary
+from neurons.command_line.update import tell_of_updates
 from neurons.configuration.flags import CONTEXT, Given, run_command, show_version
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet
@@ -106,6 +108,7 @@ def _mine(given: Given, *, once: bool) -> int:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
             _greet(context, given)
+            stack.enter_context(serving(context.settings.state_dir, settings.metrics_port))
             stack.callback(notify, "STOPPING=1")
             notify("READY=1", f"STATUS=mining with {context.settings.validator_api_url}")
             if once:
@@ -174,6 +177,7 @@ def _greet(context: Context, given: Given) -> None:
         threading.Thread(
             target=_look_up_registration, args=(settings, context.identity), daemon=True
         ).start()
+        threading.Thread(target=tell_of_updates, args=(log, context.stop), daemon=True).start()
 
 
 def _look_up_registration(settings: Settings, me: Identity) -> None:

@@ -108,7 +108,7 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     """Carry out `doctor`; return 1 when a check fails."""
     if kernels:
         settings, _ = read_settings(given, process=None)
-        return _tell(kernel_checks.examine(settings.device), as_json, gap=" -> ")
+        return _failed(_tell(kernel_checks.examine(settings.device), as_json, gap=" -> "))
     findings = []
     try:
         settings, embedded = read_settings(given)
@@ -119,24 +119,29 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
         findings += machine(settings)
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
-    return _tell(findings, as_json, gap=f"\n{'':23}-> ")
+    told = _tell(findings, as_json, gap=f"\n{'':23}-> ")
+    if not as_json:
+        levels = [one.level for one in told]
+        end = "mend the failures first" if _failed(told) else "the miner can start"
+        say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
+    return _failed(told)
 
 
-def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> int:
-    """Print each finding when it is there, `gap` before a remedy; return 1 for a failure."""
+def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
+    """Print each finding when it is there, `gap` before a remedy; return them."""
     told = []
     for one in findings:
         told.append(one)
         if not as_json:
             remedy = f"{gap}{one.remedy}" if one.remedy else ""
             say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
-    counts = {level: sum(one.level == level for one in told) for level in ("failure", "warning")}
     if as_json:
         say(json.dumps([asdict(one) for one in told], indent=2))
-    else:
-        end = "mend the failures first" if counts["failure"] else "the miner can start"
-        say(f"{counts['failure']} failures, {counts['warning']} warnings: {end}")
-    return int(counts["failure"] > 0)
+    return told
+
+
+def _failed(findings: Iterable[Finding]) -> int:
+    return int(any(one.level == "failure" for one in findings))
 
 
 def bench(given: Given) -> int:

@@ -14,6 +14,7 @@ from harness.source import missing_files
 from neurons import identity
 from neurons.command_line.findings import Finding, failure, ok, warning
 from neurons.command_line.machine_checks import machine
+from neurons.command_line.update import REMEDY, newer_commit
 from neurons.configuration.settings import Settings
 from neurons.configuration.values import PROJECT
 from neurons.errors import ConfigError, Held, QuasarError, Retry
@@ -54,6 +55,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
     if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
         yield token(settings)
     yield registration(settings)
+    yield update()
 
 
 def environment_file(settings: Settings) -> Iterator[Finding]:
@@ -62,6 +64,14 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
         yield warning(".env", problem, remedy or "Remove the line from .env.")
     if not settings.warnings:
         yield ok(".env", "every line is understood and nobody else can read it")
+
+
+def update() -> Finding:
+    """Whether this checkout is behind its origin."""
+    commit = newer_commit()
+    if commit is None:
+        return ok("update", "none is known of")
+    return warning("update", f"commit {commit[:12]} is newer than this checkout", REMEDY)
 
 
 def target(settings: Settings) -> Finding:

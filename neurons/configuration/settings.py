@@ -201,6 +201,13 @@ class Settings(BaseModel):
     log_format: Literal["console", "json"] = _setting(
         "console", LOGS, "console or json", "One line an event for people, or one JSON object."
     )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = _setting(
+        None,
+        LOGS,
+        "a port",
+        "The miner then answers /metrics (Prometheus) and /healthz on this port of 127.0.0.1. "
+        "`scripts/install.sh metrics` installs what that needs.",
+    )
     wallet_validator_name: Name = _setting(
         "quasar_validator", VALIDATOR, "a wallet name", "The validator's wallet."
     )

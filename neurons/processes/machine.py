@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +41,39 @@ def gpus() -> list[Gpu]:
         return []
     finally:
         nvml.nvmlShutdown()
+
+
+def gpu_states() -> list[dict[str, float]]:
+    """Return what every GPU is at: memory in MiB, degrees Celsius, watts, busy share in percent.
+
+    What a GPU does not report is left out.
+    """
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    readings: dict[str, Callable[[Any], float]] = {
+        "memory_used_mib": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
+        "temperature_celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(
+            gpu, nvml.NVML_TEMPERATURE_GPU
+        ),
+        "power_watts": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "busy_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    }
+    states = []
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            gpu, state = nvml.nvmlDeviceGetHandleByIndex(index), {}
+            for name, read in readings.items():
+                with suppress(nvml.NVMLError):
+                    state[name] = float(read(gpu))
+            states.append(state)
+    except nvml.NVMLError:
+        pass
+    finally:
+        nvml.nvmlShutdown()
+    return states
 
 
 def resolve_device(device: str) -> Literal["cuda", "cpu"]:

@@ -44,7 +44,7 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     names = [check.name for check in checks]
     expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
     expected += ["target", "scope", "upstream", "fork"]
-    assert names == [*expected, "wallet", "api", "clock", "token", "registration"]
+    assert names == [*expected, "wallet", "api", "clock", "token", "registration", "update"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
 
