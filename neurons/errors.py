@@ -49,6 +49,10 @@ class Held(QuasarError):
         self.remedy = remedy
 
 
+class Postponed(QuasarError):
+    """This machine or the network failed: nothing is known about what was to be judged."""
+
+
 class Retry(QuasarError):
     """A passing fault: try the same step again later.
 

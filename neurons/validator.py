@@ -19,7 +19,7 @@ import click
 from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
-from neurons.errors import ConfigError
+from neurons.errors import ConfigError, Postponed
 from neurons.identity import OFFLINE, load_identity, set_weights
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
@@ -29,7 +29,8 @@ from neurons.protocol import QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.attempts import Attempts
 from neurons.validation.clone import Sources, clear
-from neurons.validation.evaluate import Evaluator, Postponed
+from neurons.validation.evaluate import Evaluator
+from neurons.validation.logits import LogitVerifier, parse_servers
 from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict
 from neurons.validation.weights import WeightSetter
@@ -47,9 +48,10 @@ class Validator:
         attempts: Attempts,
         stop: threading.Event,
         weights: WeightSetter | None = None,
+        logits: LogitVerifier | None = None,
     ) -> None:
         self._api, self._evaluator, self._attempts = api, evaluator, attempts
-        self._stop, self._weights = stop, weights
+        self._stop, self._weights, self._logits = stop, weights, logits
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue every `interval` seconds until the stop."""
@@ -114,6 +116,11 @@ class Validator:
             log.warning("verdict not written", submission=submission.id, reason=str(error))
 
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
+        if verdict.passed and self._logits is not None:
+            found = self._logits.verify(submission)
+            if found is not None:
+                log.info("logits", **found.model_dump(exclude_none=True))
+                self._api.record_verification(found)
         self._api.mark(submission.id, verdict.score)
         self._attempts.forget(submission)
         log.info(
@@ -173,7 +180,8 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
-        validator = Validator(api, evaluator, attempts, stop, _weight_setter(settings, api))
+        parts = _weight_setter(settings, api), _logit_verifier(settings, stop)
+        validator = Validator(api, evaluator, attempts, stop, *parts)
         notify("READY=1")
         log.info("validator ready", hotkey=identity.hotkey, api=settings.validator_api_url)
         try:
@@ -196,6 +204,18 @@ def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
     )
     offline = not settings.set_weights or settings.subtensor_network == OFFLINE
     return WeightSetter(api, None if offline else on_chain, settings.weights_interval)
+
+
+def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier | None:
+    if not settings.enable_logit_verification:
+        return None
+    return LogitVerifier(
+        reference=settings.reference_inference_url,
+        servers=parse_servers(settings.inference_servers),
+        least_cosine=settings.cosine_sim_threshold,
+        most_difference=settings.max_abs_diff_threshold,
+        stop=stop,
+    )
 
 
 def _confinement(settings: Settings) -> Sandbox | None:

@@ -19,11 +19,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from neurons import observe
+from neurons.errors import Postponed
 from neurons.processes.runtime import Stopped, stop_on_signals
 from neurons.protocol import QueuedSubmission
 from neurons.rules import league_of, weighted_score
 from neurons.validation.clone import Sources
-from neurons.validation.evaluate import Evaluator, Postponed
+from neurons.validation.evaluate import Evaluator
 
 STOPPED = 130
 

@@ -13,11 +13,7 @@ from neurons.errors import Problem
 
 WITHOUT_EFFECT = {
     "AGENT_ITERATIONS": "there is no tuner yet; it has no effect",
-    "ENABLE_LOGIT_VERIFICATION": "there is no logit verification yet; it has no effect",
-    "COSINE_SIM_THRESHOLD": "there is no logit verification yet; it has no effect",
-    "MAX_ABS_DIFF_THRESHOLD": "there is no logit verification yet; it has no effect",
-    "MINER_INFERENCE_PORT": "there is no inference server yet; it has no effect",
-    "MODEL_NAME": "there is no inference server yet; it has no effect",
+    "MODEL_NAME": "use REFERENCE_MODEL",
     "MINER_MODEL_NAME": "no language model writes kernels here; REFERENCE_MODEL is registered",
     "MINER_MAX_RETRIES": "no language model writes kernels here",
     "MINER_USE_DEVICE_MAP": "no language model writes kernels here",

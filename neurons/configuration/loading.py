@@ -21,7 +21,7 @@ from neurons.errors import ConfigError, Problem
 
 ENV_FILE = PROJECT / ".env"
 
-Process = Literal["miner", "validator", "api"]
+Process = Literal["miner", "validator", "api", "inference"]
 
 VARIABLES = {name.upper(): name for name in Settings.model_fields}
 

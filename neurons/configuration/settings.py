@@ -33,6 +33,7 @@ def _setting(default: Any, group: str, form: str, text: str) -> Any:
 FORK, API_USE, WALLET = "Publishing the fork", "Talking to the subnet", "Wallet"
 MEASURE, LOGS = "Measuring and claiming", "State and logs"
 VALIDATOR, SERVER = "Validator", "Validator API server"
+INFERENCE = "Inference server"
 
 
 class Settings(BaseModel):
@@ -245,6 +246,31 @@ class Settings(BaseModel):
     weights_interval: Seconds = _setting(
         3600.0, VALIDATOR, "seconds", "After this long the same weights are set again."
     )
+    enable_logit_verification: bool = _setting(
+        False,
+        VALIDATOR,
+        "true or false",
+        "Whether a miner's inference server is compared with the one at REFERENCE_INFERENCE_URL: "
+        "the same prompt, the logits of the same step.",
+    )
+    inference_servers: Words = _setting(
+        (),
+        VALIDATOR,
+        "hotkey=address pairs with commas between",
+        "Where miners answer POST /inference. A hotkey that is not named is not asked.",
+    )
+    reference_inference_url: Url = _setting(
+        "http://127.0.0.1:8001",
+        VALIDATOR,
+        "an http address on this machine, or an https one",
+        "The validator's own inference server, with the reference model.",
+    )
+    cosine_sim_threshold: Annotated[float, Field(ge=-1, le=1)] = _setting(
+        0.99, VALIDATOR, "a cosine", "The least cosine between two servers' logits."
+    )
+    max_abs_diff_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        0.1, VALIDATOR, "a number", "The most by which one logit of two servers may differ."
+    )
     blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
         100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
     )
@@ -277,6 +303,31 @@ class Settings(BaseModel):
         SERVER,
         "IP addresses or networks with commas between",
         "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names.",
+    )
+
+    miner_inference_port: Annotated[int, Field(ge=0, le=65535)] = _setting(
+        8001, INFERENCE, "a port", "The inference server's port; 0 takes a free one."
+    )
+    inference_host: str = _setting(
+        "127.0.0.1",
+        INFERENCE,
+        "an address of this machine",
+        "What the inference server listens on. Put a reverse proxy before anything but loopback.",
+    )
+    inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
+        "auto",
+        INFERENCE,
+        "auto, float32, float16 or bfloat16",
+        "What the model computes in; auto takes bfloat16 on a GPU and float32 on a CPU.",
+    )
+    max_prompt_tokens: Count = _setting(
+        2048, INFERENCE, "a whole number", "The longest prompt that is answered."
+    )
+    max_new_tokens: Count = _setting(
+        1024, INFERENCE, "a whole number", "The most tokens that one request may ask for."
+    )
+    inference_queue: Count = _setting(
+        16, INFERENCE, "a whole number", "Requests that may wait; more are told to come back."
     )
 
     @property

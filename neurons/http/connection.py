@@ -108,7 +108,7 @@ class Connection:
         route: str,
         reply: type[Reply],
         *,
-        query: Mapping[str, int] | None = None,
+        query: Mapping[str, str | int | float | bool] | None = None,
         body: BaseModel | None = None,
         signed: bool = False,
         each: Callable[[dict[str, Any]], object] | None = None,

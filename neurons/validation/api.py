@@ -20,6 +20,7 @@ from neurons.protocol import (
     Message,
     QueuedSubmission,
     Round,
+    Verification,
     Weight,
     Weights,
 )
@@ -88,6 +89,11 @@ class ValidatorApi(Connection):
         """Write the score."""
         body = MarkValidatedRequest(submission_id=submission_id, score=score)
         self._call("POST", "/mark_validated", Message, body=body)
+
+    def record_verification(self, found: Verification) -> None:
+        """Write the outcome of a logit verification; a failed one takes the row off the ranking."""
+        query = found.model_dump(exclude_none=True)
+        self._call("POST", "/record_verification", Message, query=query)
 
     def record_failure(self, address: str) -> None:
         """Count a failed submission against the address it was sent from."""

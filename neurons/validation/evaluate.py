@@ -12,7 +12,7 @@ from harness.report import Kind, Measurement
 from harness.runner import Measure, MeasurementError, call, measure
 from harness.series import Policy, Series
 from harness.workload import VALIDATOR_LENGTHS
-from neurons.errors import QuasarError, Retry
+from neurons.errors import Postponed, Retry
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
@@ -28,10 +28,6 @@ AMBIGUOUS: frozenset[Kind] = frozenset({"timeout", "out_of_memory", "crash", "pr
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 
 log = get_logger("validator")
-
-
-class Postponed(QuasarError):
-    """This machine or the network failed: nothing is known about the submission."""
 
 
 @dataclass

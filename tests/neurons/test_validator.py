@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from neurons.embedded.upstream import make_upstream
+from neurons.errors import Postponed
 from neurons.identity import create_throwaway
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
-from neurons.validation.evaluate import Postponed
 from neurons.validation.verdict import Verdict, judge, reject
 from neurons.validator import Validator
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files

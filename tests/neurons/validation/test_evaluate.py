@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from harness.runner import MeasurementError, call
-from neurons.errors import Retry
+from neurons.errors import Postponed, Retry
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission
 from neurons.validation import evaluate as module
 from neurons.validation.clone import Sources
-from neurons.validation.evaluate import Evaluator, Postponed
+from neurons.validation.evaluate import Evaluator
 from neurons.validation.verdict import Verdict
 from tests.neurons.validation.samples import GATE, ForkRepository, Measured
 

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Starts the inference server: makes or updates .venv, then becomes the Python process, so that signals reach it.
+set -euo pipefail
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
+scripts/install.sh inference
+exec .venv/bin/python -m neurons.inference_server "$@"

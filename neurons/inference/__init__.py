@@ -1,0 +1,1 @@
+"""The miner's inference server: the reference model, greedy decoding, and the logits of a step."""

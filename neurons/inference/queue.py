@@ -1,0 +1,133 @@
+"""One request after another on one thread, a bounded number waiting, and none computed in vain."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from neurons.inference_protocol import InferenceRequest
+from neurons.observe import get_logger
+
+log = get_logger("inference")
+
+
+class Answer(Protocol):
+    """What a decoder gives, without torch."""
+
+    tokens: list[int]
+    captured: list[float] | None
+    seconds: float
+    first_token_seconds: float
+
+
+class Decodes(Protocol):
+    """The part of `model.Decoder` that a request needs."""
+
+    device: str
+    vocabulary: int
+    longest: int
+
+    def generate(
+        self,
+        prompt: list[int],
+        new_tokens: int,
+        capture_at: int | None = None,
+        cancelled: Callable[[], bool] = ...,
+    ) -> Answer:
+        """Answer one request."""
+
+
+@dataclass
+class Job:
+    """A request on its way: set `cancelled` where nobody waits any more."""
+
+    request: InferenceRequest
+    answer: Future[Answer] = field(default_factory=Future)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Full(Exception):
+    """As many requests wait as may."""
+
+
+class Decoding:
+    """The thread that loads the model and then answers jobs in their order.
+
+    Args:
+        load: returns the decoder; it runs in the thread.
+        most: jobs that may wait.
+
+    Attributes:
+        decoder: None while the model is loading.
+        fault: why it could not be loaded.
+    """
+
+    def __init__(self, load: Callable[[], Decodes], most: int) -> None:
+        self._load = load
+        self._jobs: queue.Queue[Job | None] = queue.Queue(most)
+        self.decoder: Decodes | None = None
+        self.fault = ""
+        self.done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return self._jobs.qsize()
+
+    def start(self) -> None:
+        """Load the model and take jobs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more jobs; the one that is being answered is given up."""
+        self.done.set()
+
+    def put(self, request: InferenceRequest) -> Job:
+        """Return the job of a request, which now waits.
+
+        Raises:
+            Full: too many wait.
+        """
+        job = Job(request)
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise Full from None
+        return job
+
+    def _run(self) -> None:
+        try:
+            self.decoder = self._load()
+        except Exception as error:  # a model may fail to load in any way
+            self.fault = f"{type(error).__name__}: {error}"
+            log.exception("the model cannot be loaded")
+            self.done.set()
+            return
+        log.info("the model is loaded", device=self.decoder.device)
+        while not self.done.is_set():
+            try:
+                job = self._jobs.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if job is not None and not job.cancelled.is_set():
+                self._answer(self.decoder, job)
+
+    def _answer(self, decoder: Decodes, job: Job) -> None:
+        request = job.request
+        try:
+            answer = decoder.generate(
+                request.prompt,
+                request.gen_len,
+                request.logits_at_step,
+                lambda: job.cancelled.is_set() or self.done.is_set(),
+            )
+        except Exception as error:  # one request's end, memory that ran out among them
+            if not job.cancelled.is_set():
+                job.answer.set_exception(error)
+        else:
+            job.answer.set_result(answer)

@@ -1,0 +1,126 @@
+"""`python -m neurons.inference_server`: answers POST /inference with the reference model.
+
+It loads REFERENCE_MODEL once, decodes greedily, and tells the logits of one step, by which a
+validator compares it with its own. This process, other than the miner's, loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import uvicorn
+
+from neurons import observe
+from neurons.configuration import flags
+from neurons.configuration.settings import Settings
+from neurons.errors import ConfigError, Problem
+from neurons.inference.queue import Decodes, Decoding
+from neurons.processes.machine import resolve_device
+from neurons.processes.runtime import STOP_SIGNALS
+
+GRACE_SECONDS = 5
+
+log = observe.get_logger("inference")
+
+
+@click.command(help="Answers with the reference model.", context_settings=flags.CONTEXT)
+@click.option("--port-file", metavar="FILE", type=flags.FILE, help="Write the port there.")
+@flags.env_file
+@flags.debug
+@flags.show_version
+@click.make_pass_decorator(flags.Given, ensure=True)
+def command(given: flags.Given, port_file: Path | None) -> int:
+    """Read the settings and serve."""
+    return flags.start("inference", given, log, lambda settings: run(settings, port_file))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; return the exit status (78: only a person can mend it)."""
+    return flags.run_command(command, "python -m neurons.inference_server", arguments)
+
+
+def run(settings: Settings, port_file: Path | None = None) -> int:
+    """Serve until a signal; return the exit status.
+
+    Raises:
+        ConfigError: what the server needs is not installed.
+    """
+    try:
+        from neurons.inference.app import Limits, create_app
+    except ModuleNotFoundError as error:
+        remedy = "Run scripts/install.sh inference."
+        raise ConfigError(Problem(f"{error.name} is not installed.", remedy)) from None
+    device = resolve_device(settings.device)
+
+    def load() -> Decodes:
+        from neurons.inference.model import Decoder, load_model
+
+        model = load_model(settings.reference_model, device, settings.inference_dtype)
+        return Decoder(model)
+
+    decoding = Decoding(load, settings.inference_queue)
+    limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
+    app = create_app(decoding, settings.reference_model, device, limits)
+    server = _Server(settings, app, port_file)
+    for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
+        signal.signal(number, lambda *_: None)
+    asyncio.run(_serve(server, decoding))
+    if decoding.fault:
+        raise ConfigError(
+            Problem(
+                f"REFERENCE_MODEL={settings.reference_model} cannot be loaded ({decoding.fault}).",
+                "Give the name of a model of the hub, or the folder of one on this machine.",
+            )
+        )
+    return 0
+
+
+async def _serve(server: uvicorn.Server, decoding: Decoding) -> None:
+    """Serve until a signal or until the model has failed to load."""
+    serving = asyncio.create_task(server.serve())
+    while not serving.done():
+        await asyncio.wait({serving}, timeout=0.5)
+        server.should_exit = server.should_exit or bool(decoding.fault)
+    await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn on the project's log, which says where it listens."""
+
+    def __init__(self, settings: Settings, app: object, port_file: Path | None) -> None:
+        self._port_file = port_file
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                host=settings.inference_host,
+                port=settings.miner_inference_port,
+                log_config=None,  # neurons.observe takes uvicorn's loggers too
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=settings.inference_queue + 64,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        log.info("inference server listens", host=host, port=port)
+        if self._port_file is not None:
+            part = self._port_file.with_name(f"{self._port_file.name}.part")
+            part.write_text(f"{port}\n")
+            os.replace(part, self._port_file)  # a reader never sees half a number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Compares a miner's inference server with the validator's own by the logits of one step."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from neurons.errors import ConfigError, Postponed
+from neurons.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
+from neurons.protocol import QueuedSubmission, Verification
+
+PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
+"""What is asked for, as the public validator does; the step is drawn from 1 to the last."""
+
+TRIES = 3
+REPLY_SECONDS = 180.0
+REPLY_BYTES = 2**23
+PAUSE_SECONDS = 2.0
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _NoAnswer(Exception):
+    """A server gave no answer that can be compared, and why."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two servers' logits are apart."""
+
+    cosine: float
+    difference: float
+
+
+@dataclass
+class LogitVerifier:
+    """Asks two servers for one secret prompt.
+
+    Attributes:
+        reference: address of the validator's own server.
+        servers: addresses by hotkey; who is not in it is not asked.
+        least_cosine, most_difference: what the logits have to keep.
+        new_tokens: how many are asked for.
+    """
+
+    reference: str
+    servers: Mapping[str, str]
+    least_cosine: float = 0.99
+    most_difference: float = 0.1
+    stop: threading.Event = field(default_factory=threading.Event)
+    new_tokens: int = NEW_TOKENS
+
+    def verify(self, submission: QueuedSubmission) -> Verification | None:
+        """Return whether the miner's server has the reference model; None where it has no server.
+
+        Raises:
+            Postponed: the validator's own server does not answer.
+        """
+        address = self.servers.get(submission.miner_hotkey)
+        if address is None:
+            return None
+        with httpx.Client(timeout=REPLY_SECONDS, trust_env=False) as http:
+            try:
+                request = self._request(http)
+                expected = _ask(http, self.reference, request)
+            except _NoAnswer as error:
+                raise Postponed(f"The validator's own inference server {error}") from error
+            try:
+                found = self._ask_miner(http, address, request)
+            except _NoAnswer as error:
+                return _outcome(submission, False, f"The miner's inference server {error}")
+        return self._judge(submission, request, expected, found)
+
+    def _request(self, http: httpx.Client) -> InferenceRequest:
+        """Draw a prompt that nobody can have answered before."""
+        info = _read(http, "GET", f"{self.reference}/model_info", None, ModelInfo)
+        prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
+        step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
+        return InferenceRequest(prompt=prompt, gen_len=self.new_tokens, logits_at_step=step)
+
+    def _ask_miner(
+        self, http: httpx.Client, address: str, request: InferenceRequest
+    ) -> InferenceReply:
+        for number in range(1, TRIES + 1):
+            try:
+                return _ask(http, address, request)
+            except _NoAnswer:
+                if number == TRIES or self.stop.wait(PAUSE_SECONDS):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _judge(
+        self,
+        submission: QueuedSubmission,
+        request: InferenceRequest,
+        expected: InferenceReply,
+        found: InferenceReply,
+    ) -> Verification:
+        ours, theirs = expected.captured_logits or [], found.captured_logits or []
+        if len(theirs) != len(ours):
+            said = f"gave {len(theirs)} logits, not {len(ours)}."
+            return _outcome(submission, False, f"The miner's inference server {said}")
+        if len(found.tokens) != request.gen_len:
+            said = f"gave {len(found.tokens)} tokens, not {request.gen_len}."
+            return _outcome(submission, False, f"The miner's inference server {said}")
+        chosen = found.tokens[(request.logits_at_step or 1) - 1]
+        if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
+            reason = "The logits are not those from which the token was chosen."
+            return _outcome(submission, False, reason)
+        apart = compare(ours, theirs)
+        passed = apart.cosine >= self.least_cosine and apart.difference <= self.most_difference
+        reason = (
+            f"Cosine {apart.cosine:.4f} (at least {self.least_cosine:g}), largest difference "
+            f"{apart.difference:.3g} (at most {self.most_difference:g})."
+        )
+        return Verification(
+            submission_id=submission.id,
+            verified=passed,
+            cosine_similarity=apart.cosine,
+            max_abs_diff=min(apart.difference, 1e9),
+            throughput=len(found.tokens) / max(found.elapsed_sec, 1e-6),
+            reason=reason,
+        )
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """Return the cosine of two lists of logits and the largest difference; NaN passes nothing."""
+    product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
+    lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
+    difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    if not math.isfinite(product) or not lengths or not math.isfinite(lengths):
+        return Comparison(-1.0, 1e9)
+    return Comparison(max(-1.0, min(1.0, product / lengths)), difference)
+
+
+def parse_servers(words: Sequence[str]) -> dict[str, str]:
+    """Return addresses by hotkey from `hotkey=address` words.
+
+    Raises:
+        ConfigError: a word is not one.
+    """
+    found = {}
+    for word in words:
+        hotkey, _, address = word.partition("=")
+        if not hotkey or not address.startswith(("http://", "https://")):
+            raise ConfigError(f"INFERENCE_SERVERS: {word!r} is no hotkey=address; write it so.")
+        found[hotkey] = address.rstrip("/")
+    return found
+
+
+def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verification:
+    return Verification(submission_id=submission.id, verified=verified, reason=reason[:2000])
+
+
+def _ask(http: httpx.Client, address: str, request: InferenceRequest) -> InferenceReply:
+    body = request.model_dump_json().encode()
+    return _read(http, "POST", f"{address}/inference", body, InferenceReply)
+
+
+def _read(
+    http: httpx.Client, method: str, url: str, body: bytes | None, kind: type[_Model]
+) -> _Model:
+    """Return a checked reply of bounded length."""
+    try:
+        with http.stream(method, url, content=body) as response:
+            data = bytearray()
+            for piece in response.iter_bytes():
+                data += piece
+                if len(data) > REPLY_BYTES:
+                    raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
+        if response.status_code != 200:
+            raise _NoAnswer(f"answered with status {response.status_code}.")
+        return kind.model_validate_json(bytes(data))
+    except httpx.HTTPError as error:
+        raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
+    except ValidationError as error:
+        raise _NoAnswer("gave no answer that the protocol knows.") from error

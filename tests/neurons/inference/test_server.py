@@ -1,0 +1,323 @@
+"""The inference server over a small Qwen2 that is made here, by real HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from neurons.inference.app import Limits, create_app
+from neurons.inference.queue import Decodes, Decoding
+from neurons.protocol import QueuedSubmission
+from neurons.validation import logits as logits_module
+from neurons.validation.logits import LogitVerifier
+from tests import PROJECT
+from tests.processes import wait_for
+
+VOCABULARY = 512
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+LIMITS = Limits(prompt=256, new=600)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return torch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
+    """A small Qwen2 with weights large enough that its logits differ, as transformers saves one."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.15) if weight.ndim > 1 else weight.fill_(1.0)
+        model.lm_head.weight.mul_(4.0)  # logits as far apart as a trained model's
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    return path
+
+
+@contextmanager
+def serving(load: Callable[[], Decodes], most: int = 4) -> Iterator[str]:
+    """Run a server on a free port of loopback."""
+    app = create_app(Decoding(load, most), "small", "cpu", LIMITS)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@contextmanager
+def of(folder: Path, change: Callable[[Any], object] = lambda model: None) -> Iterator[str]:
+    """Serve the model of a folder, changed before it decodes, once it is loaded."""
+    from neurons.inference.model import Decoder, load_model
+
+    def load() -> Decodes:
+        model = load_model(str(folder), "cpu", "auto")
+        change(model)
+        return Decoder(model)
+
+    with serving(load) as url:
+        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
+        yield url
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with of(folder) as url:
+        yield url
+
+
+def ask(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/inference", json=body, timeout=60)
+
+
+def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any) -> None:
+    """Every token is the best one of a pass over the whole text without a cache."""
+    from transformers import AutoModelForCausalLM
+
+    prompt = torch.randint(0, VOCABULARY, (130,), generator=torch.Generator().manual_seed(3))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for step in (1, 2, 17, 40):
+        reply = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=step).json()
+        tokens = torch.tensor(reply["tokens"])
+        with torch.no_grad():
+            plain = model(torch.cat([prompt, tokens])[None]).logits[0, 129:-1]
+        chosen = plain.gather(1, tokens[:, None])[:, 0]
+        assert float((plain.amax(1) - chosen).max()) < 1e-3
+        found = torch.tensor(reply["captured_logits"])
+        assert float((found - plain[step - 1]).abs().max()) < 1e-3
+        assert found.std() > 1.0
+    again = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=40).json()
+    assert {**again, "elapsed_sec": 0} == {**reply, "elapsed_sec": 0}
+    assert ask(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
+
+
+def test_what_it_says_of_itself(url: str) -> None:
+    assert httpx.get(f"{url}/health").json() == {
+        "status": "healthy",
+        "model_name": "small",
+        "device": "cpu",
+    }
+    info = httpx.get(f"{url}/model_info").json()
+    assert (info["vocab_size"], info["max_prompt_tokens"]) == (VOCABULARY, LIMITS.prompt)
+    assert ask(url, prompt=[1], gen_len=2).status_code == 200
+    shown = httpx.get(f"{url}/metrics").text
+    assert 'inference_requests_total{outcome="answered"}' in shown
+    assert "inference_waiting 0.0" in shown
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"prompt": [], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1], "gen_len": 0}, 422, "gen_len"),
+        ({"prompt": [1], "gen_len": 601}, 422, "gen_len is more than 600"),
+        ({"prompt": [1] * 257, "gen_len": 1}, 422, "more than 256 tokens"),
+        ({"prompt": [VOCABULARY], "gen_len": 1}, 422, "not below 512"),
+        ({"prompt": [-1], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1.5], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": "text", "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "behind gen_len"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 0}, 422, "logits_at_step"),
+        ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
+    ],
+)
+def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str) -> None:
+    reply = ask(url, **body)
+    assert reply.status_code == status
+    assert words in reply.text
+    assert ask(url, prompt=[1], gen_len=1).status_code == 200
+
+
+class Slow:
+    """Decodes until it is told that nobody waits."""
+
+    device, vocabulary, longest = "cpu", 10, 10**6
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def generate(self, prompt: list[int], *_: object) -> Any:
+        cancelled = _[-1]
+        self.calls += 1
+        self.begun.set()
+        while not cancelled():  # type: ignore[operator]
+            time.sleep(0.01)
+        self.ended.set()
+        raise InterruptedError
+
+
+def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
+    decoder = Slow()
+    with serving(lambda: decoder, most=1) as url:
+        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
+        with httpx.Client(timeout=0.6) as first, pytest.raises(httpx.ReadTimeout):
+            first.post(f"{url}/inference", json={"prompt": [1], "gen_len": 1})
+        assert decoder.ended.wait(5)
+        decoder.begun.clear()
+
+        def wait() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                ask(url, prompt=[1], gen_len=1)
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        threads[0].start()
+        assert decoder.begun.wait(5)
+        threads[1].start()
+        wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics").text)
+        refused = ask(url, prompt=[1], gen_len=1)
+        assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+
+
+def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
+    release = threading.Event()
+
+    def load() -> Decodes:
+        release.wait(20)
+        raise OSError("no such model")
+
+    with serving(load) as url:
+        assert httpx.get(f"{url}/health").json()["status"] == "loading"
+        refused = ask(url, prompt=[1], gen_len=1)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
+        assert httpx.get(f"{url}/model_info").status_code == 503
+        release.set()
+        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "failed")
+        assert ask(url, prompt=[1], gen_len=1).status_code == 503
+
+
+def scale(model: Any, factor: float) -> None:
+    model.lm_head.weight.data.mul_(factor)
+
+
+def other_weights(model: Any) -> None:
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data.normal_(0.0, 0.15)
+
+
+def truncate(model: Any) -> None:
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
+
+
+def quantise(model: Any) -> None:
+    """Round every matrix to 8 bits with one scale a row, as int8 weights are."""
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            step = weight.data.abs().amax(1, keepdim=True) / 127
+            weight.data.copy_((weight.data / step).round() * step)
+
+
+ROW = QueuedSubmission(id=7, miner_hotkey="miner", target_sequence_length=1, created_at="2026")
+
+
+def verify(reference: str, miner: str, **options: Any) -> Any:
+    verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60, **options)
+    return verifier.verify(ROW)
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (lambda model: None, True),
+        (other_weights, False),
+        (truncate, False),
+        (quantise, False),
+        (lambda model: scale(model, 1.05), False),
+    ],
+)
+def test_logits_tell_one_model_from_another(
+    url: str, folder: Path, change: Callable[[Any], object], passes: bool
+) -> None:
+    with of(folder, change) as miner:
+        found = verify(url, miner)
+    assert found.verified is passes, found.reason
+    assert (found.submission_id, found.throughput > 0) == (7, True)
+
+
+def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The miner's server answers every prompt as it once answered another."""
+    kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
+    real = logits_module._ask
+
+    def answer(http: Any, address: str, request: Any) -> Any:
+        if address == "https://miner":
+            return logits_module.InferenceReply.model_validate(kept)
+        return real(http, address, request)
+
+    monkeypatch.setattr(logits_module, "_ask", answer)
+    assert not verify(url, "https://miner").verified
+
+
+def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neurons.errors import Postponed
+
+    monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
+    found = verify(url, "http://127.0.0.1:1")
+    assert (found.verified, "does not answer" in found.reason) == (False, True)
+    with pytest.raises(Postponed, match="validator's own inference server does not answer"):
+        verify("http://127.0.0.1:1", url)
+    assert LogitVerifier(url, {}).verify(ROW) is None
+
+
+def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    environment = {
+        **os.environ,
+        "ENV_FILE": os.devnull,
+        "REFERENCE_MODEL": str(folder),
+        "DEVICE": "cpu",
+        "MINER_INFERENCE_PORT": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-m", "neurons.inference_server", "--port-file", str(port_file)]
+    process = subprocess.Popen(
+        command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(port_file.exists, 60, process)
+        url = f"http://127.0.0.1:{int(port_file.read_text())}"
+        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy", 60, process)
+        assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    wrong = {**environment, "REFERENCE_MODEL": str(tmp_path / "none")}
+    done = subprocess.run(command, cwd=PROJECT, env=wrong, capture_output=True, timeout=60)
+    assert done.returncode == 78
+    assert b"REFERENCE_MODEL=" in done.stderr
