@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as metrics_text
 
-from neurons.inference.queue import Answer, Decodes, Decoding, Full, Job
+from neurons.inference.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
@@ -35,7 +36,7 @@ class Metrics:
 
     def __init__(self, decoding: Decoding) -> None:
         self.registry = CollectorRegistry()
-        where = {"registry": self.registry}
+        where: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("inference_requests", "Requests by outcome", ["outcome"], **where)
         self.tokens = Counter("inference_tokens", "Tokens that were generated", **where)
         self.first = Histogram("inference_first_token_seconds", "To the first token", **where)
@@ -43,7 +44,7 @@ class Metrics:
         waiting = Gauge("inference_waiting", "Requests in the queue", **where)
         waiting.set_function(lambda: decoding.waiting)
 
-    def note(self, answer: Answer, seconds: float) -> None:
+    def note(self, answer: Generation, seconds: float) -> None:
         """Count an answer."""
         self.requests.labels("answered").inc()
         self.tokens.inc(len(answer.tokens))
@@ -162,7 +163,7 @@ def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> Infere
     return body
 
 
-async def _answer(request: Request, job: Job) -> Answer:
+async def _answer(request: Request, job: Job) -> Generation:
     """Wait for the answer; where the client has gone the job is cancelled."""
     answer = asyncio.wrap_future(job.answer)
     try:

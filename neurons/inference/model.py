@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
 
+from neurons.inference.queue import Generation
 from neurons.observe import get_logger
 
 BUCKET = 256
@@ -31,16 +31,6 @@ class Cancelled(Exception):
     """Nobody waits for the answer any more."""
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Tokens, the logits that the captured one was chosen from, and seconds."""
-
-    tokens: list[int]
-    captured: list[float] | None
-    seconds: float
-    first_token_seconds: float
-
-
 def load_model(name: str, device: str, dtype: str) -> Any:
     """Return the model in evaluation mode.
 
@@ -53,7 +43,7 @@ def load_model(name: str, device: str, dtype: str) -> Any:
     """
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         name, dtype=DTYPES[dtype], attn_implementation="sdpa", use_safetensors=True
     )
     return model.to(device).eval()
@@ -65,7 +55,7 @@ class _Lane:
     def __init__(self, model: Any, length: int) -> None:
         device = model.device
         self._model, self.length = model, length
-        self.cache = StaticCache(config=model.config, max_cache_len=length)
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=length)
         self.tokens = torch.zeros(1, length + 1, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.logits = torch.zeros(1, model.config.vocab_size, device=device)
@@ -91,7 +81,7 @@ class _Lane:
 
     def capture(self) -> None:
         """Keep a step as a CUDA graph; `start` has to come after it."""
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,8 +15,9 @@ from neurons.observe import get_logger
 log = get_logger("inference")
 
 
-class Answer(Protocol):
-    """What a decoder gives, without torch."""
+@dataclass(frozen=True)
+class Generation:
+    """Tokens, the logits that the captured one was chosen from, and seconds."""
 
     tokens: list[int]
     captured: list[float] | None
@@ -25,19 +26,24 @@ class Answer(Protocol):
 
 
 class Decodes(Protocol):
-    """The part of `model.Decoder` that a request needs."""
+    """The part of `model.Decoder` that a request needs, known without torch."""
 
-    device: str
-    vocabulary: int
-    longest: int
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
 
     def generate(
         self,
-        prompt: list[int],
+        prompt: Sequence[int],
         new_tokens: int,
         capture_at: int | None = None,
         cancelled: Callable[[], bool] = ...,
-    ) -> Answer:
+    ) -> Generation:
         """Answer one request."""
 
 
@@ -46,7 +52,7 @@ class Job:
     """A request on its way: set `cancelled` where nobody waits any more."""
 
     request: InferenceRequest
-    answer: Future[Answer] = field(default_factory=Future)
+    answer: Future[Generation] = field(default_factory=Future)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 

@@ -350,7 +350,7 @@ def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(tmp_p
     assert [path.name for path in installed] == [f"torch-{lock}+cpu.dist-info"]
 
 
-@pytest.mark.parametrize("name", ["MINER", "SERVER", "VALIDATOR"])
+@pytest.mark.parametrize("name", ["MINER", "SERVER", "VALIDATOR", "MINER_INFERENCE"])
 def test_each_start_script_execs_a_module_that_exists(name: str) -> None:
     last = (PROJECT / f"START_{name}.sh").read_text().splitlines()[-1]
     command, python, flag, module, arguments = last.split()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import pytest
 import uvicorn
 
 from neurons.inference.app import Limits, create_app
-from neurons.inference.queue import Decodes, Decoding
+from neurons.inference.queue import Decodes, Decoding, Generation
+from neurons.inference_protocol import InferenceReply
 from neurons.protocol import QueuedSubmission
 from neurons.validation import logits as logits_module
 from neurons.validation.logits import LogitVerifier
@@ -26,7 +27,7 @@ from tests import PROJECT
 from tests.processes import wait_for
 
 VOCABULARY = 512
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -169,11 +170,16 @@ class Slow:
         self.begun, self.ended = threading.Event(), threading.Event()
         self.calls = 0
 
-    def generate(self, prompt: list[int], *_: object) -> Any:
-        cancelled = _[-1]
+    def generate(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        capture_at: int | None = None,
+        cancelled: Callable[[], bool] = bool,
+    ) -> Generation:
         self.calls += 1
         self.begun.set()
-        while not cancelled():  # type: ignore[operator]
+        while not cancelled():
             time.sleep(0.01)
         self.ended.set()
         raise InterruptedError
@@ -275,7 +281,7 @@ def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     def answer(http: Any, address: str, request: Any) -> Any:
         if address == "https://miner":
-            return logits_module.InferenceReply.model_validate(kept)
+            return InferenceReply.model_validate(kept)
         return real(http, address, request)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
