@@ -136,4 +136,4 @@ def test_the_way_of_calls_with_a_cache(tokens, recorded, graph):
             with torch.set_grad_enabled(recorded):
                 x = torch.randn(2, n, 512, device="cuda")
                 layer(x, past_key_values=cache, use_cache=True)
-    assert graphs(layer, False) == graph
+    assert (len(graphs(layer)) > len(backward_graphs(layer))) == graph

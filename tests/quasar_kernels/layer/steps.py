@@ -28,7 +28,8 @@ def step(
     layer.zero_grad()
     x = x.clone().requires_grad_()
     with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
-        y = (call or layer)(x, **kwargs)[0]
+        # a compiled module has no truth value
+        y = (layer if call is None else call)(x, **kwargs)[0]
     y.backward(dy.to(y.dtype))
     return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in layer.named_parameters()}
 

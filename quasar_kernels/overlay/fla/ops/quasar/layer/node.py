@@ -47,7 +47,7 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     Raises:
         ValueError: QUASAR_KEEP_MIB is no whole number.
     """
-    if call.cu_seqlens is None and call.dtype.itemsize == 2 and x.numel() <= MOST_ELEMENTS:
+    if _is_short(call, x):
         return False
     limit = switches.keep_mib(KEPT_MIB)
     tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
@@ -55,6 +55,10 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     product = 4 if tokens < MANY_TOKENS else size  # project() does not round few tokens'
     token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
     return tokens * token <= limit << 20
+
+
+def _is_short(call: Call, x: torch.Tensor) -> bool:
+    return call.cu_seqlens is None and call.dtype.itemsize == 2 and x.numel() <= MOST_ELEMENTS
 
 
 class LayerFunction(torch.autograd.Function):
@@ -169,7 +173,8 @@ def _gradients(
     d_products = scratch
     d_products[:, channels:] = d_narrow
     if products is None:
-        products = project(rows, projections)  # as before, to the bit
+        # as they were, to the bit; but 16 bits will do where none are ever kept
+        products = (F.linear if _is_short(call, x) else project)(rows, projections)
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels], *weights.joined_taps(), positions(B, T, call.cu_seqlens, x.device),
         tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
