@@ -1,4 +1,4 @@
-"""Make README.md's table, the figures of three documents, and their plots from the data.
+"""Make README.md's table, the figures of the documents, and their plots from the data.
 
     python -m benchmarks.report [--check]
 
@@ -13,6 +13,7 @@ import argparse
 import sys
 
 from benchmarks.documents import update
+from benchmarks.honesty import page as honesty
 from benchmarks.layer import page as layer
 from benchmarks.limits import missed
 from benchmarks.operator import page as operator
@@ -25,9 +26,18 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
     of_layer, of_operator = layer.load_runs(), operator.load_runs()
-    wanted = {**layer.documents(of_layer), **operator.documents(of_operator), **recall.documents()}
+    wanted = {
+        **layer.documents(of_layer),
+        **operator.documents(of_operator),
+        **recall.documents(),
+        **honesty.documents(),
+    }
     update(wanted, check=args.check, command="python -m benchmarks.report")
-    for line in (*missed(layer.limits(of_layer)), *operator.outside(of_operator)):
+    for line in (
+        *missed(layer.limits(of_layer)),
+        *operator.outside(of_operator),
+        *missed(honesty.limits()),
+    ):
         print(line, file=sys.stderr)
 
 

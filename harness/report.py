@@ -11,10 +11,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from harness.machine import Environment as Environment
+from harness.machine import Frozen as Frozen
+from harness.machine import NotNegative as NotNegative
+from harness.machine import Positive as Positive
+from harness.machine import Snapshot as Snapshot
+from harness.machine import Telemetry as Telemetry
+
 Kind = Literal[
     "timeout",
     "out_of_memory",
@@ -30,12 +35,6 @@ Kind = Literal[
 
 class ReportError(Exception):
     """A report file cannot be trusted: missing, torn, altered or of another schema."""
-
-
-class Frozen(BaseModel):
-    """A model that neither changes nor takes what it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Check(Frozen):
@@ -81,43 +80,6 @@ class GateResult(Frozen):
         return tuple(check for check in self.checks if not check.passed)
 
 
-class Snapshot(Frozen):
-    """The state of one GPU at one moment, read from NVML; None where the driver does not tell."""
-
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    slowdowns: tuple[str, ...] = Field(default=(), description="reasons active at this moment")
-    thermal_throttle_ns: int | None = Field(default=None, description="grows while throttled")
-    ecc_uncorrected: int | None = None
-    memory_used_mb: float | None = None
-    driver: str | None = None
-
-
-class Telemetry(Frozen):
-    """The GPU before the measured code was imported, and right after the timed calls."""
-
-    before: Snapshot
-    after: Snapshot
-
-
-class Environment(Frozen):
-    """The machine and the software that a measurement ran on."""
-
-    device: Literal["cuda", "cpu"]
-    platform: str
-    python: str
-    torch: str
-    triton: str | None
-    cuda: str | None = Field(description="the CUDA release that torch was built with")
-    gpu: str | None
-    gpu_memory_mb: NotNegative | None
-    compute_capability: str | None
-    driver: str | None
-    cpu_count: int
-
-
 class Measurement(Frozen):
     """One cold process that ran the validator's loop at one length."""
 
@@ -125,6 +87,15 @@ class Measurement(Frozen):
     tokens_per_sec: Positive
     vram_mb: NotNegative = Field(description="peak memory allocated, MiB; 0 on a CPU")
     elapsed_seconds: Positive = Field(description="all timed calls together")
+    host_seconds: NotNegative | None = Field(
+        default=None, description="of these, until the last call had returned to the host"
+    )
+    process_seconds: NotNegative | None = Field(
+        default=None, description="from the process's start to its last timed call, waits left out"
+    )
+    call_seconds: tuple[Positive, ...] = Field(
+        default=(), description="single calls after the loop by CUDA events, each with a cold L2"
+    )
     runs: int = Field(gt=0, description="timed calls between the two synchronizes")
     first_call_seconds: NotNegative = Field(description="the first call, compilation included")
     import_seconds: NotNegative = Field(description="importing the layer, after torch")
@@ -149,7 +120,9 @@ class Failure(Frozen):
 class Report(Frozen):
     """A whole run of the harness over one tree."""
 
-    schema_version: Literal[1, 2] = Field(default=2, description="1: no gates, each in full")
+    schema_version: Literal[1, 2, 3] = Field(
+        default=3, description="1: each gate in full; 2: less of the machine and of single calls"
+    )
     protocol: str
     commit: str | None = Field(description="commit of the tree, `-dirty` when it has changes")
     checked: bool = Field(description="false when any measurement skipped the gate")
@@ -159,10 +132,11 @@ class Report(Frozen):
     failures: tuple[Failure, ...] = ()
 
     def by_length(self) -> dict[int, list[Measurement]]:
-        """Return the measurements by sequence length, in the order in which they came."""
+        """Return the measurements, each with its machine, by sequence length, in their order."""
         groups: dict[int, list[Measurement]] = {}
         for measurement in self.measurements:
-            groups.setdefault(measurement.length, []).append(measurement)
+            whole = measurement.model_copy(update={"environment": self.environment})
+            groups.setdefault(measurement.length, []).append(whole)
         return groups
 
 
@@ -200,11 +174,11 @@ def _folded(report: Report) -> dict[str, Any]:
             if gate not in gates:
                 gates.append(gate)
             measurement["gate"] = gates.index(gate)
-    return {**body, "schema_version": 2, "gates": gates}
+    return {**body, "schema_version": 3, "gates": gates}
 
 
 def _unfolded(body: dict[str, Any]) -> Report:
-    """Return the report that a file holds, of either version.
+    """Return the report that a file holds, of any version.
 
     Raises:
         ValidationError, LookupError, TypeError: the fields do not fit.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.claim.rejection import rejection
 from harness.report import Failure, GateResult, Kind, Measurement
 from harness.runner import Measure, MeasurementError, measure
-from harness.stats import rejection
 from harness.workload import WORKLOAD
 
 
@@ -24,7 +24,7 @@ class Policy:
             else each length has its own gate, before its first run.
         gated: False measures unchecked code.
         cold: lengths whose first run starts with empty kernel caches.
-        samples: how many are taken for one that counts (`stats.rejection`); 1 keeps what comes.
+        samples: how many are taken for one that counts (`claim.rejection`); 1 keeps what comes.
         cooling_seconds: the pause after a sample that does not count.
         repeated: kinds of failure after which a process is started a second time.
         left_out: kinds that cost a length its place and no more; the others end the series.

@@ -63,8 +63,9 @@ def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Mea
     return good.model_copy(update={"tokens_per_sec": speed, **changes})
 
 
-def telemetry(before: dict[str, Any], after: dict[str, Any]) -> Telemetry:
-    return Telemetry(before=Snapshot(**before), after=Snapshot(**after))
+def telemetry(before: dict[str, Any], after: dict[str, Any], *during: Any) -> Telemetry:
+    states = tuple(Snapshot(**state) for state in during)
+    return Telemetry(before=Snapshot(**before), during=states, after=Snapshot(**after))
 
 
 class WhenThere(threading.Event):

@@ -78,7 +78,7 @@ def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refuse
         {"gates": []},
         {"measurements": 3},
         {"measurements": [{}]},
-        {"schema_version": 3},
+        {"schema_version": 4},
     )
     for change in broken:
         path.write_text(with_digest({**body, **change}))

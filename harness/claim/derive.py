@@ -1,0 +1,213 @@
+"""The claim of a submission: a pure function of accepted measurements.
+
+A validator confirms a claim where its one run reaches ACCEPTED_SHARE of it. Over the accepted runs
+of cold processes at the target, the claim is the least of these speeds less the headroom:
+
+- `slowest`: the slowest run;
+- `expected`: what the slowest of RUNS_MOST runs is expected to be (one run in RUNS_MOST + 1 is
+  slower), so that a claim from few runs is no higher than one from many;
+- `noise`: the speed that a further run misses with probability REFUTED, divided by ACCEPTED_SHARE,
+  but no less than WORST_SHARE of the slowest run;
+- `host`: the speed where the host is HOST_SLOWDOWN times as slow, divided by ACCEPTED_SHARE: a
+  busy host is a second mode that a few runs may all miss;
+- `hardware`: the bound of this GPU's memory and arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.claim.rejection import accepted, rejection
+from harness.claim.roofline import ceiling
+from harness.claim.tolerance import lower_bound
+from harness.report import Measurement
+from harness.workload import WORKLOAD
+
+ACCEPTED_SHARE = 0.9
+"""Share of a claim that a validator must measure; below, the score is 0."""
+
+RUNS_MOST = 10
+"""Runs of one length after which nothing more is learned for the time that they take."""
+
+REFUTED = 5e-5
+"""Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is half of
+the 1e-4 that is promised: sampling may stop early, and noise may be other than normal."""
+
+WORST_SHARE = 0.3
+"""Share of the slowest run below which noise lowers no claim. Normal noise of a deviation of up to
+30%, more than any machine showed, does not take a further run under 0.9 of that once in 10,000."""
+
+HOST_SLOWDOWN = 1.6
+"""How much slower a host may become: two processes at 65,536 tokens took 1.52 times as long as each
+other on a busy one."""
+
+VALIDATOR_SHARE = 0.5
+"""Share of a validator's time limit that a process may have taken here."""
+
+
+class NoClaim(Exception):
+    """Nothing may be claimed from these measurements; the message names why."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a submission says about its speed, and what that rests on.
+
+    Attributes:
+        tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen.
+        benchmarks: each measured length, as text, with its `tokens_per_sec` and `vram_mb`: the
+            claim at the target, elsewhere the slowest accepted run less `headroom`.
+        runs: accepted at the target; `median` is theirs, in tokens/s.
+        limits: the speeds that the claim was the least of, by name, before the headroom.
+        rejected: a sentence for each run, of any length, that did not count.
+    """
+
+    target_sequence_length: int
+    tokens_per_sec: float
+    vram_mb: float
+    benchmarks: dict[str, dict[str, float]]
+    headroom: float
+    runs: int
+    median: float
+    limits: dict[str, float]
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def limited_by(self) -> str:
+        """The name of the least limit."""
+        return min(self.limits, key=lambda name: self.limits[name])
+
+    @property
+    def slack(self) -> float:
+        """How much slower than the median here a validator's run may be, as a share."""
+        return 1 - ACCEPTED_SHARE * self.tokens_per_sec / self.median
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_per_sec:,.0f} tokens/s at {self.target_sequence_length:,} tokens, "
+            f"{self.tokens_per_sec / self.median:.3f} of the median of {self.runs} runs, limited "
+            f"by {self.limited_by}; holds on a GPU down to {self.slack:.1%} slower"
+        )
+
+
+def limits_of(runs: Sequence[Measurement]) -> dict[str, float]:
+    """Return the speeds, by name, that a claim from accepted runs of one length must not exceed."""
+    speeds = [run.tokens_per_sec for run in runs]
+    limits = {
+        "slowest": min(speeds),
+        "expected": lower_bound(speeds, 1 / (RUNS_MOST + 1)),
+        "noise": max(lower_bound(speeds, REFUTED) / ACCEPTED_SHARE, WORST_SHARE * min(speeds)),
+    }
+    hosts = [run.host_seconds for run in runs if run.host_seconds is not None]
+    if hosts:
+        tokens = WORKLOAD.batch_size * WORKLOAD.timed_calls * runs[0].length
+        seconds = max(tokens / min(speeds), HOST_SLOWDOWN * max(hosts))
+        limits["host"] = tokens / seconds / ACCEPTED_SHARE
+    bound = ceiling(runs[0].environment)
+    if bound is not None:
+        limits["hardware"] = bound
+    return limits
+
+
+def is_settled(runs: Sequence[Measurement]) -> bool:
+    """Tell whether further runs of a length would hardly raise its claim, or are too many.
+
+    They would not where the noise is known so well that it does not limit the claim.
+    """
+    counted = accepted(runs)
+    if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all
+        return len(counted) >= RUNS_MOST
+    limits = limits_of(counted)
+    return limits.pop("noise") >= min(limits.values())
+
+
+def derive_claim(
+    runs: Mapping[int, Sequence[Measurement]], target: int, headroom: float = 0.01
+) -> Claim:
+    """Return the claim for `target` tokens from cold runs filed by length.
+
+    A run counts when its gate is green on the same code, its GPU was undisturbed and its speed is
+    possible (`rejection`). Of runs with the same slowest, mean and deviation, fewer give a lower
+    claim; a length without an accepted run is never claimed.
+
+    Raises:
+        NoClaim: no accepted run at the target, a process there that took more than half of a
+            validator's time, or a run that cannot be trusted (not a positive finite number, filed
+            under another length, another version of the code, another machine).
+        ValueError: `headroom` is not in [0, 1).
+    """
+    if not 0 <= headroom < 1:
+        raise ValueError(f"headroom {headroom} must be at least 0 and below 1")
+    _refuse_bad_data(runs)
+    counted = {length: found for length in sorted(runs) if (found := accepted(runs[length]))}
+    if target not in counted:
+        reasons = sorted({reason for m in runs.get(target, ()) if (reason := rejection(m))})
+        why = "; ".join(reasons) or "it was not measured"
+        raise NoClaim(f"no accepted run at the target of {target} tokens: {why}")
+    _refuse_slow_starts(counted[target])
+    limits = limits_of(counted[target])
+    if min(limits.values()) <= 0:
+        many = len(counted[target])
+        raise NoClaim(f"the noise at {target} tokens is not known from {many} such runs; take more")
+    benchmarks = {
+        str(length): {
+            "tokens_per_sec": min(m.tokens_per_sec for m in found) * (1 - headroom),
+            "vram_mb": max(m.vram_mb for m in found),
+        }
+        for length, found in counted.items()
+    }
+    benchmarks[str(target)]["tokens_per_sec"] = min(limits.values()) * (1 - headroom)
+    return Claim(
+        target_sequence_length=target,
+        **benchmarks[str(target)],
+        benchmarks=benchmarks,
+        headroom=headroom,
+        runs=len(counted[target]),
+        median=median(m.tokens_per_sec for m in counted[target]),
+        limits=limits,
+        rejected=_told(runs),
+    )
+
+
+def _told(runs: Mapping[int, Sequence[Measurement]]) -> tuple[str, ...]:
+    """Return a sentence for each run that does not count."""
+    return tuple(
+        f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"
+        for length in sorted(runs)
+        for number, run in enumerate(runs[length], 1)
+        if (reason := rejection(run))
+    )
+
+
+def _refuse_slow_starts(runs: Sequence[Measurement]) -> None:
+    most = VALIDATOR_SHARE * WORKLOAD.timeout_seconds
+    slowest = max((run.process_seconds or 0.0 for run in runs), default=0.0)
+    if slowest > most:
+        raise NoClaim(
+            f"import, compilation and calls at {runs[0].length} tokens took {slowest:.0f} s; a "
+            f"validator gives {WORKLOAD.timeout_seconds:.0f} s, of which {most:.0f} may be used"
+        )
+
+
+def _refuse_bad_data(runs: Mapping[int, Sequence[Measurement]]) -> None:
+    for length, measurements in runs.items():
+        for m in measurements:
+            if m.length != length:
+                raise NoClaim(f"a run of {m.length} tokens was filed under {length}")
+            for name, value in (
+                ("tokens_per_sec", m.tokens_per_sec),
+                ("elapsed_seconds", m.elapsed_seconds),
+            ):
+                if not (math.isfinite(value) and value > 0):
+                    raise NoClaim(f"{name} at {length} tokens is {value}, not a positive number")
+            if not (math.isfinite(m.vram_mb) and m.vram_mb >= 0):
+                raise NoClaim(f"vram_mb at {length} tokens is {m.vram_mb}")
+    everything = [m for measurements in runs.values() for m in measurements]
+    if len({m.source_digest for m in everything}) > 1:
+        raise NoClaim("the runs measured different versions of the code")
+    machines = [m.environment for m in everything if m.environment is not None]
+    if any(machine != machines[0] for machine in machines):
+        raise NoClaim("the runs come from different machines or software")

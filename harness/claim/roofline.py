@@ -1,0 +1,62 @@
+"""What no kernel can exceed on a GPU: the bytes a call must move, the operations it must do."""
+
+from __future__ import annotations
+
+from harness.machine import Environment
+from harness.workload import WORKLOAD, Workload
+
+TENSOR_OPERATIONS = {
+    "8.0": 2048, "8.6": 1024, "8.7": 2048, "8.9": 1024, "9.0": 4096, "10.0": 8192, "10.3": 8192,
+    "12.0": 1024, "12.1": 1024,
+}  # fmt: skip
+"""Dense bf16 operations of one multiprocessor in one clock, by compute capability, from NVIDIA's
+architecture papers. Where cards of one capability differ, the fastest counts."""
+
+
+def bytes_per_token(workload: Workload = WORKLOAD) -> int:
+    """Return the least bytes a token costs: its fp32 input read and its bf16 output written."""
+    return (4 + 2) * workload.hidden_size
+
+
+def operations_per_token(workload: Workload = WORKLOAD) -> int:
+    """Return the least operations a token costs: the layer's products and one step of its state.
+
+    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step reads the
+    state by k, writes it, and reads it by q.
+    """
+    hidden, size = workload.hidden_size, workload.head_dim
+    width = workload.num_heads * size
+    products = 4 * hidden * width + hidden * size + size * width
+    return 2 * (products + 3 * workload.num_heads * size * size)
+
+
+def ceiling(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
+    """Return the tokens/s that no kernel exceeds on this GPU, at its highest clocks.
+
+    None where the machine is a CPU, or does not say enough of itself.
+    """
+    if machine is None or machine.device == "cpu":
+        return None
+    rates = []
+    if machine.memory_bus_bits and machine.memory_clock_max_mhz:
+        # two transfers a clock, as NVML counts clocks
+        moved = machine.memory_bus_bits / 8 * 2 * machine.memory_clock_max_mhz * 1e6
+        rates.append(moved / bytes_per_token(workload))
+    per_clock = TENSOR_OPERATIONS.get(machine.compute_capability or "")
+    if per_clock and machine.multiprocessors and machine.sm_clock_max_mhz:
+        done = per_clock * machine.multiprocessors * machine.sm_clock_max_mhz * 1e6
+        rates.append(done / operations_per_token(workload))
+    return min(rates, default=None)
+
+
+def speed_of_light(speed: float, bound: float, baseline: float) -> float:
+    """Return the share of the way, in time, from a baseline to the hardware's bound.
+
+    0 at the baseline, 1 at the bound, negative below the baseline; all three are tokens/s.
+
+    Raises:
+        ValueError: the baseline is not slower than the bound.
+    """
+    if not 0 < baseline < bound:
+        raise ValueError(f"a baseline of {baseline} tokens/s must be positive and below {bound}")
+    return (1 / baseline - 1 / speed) / (1 / baseline - 1 / bound)

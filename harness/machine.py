@@ -1,0 +1,79 @@
+"""The machine as schema-checked models: what it is, and the state of its GPU at one moment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """A model that neither changes nor takes what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Snapshot(Frozen):
+    """The state of one GPU at one moment, read from NVML; None where the driver does not tell."""
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    slowdowns: tuple[str, ...] = Field(default=(), description="reasons active at this moment")
+    thermal_throttle_ns: int | None = Field(default=None, description="grows while throttled")
+    ecc_uncorrected: int | None = None
+    memory_used_mb: float | None = None
+    processes: int | None = Field(default=None, description="that compute on this GPU")
+    driver: str | None = None
+
+
+class Telemetry(Frozen):
+    """The GPU right before the first call of a run, while it was timed, and right after.
+
+    `during` is empty where the timed calls ended before anybody could look.
+    """
+
+    before: Snapshot
+    during: tuple[Snapshot, ...] = ()
+    after: Snapshot
+
+
+class Environment(Frozen):
+    """The machine and the software that a measurement ran on; None where nobody can tell.
+
+    Measurements are compared only where all of it is equal, so nothing in it changes by itself.
+    """
+
+    device: Literal["cuda", "cpu"]
+    platform: str
+    python: str
+    torch: str
+    triton: str | None
+    cuda: str | None = Field(description="the CUDA release that torch was built with")
+    gpu: str | None
+    gpu_memory_mb: NotNegative | None
+    compute_capability: str | None
+    driver: str | None
+    cpu_count: int
+    cpu: str | None = Field(default=None, description="model of the processor")
+    usable_cpus: int | None = Field(default=None, description="that this process may run on")
+    memory_mb: NotNegative | None = Field(default=None, description="of the host")
+    packages: dict[str, str] = Field(
+        default_factory=dict, description="versions of what a fork imports"
+    )
+    variables: dict[str, str] = Field(
+        default_factory=dict, description="of the environment, that change how kernels run"
+    )
+    gpu_uuid: str | None = None
+    vbios: str | None = None
+    power_limit_w: NotNegative | None = None
+    ecc: bool | None = Field(default=None, description="whether memory errors are corrected")
+    multiprocessors: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    memory_bus_bits: int | None = None
+    l2_bytes: int | None = None

@@ -1,0 +1,201 @@
+"""The claim: never above the slowest accepted run, lower for fewer runs, never without one."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.claim import NoClaim, derive_claim, is_settled
+from harness.claim.derive import HOST_SLOWDOWN, RUNS_MOST
+from harness.claim.tolerance import NOISE_FLOOR
+from harness.report import Measurement
+from tests.harness.claim.test_roofline import H200
+from tests.harness.samples import gate_result, measurement
+
+speeds = st.floats(min_value=500, max_value=2000)
+runs_of_one = st.lists(speeds, min_size=3, max_size=8)
+headrooms = st.floats(min_value=0, max_value=0.5)
+STEADY = [1000.0, 1001.0, 1002.0, 1003.0, 1004.0]
+
+
+def filed(length: int, values: list[float], **changes: Any) -> dict[int, list[Measurement]]:
+    return {length: [measurement(length, speed, **changes) for speed in values]}
+
+
+def claimed(values: list[float], headroom: float = 0.0, **changes: Any) -> float:
+    return derive_claim(filed(512, values, **changes), 512, headroom).tokens_per_sec
+
+
+def test_a_steady_length_is_claimed_at_what_the_slowest_of_ten_would_be() -> None:
+    # mean of the logarithms, less Student's 10/11 quantile for 4 degrees of freedom, by the floor
+    mean = math.exp(fmean(map(math.log, STEADY)))
+    assert claimed(STEADY) == pytest.approx(
+        mean * math.exp(-1.61404 * math.sqrt(1.2) * NOISE_FLOOR)
+    )
+    claim = derive_claim(filed(512, STEADY), 512)
+    assert claim.limited_by == "expected"
+    assert claim.tokens_per_sec > 0.97 * claim.median
+    assert claim.slack == pytest.approx(1 - 0.9 * claim.tokens_per_sec / 1002)
+    assert "holds on a GPU down to 1" in str(claim)
+
+
+def test_noise_that_could_refute_the_claim_lowers_it() -> None:
+    noisy = [900.0, 950.0, 1000.0, 1050.0, 1100.0]
+    logs = [math.log(value) for value in noisy]
+    # Student's quantile of 1 - 5e-5 for 4 degrees of freedom is 15.5440
+    bound = math.exp(fmean(logs) - 15.5440 * math.sqrt(1.2) * stdev(logs))
+    claim = derive_claim(filed(512, noisy), 512, 0.0)
+    assert claim.limited_by == "noise"
+    assert claim.tokens_per_sec == pytest.approx(bound / 0.9, rel=1e-4)
+
+
+def test_the_wildest_noise_leaves_a_claim() -> None:
+    wild = [300.0, 700.0, 1500.0, 400.0, 1100.0]
+    assert claimed(wild) == pytest.approx(0.3 * 300)
+
+
+def test_lengths_beside_the_target_are_given_as_measured() -> None:
+    runs = {**filed(512, [900.0, 1000.0]), **filed(100_000, STEADY, vram_mb=300.0)}
+    claim = derive_claim(runs, 100_000, headroom=0.1)
+    assert claim.benchmarks["512"] == {"tokens_per_sec": pytest.approx(810), "vram_mb": 10}
+    assert claim.benchmarks["100000"] == {
+        "tokens_per_sec": claim.tokens_per_sec,
+        "vram_mb": 300,
+    }
+
+
+@given(values=runs_of_one, headroom=headrooms)
+def test_row_25_no_claim_exceeds_any_run(values: list[float], headroom: float) -> None:
+    assert all(claimed(values, headroom) <= value for value in values)
+
+
+@given(values=runs_of_one, times=st.integers(2, 3))
+def test_fewer_runs_that_show_the_same_give_a_lower_claim(values: list[float], times: int) -> None:
+    assert claimed(values) <= claimed(values * times) * (1 + 1e-12)
+
+
+@given(values=runs_of_one, slower=st.floats(0.001, 1))
+def test_row_25_a_run_slower_than_all_others_never_raises_the_claim(
+    values: list[float], slower: float
+) -> None:
+    more = [*values, min(values) * slower]
+    assert claimed(more) <= min(values) * slower
+
+
+@given(values=runs_of_one, factor=st.floats(0.01, 1))
+def test_a_machine_slower_throughout_is_claimed_slower(values: list[float], factor: float) -> None:
+    slower = [value * factor for value in values]
+    assert claimed(slower) == pytest.approx(factor * claimed(values), rel=1e-6)
+
+
+@given(values=runs_of_one, extra=st.lists(speeds, max_size=3))
+def test_a_run_that_does_not_count_changes_no_figure(
+    values: list[float], extra: list[float]
+) -> None:
+    runs = filed(512, values)
+    runs[512] += [measurement(512, speed, gate=None) for speed in extra]
+    claim = derive_claim(runs, 512)
+    assert claim.tokens_per_sec == derive_claim(filed(512, values), 512).tokens_per_sec
+    assert [reason.rpartition(": ")[2] for reason in claim.rejected] == [
+        "its correctness was not checked" for _ in extra
+    ]
+
+
+@given(values=runs_of_one, order=st.randoms())
+def test_the_order_of_the_runs_does_not_matter(values: list[float], order: Any) -> None:
+    shuffled = list(values)
+    order.shuffle(shuffled)
+    assert claimed(shuffled) == pytest.approx(claimed(values), rel=1e-9)
+
+
+def test_a_claim_that_waits_for_the_host_allows_for_a_busy_one() -> None:
+    # 10 calls of 512 tokens at 1024 tokens/s take 5 s; the host is done after 4.5
+    calm = derive_claim(filed(512, [1024.0] * 5, host_seconds=0.5), 512, 0.0)
+    assert calm.limits["host"] > min(calm.limits.values())
+    claim = derive_claim(filed(512, [1024.0] * 5, host_seconds=4.5), 512, 0.0)
+    assert claim.limited_by == "host"
+    assert 0.9 * claim.tokens_per_sec == pytest.approx(5120 / (4.5 * HOST_SLOWDOWN))
+
+
+def test_a_speed_that_cannot_be_is_not_claimed() -> None:
+    fast = filed(1_000_000, [9e8] * 5, environment=H200)
+    with pytest.raises(NoClaim, match="memory and arithmetic end at 441,"):
+        derive_claim(fast, 1_000_000)
+    claim = derive_claim(filed(1_000_000, [1.8e8] * 5, environment=H200), 1_000_000)
+    assert 4e8 < claim.limits["hardware"] < 5e8
+
+
+def test_a_process_that_takes_most_of_a_validators_time_is_not_claimed() -> None:
+    derive_claim(filed(512, STEADY, process_seconds=149.0), 512)
+    with pytest.raises(NoClaim, match="took 151 s; a validator gives 300 s"):
+        derive_claim(filed(512, STEADY, process_seconds=151.0), 512)
+
+
+def test_a_length_without_an_accepted_run_is_never_claimed() -> None:
+    red = measurement(1024, gate=gate_result(passed=False))
+    runs = {**filed(512, STEADY), 1024: [red], 2048: []}
+    claim = derive_claim(runs, 512)
+    assert set(claim.benchmarks) == {"512"}
+    assert claim.rejected == ("run 1 at 1024 tokens (1,000 tokens/s): its correctness gate is red",)
+    for target, why in ((1024, "red"), (2048, "not measured"), (4096, "not measured")):
+        with pytest.raises(NoClaim, match=f"{target} tokens: .*{why}"):
+            derive_claim(runs, target)
+
+
+def test_one_run_is_no_ground_for_a_claim() -> None:
+    with pytest.raises(NoClaim, match="not known from 1 such runs"):
+        derive_claim(filed(512, [1000.0]), 512)
+
+
+def test_sampling_ends_when_the_noise_is_known_or_at_the_cap() -> None:
+    def settled(values: list[float]) -> bool:
+        return is_settled(filed(512, values)[512])
+
+    assert [settled(STEADY[:n]) for n in range(6)] == [False] * 5 + [True]
+    wide = [1000.0, 1100.0] * RUNS_MOST
+    assert [settled(wide[:n]) for n in (5, 9, 10)] == [False, False, True]
+    assert not is_settled([measurement(gate=None)] * 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product(["tokens_per_sec", "elapsed_seconds"], [float("nan"), float("inf"), 0.0, -3.0]),
+        *product(["vram_mb"], [float("nan"), -1.0]),
+    ],
+)
+def test_row_25_impossible_figures_are_named(name: str, value: float) -> None:
+    with pytest.raises(NoClaim, match=f"{name} at 512 tokens is {value}"):
+        derive_claim({512: [measurement(), measurement(512, **{name: value})]}, 512)
+
+
+def test_a_run_of_another_length_is_refused() -> None:
+    with pytest.raises(NoClaim, match="1024 tokens was filed under 512"):
+        derive_claim({512: [measurement(1024)]}, 512)
+
+
+def test_runs_of_two_versions_of_the_code_are_refused() -> None:
+    other = measurement(source_digest="e" * 64)
+    with pytest.raises(NoClaim, match="different versions"):
+        derive_claim({512: [measurement(), other]}, 512)
+
+
+def test_runs_of_two_machines_are_refused() -> None:
+    runs = filed(512, STEADY, environment=H200)
+    runs[512][0] = runs[512][0].model_copy(
+        update={"environment": H200.model_copy(update={"power_limit_w": 300.0})}
+    )
+    with pytest.raises(NoClaim, match="different machines"):
+        derive_claim(runs, 512)
+
+
+@pytest.mark.parametrize("headroom", [-0.01, 1.0, float("nan")])
+def test_an_impossible_headroom_is_refused(headroom: float) -> None:
+    with pytest.raises(ValueError, match="headroom"):
+        derive_claim({512: [measurement()]}, 512, headroom)
