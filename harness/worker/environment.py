@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
 from harness.report import Environment
-from harness.worker.telemetry import snapshot
+from harness.worker.telemetry import facts, snapshot
+
+PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")
+"""What a fork imports beside torch and Triton."""
+
+VARIABLES = (
+    *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC"),
+)
+"""What reaches a worker and changes how kernels run."""
 
 
 def _version(distribution: str) -> str | None:
@@ -19,10 +29,19 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _cpu_model(info: str) -> str | None:
+    """Return the first model's name in the text of /proc/cpuinfo."""
+    lines = (line.partition(":") for line in info.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+
+
 def describe(device: torch.device) -> Environment:
     """Return what a reader needs to repeat a measurement on `device`."""
     gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
     state = snapshot() if gpu is not None else None
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpus = Path("/proc/cpuinfo")
+    versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     return Environment(
         device="cpu" if gpu is None else "cuda",
         platform=platform.platform(),
@@ -35,4 +54,12 @@ def describe(device: torch.device) -> Environment:
         compute_capability=None if gpu is None else f"{gpu.major}.{gpu.minor}",
         driver=None if state is None else state.driver,
         cpu_count=os.cpu_count() or 1,
+        cpu=_cpu_model(cpus.read_text()) if cpus.exists() else None,
+        usable_cpus=len(os.sched_getaffinity(0)),
+        memory_mb=host_bytes / 2**20,
+        packages=versions,
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        multiprocessors=None if gpu is None else gpu.multi_processor_count,
+        l2_bytes=None if gpu is None else gpu.L2_cache_size,
+        **({} if gpu is None else facts()),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
-import os
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from harness.job import Exit, Job, Reply
 from harness.report import Telemetry
 from harness.worker.tree import WorkerError, load_tree
+from harness.worker.turn import Turn
 
 
 def _device(asked: str) -> Any:
@@ -56,37 +56,26 @@ def _gate(job: Job) -> Mapping[str, Any]:
     return result.model_dump(mode="json")
 
 
-def beside_others(turn: str | None) -> Callable[[], None]:
-    """Share a lock on the file `turn`; return a call that waits until no other process has it.
-
-    It then stays with this process to its end. None is a process that has nobody to wait for.
-    """
-    if turn is None:
-        return lambda: None
-    lock = os.open(turn, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lambda: fcntl.flock(lock, fcntl.LOCK_EX)
-
-
 def _time(job: Job) -> Mapping[str, Any]:
-    wait_until_alone = beside_others(job.turn)
+    turn = Turn(job.turn, job.seconds)
     from harness.worker.environment import describe
     from harness.worker.gate import inspect_timed
-    from harness.worker.telemetry import snapshot
+    from harness.worker.telemetry import quiet_snapshot
     from harness.worker.timing import InvalidRunError, time_layer
     from harness.workload import WORKLOAD
 
-    before = None if job.device == "cpu" else snapshot()
     started_at = datetime.now(timezone.utc)
     loaded = load_tree(Path(job.tree or ""))
     device = _device(job.device)
-    wait_until_alone()
+    turn.wait()
+    before = None if device.type == "cpu" else quiet_snapshot()
     try:
         timing = time_layer(
             loaded.layer_class, job.length, device, inspect=inspect_timed if job.checked else None
         )
     except InvalidRunError as error:
         raise WorkerError(str(error), "gate") from error
+    used = turn.used
     telemetry = None
     if before is not None and timing.gpu is not None:
         telemetry = Telemetry(before=before, after=timing.gpu).model_dump(mode="json")
@@ -96,6 +85,9 @@ def _time(job: Job) -> Mapping[str, Any]:
         "tokens_per_sec": tokens / timing.elapsed_seconds,
         "vram_mb": timing.vram_bytes / 2**20,
         "elapsed_seconds": timing.elapsed_seconds,
+        "host_seconds": timing.host_seconds,
+        "process_seconds": used - (time.monotonic() - timing.ended),
+        "call_seconds": list(timing.call_seconds),
         "runs": WORKLOAD.timed_calls,
         "first_call_seconds": timing.first_call_seconds,
         "import_seconds": loaded.import_seconds,

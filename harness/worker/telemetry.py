@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from harness.claim.rejection import OTHER_MEMORY_MB
 from harness.report import Snapshot
+
+QUIET_SECONDS = 3.0
+
+Answer = TypeVar("Answer")
 
 _SLOWDOWNS = {
     "SwPowerCap": "power cap",
@@ -41,12 +48,59 @@ def _slowdowns(nvml: Any, mask: int) -> tuple[str, ...]:
     )
 
 
+def quiet_snapshot(
+    seconds: float = QUIET_SECONDS, look: Callable[[], Snapshot | None] | None = None
+) -> Snapshot | None:
+    """Read the GPU's state once nobody else uses it, or after `seconds` as it is then.
+
+    A process that was timed just before may still give its memory back.
+    """
+    look = look or snapshot
+    until = time.monotonic() + seconds
+    state = look()
+    while state is not None and _is_used(state) and time.monotonic() < until:
+        time.sleep(0.1)
+        state = look()
+    return state
+
+
+def _is_used(state: Snapshot) -> bool:
+    return bool(state.processes) or (state.memory_used_mb or 0.0) > OTHER_MEMORY_MB
+
+
+def _others(nvml: Any, gpu: Any) -> int:
+    """Return how many processes but this one compute on a GPU.
+
+    In a container NVML may know this process by another number. It is then taken for the one that
+    is not another, if it uses CUDA already.
+    """
+    pids = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+    torch = sys.modules.get("torch")
+    mine = os.getpid() in pids or (torch is not None and torch.cuda.is_initialized())
+    return max(len(pids) - int(mine), 0)
+
+
 def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snapshot | None:
-    """Read the GPU's clocks, heat, power, memory and errors now.
+    """Read the GPU's clocks, heat, power, memory, errors and processes now.
 
     Returns None without a GPU, driver or nvidia-ml-py; single figures that this GPU does not
     report are None. `nvml` is the pynvml module or a stand-in.
     """
+    return _asked(_state, nvml, environ)
+
+
+def facts(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return what of an `Environment` NVML tells of this GPU; it stays the same at any load."""
+    return _asked(_constants, nvml, environ) or {}
+
+
+Read = Callable[[Callable[[], Any]], Any]
+
+
+def _asked(
+    ask: Callable[[Any, Any, Read], Answer], nvml: Any, environ: Mapping[str, str]
+) -> Answer | None:
+    """Return what `ask` makes of NVML, the GPU, and a reader that gives None for an error."""
     nvml = nvml or _load()
     if nvml is None:
         return None
@@ -62,33 +116,53 @@ def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snaps
             return None
 
     try:
-        gpu = _handle(nvml, environ)
-        power = read(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
-        # The second version leaves out what the driver keeps for itself.
-        memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))
-        violation = read(
-            lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL)
-        )
-        mask = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
-        driver = read(nvml.nvmlSystemGetDriverVersion)
-        return Snapshot(
-            sm_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
-            temperature_c=read(
-                lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
-            ),
-            power_w=None if power is None else power / 1000,
-            slowdowns=() if mask is None else _slowdowns(nvml, mask),
-            thermal_throttle_ns=None if violation is None else violation.violationTime,
-            ecc_uncorrected=read(
-                lambda: nvml.nvmlDeviceGetTotalEccErrors(
-                    gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-                )
-            ),
-            memory_used_mb=None if memory is None else memory.used / 2**20,
-            driver=driver.decode() if isinstance(driver, bytes) else driver,
-        )
+        return ask(nvml, _handle(nvml, environ), read)
     except (nvml.NVMLError, ValueError):
         return None
     finally:
         read(nvml.nvmlShutdown)
+
+
+def _constants(nvml: Any, gpu: Any, read: Read) -> dict[str, Any]:
+    limit = read(lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu))
+    ecc = read(lambda: nvml.nvmlDeviceGetEccMode(gpu)[0])
+    return {
+        "gpu_uuid": _text(read(lambda: nvml.nvmlDeviceGetUUID(gpu))),
+        "vbios": _text(read(lambda: nvml.nvmlDeviceGetVbiosVersion(gpu))),
+        "power_limit_w": None if limit is None else limit / 1000,
+        "ecc": None if ecc is None else bool(ecc),
+        "sm_clock_max_mhz": read(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+        "memory_clock_max_mhz": read(
+            lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM)
+        ),
+        "memory_bus_bits": read(lambda: nvml.nvmlDeviceGetMemoryBusWidth(gpu)),
+    }
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _state(nvml: Any, gpu: Any, read: Read) -> Snapshot:
+    power = read(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
+    # The second version leaves out what the driver keeps for itself.
+    memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))
+    violation = read(lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL))
+    mask = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+    driver = read(nvml.nvmlSystemGetDriverVersion)
+    return Snapshot(
+        sm_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+        memory_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
+        temperature_c=read(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+        power_w=None if power is None else power / 1000,
+        slowdowns=() if mask is None else _slowdowns(nvml, mask),
+        thermal_throttle_ns=None if violation is None else violation.violationTime,
+        ecc_uncorrected=read(
+            lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            )
+        ),
+        memory_used_mb=None if memory is None else memory.used / 2**20,
+        processes=read(lambda: _others(nvml, gpu)),
+        driver=_text(driver),
+    )

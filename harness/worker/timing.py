@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from harness.report import Snapshot
+from harness.worker.single_calls import cold_calls
 from harness.worker.telemetry import snapshot
 from harness.workload import WORKLOAD, Workload
 
@@ -42,12 +43,19 @@ class InvalidRunError(Exception):
 
 @dataclass(frozen=True)
 class Timing:
-    """What one run of the loop gave: seconds, bytes, and the GPU's state right after it."""
+    """What one run of the loop gave: seconds, bytes, and the GPU's state right after it.
+
+    `host_seconds` are those until the last call had returned, `ended` is when the loop had ended on
+    the monotonic clock, and `call_seconds` are single calls after it.
+    """
 
     elapsed_seconds: float
     first_call_seconds: float
     vram_bytes: int
     gpu: Snapshot | None
+    host_seconds: float | None = None
+    ended: float = 0.0
+    call_seconds: tuple[float, ...] = ()
 
 
 def tampered() -> list[str]:
@@ -108,17 +116,22 @@ def time_layer(
     for _call in range(workload.timed_calls):
         with recording(device):
             _ = layer(x)
+    host = _monotonic() - inner
     _synchronize(device)
     inner = _monotonic() - inner
     elapsed = time.time() - start
-    outer = _monotonic() - outer
+    ended = _monotonic()
+    outer = ended - outer
 
     vram = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     state = snapshot() if device.type == "cuda" else None
     _require_honest(inner, elapsed, outer)
     if inspect is not None:
         inspect(layer, x, _[0].detach())
-    return Timing(elapsed, first_call, vram, state)
+    if device.type == "cpu":
+        return Timing(elapsed, first_call, vram, state, ended=ended)
+    calls = cold_calls(layer, x)
+    return Timing(elapsed, first_call, vram, state, host, ended, calls)
 
 
 def _require_honest(inner: float, elapsed: float, outer: float) -> None:

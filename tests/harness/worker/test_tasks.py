@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-from pathlib import Path
+import time
 from typing import Any
 
 import pytest
+import torch
 
 from harness.job import Exit, Job
 from harness.report import Measurement, Snapshot
-from harness.worker import tasks, telemetry, timing
+from harness.worker import environment, tasks, telemetry, timing
 from harness.worker.tree import Loaded
-from tests.harness import honest
+from tests.harness import honest, samples
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,17 @@ def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPat
     loaded = Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
 
     def timed(*_arguments: Any, **_options: Any) -> timing.Timing:
-        return timing.Timing(0.5, 2.0, 3 << 20, state)
+        return timing.Timing(
+            *(0.5, 2.0, 3 << 20, state),
+            host_seconds=0.1,
+            ended=time.monotonic(),
+            call_seconds=(0.04, 0.05),
+        )
 
     monkeypatch.setattr(tasks, "load_tree", lambda tree: loaded)
     monkeypatch.setattr(telemetry, "snapshot", lambda: state)
+    monkeypatch.setattr(tasks, "_device", lambda asked: torch.device("cuda"))
+    monkeypatch.setattr(environment, "describe", lambda device: samples.environment())
     monkeypatch.setattr(timing, "time_layer", timed)
     job = Job(task="time", tree="/t", length=100, result_fd=9, nonce="n", parent=1)
     reply, status = tasks.perform(job)
@@ -60,15 +67,5 @@ def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPat
     assert found.telemetry is not None
     assert found.telemetry.before == found.telemetry.after == state
     assert (found.tokens_per_sec, found.vram_mb) == (10 * 100 / 0.5, 3)
-
-
-def test_who_waits_for_a_turn_is_alone_afterwards(tmp_path: Path) -> None:
-    turn = tmp_path / "turn"
-    wait_until_alone = tasks.beside_others(str(turn))
-    with turn.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
-        fcntl.flock(other, fcntl.LOCK_UN)
-        wait_until_alone()
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    tasks.beside_others(None)()  # nobody to wait for
+    assert (found.host_seconds, found.call_seconds) == (0.1, (0.04, 0.05))
+    assert 0 < (found.process_seconds or 0) < time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.worker.telemetry import snapshot
+from harness.report import Snapshot
+from harness.worker.telemetry import facts, quiet_snapshot, snapshot
 
 
 class NVMLError(Exception):
@@ -64,6 +66,29 @@ class Driver:
     def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
         return 50 + gpu
 
+    def nvmlDeviceGetUUID(self, gpu: int) -> bytes:
+        return f"GPU-{gpu}".encode()
+
+    def nvmlDeviceGetVbiosVersion(self, gpu: int) -> str:
+        return "96.00"
+
+    def nvmlDeviceGetPowerManagementLimit(self, gpu: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetEccMode(self, gpu: int) -> list[int]:
+        return [1, 1]
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: int, kind: int) -> int:
+        return {1: 1980, 2: 3201}[kind]
+
+    def nvmlDeviceGetMemoryBusWidth(self, gpu: int) -> int:
+        raise NVMLError("not supported")
+
+    pids: tuple[int, ...] = ()
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> Any:
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
     def nvmlDeviceGetTotalEccErrors(self, gpu: int, kind: int, counter: int) -> int:
         raise NVMLError("not supported")
 
@@ -98,3 +123,39 @@ def test_row_23_no_driver_is_no_error() -> None:
 
     driver.nvmlInit = absent  # type: ignore[method-assign]
     assert snapshot(driver, {}) is None
+
+
+@pytest.mark.parametrize(("pids", "others"), [((), 0), ((os.getpid(),), 0), ((1, os.getpid()), 1)])
+def test_other_processes_on_the_gpu_are_counted(pids: tuple[int, ...], others: int) -> None:
+    driver = Driver()
+    driver.pids = pids
+    state = snapshot(driver, {})
+    assert state is not None
+    assert state.processes == others
+
+
+@pytest.mark.parametrize("left", [{"memory_used_mb": 9e4}, {"processes": 1}])
+def test_what_the_last_process_leaves_is_waited_for(left: Any) -> None:
+    states = iter([Snapshot(**left), Snapshot(**left), Snapshot(memory_used_mb=4.0, processes=0)])
+    assert quiet_snapshot(5.0, lambda: next(states)) == Snapshot(memory_used_mb=4.0, processes=0)
+    busy = Snapshot(**left)
+    assert quiet_snapshot(0.2, lambda: busy) == busy  # and said, when it stays
+
+
+def test_without_a_gpu_there_is_no_wait() -> None:
+    assert quiet_snapshot(5.0, lambda: None) is None
+
+
+def test_what_stays_the_same_of_a_gpu_is_read() -> None:
+    driver = Driver()
+    assert facts(driver, {"CUDA_VISIBLE_DEVICES": "1"}) == {
+        "gpu_uuid": "GPU-1",
+        "vbios": "96.00",
+        "power_limit_w": 700.0,
+        "ecc": True,
+        "sm_clock_max_mhz": 1980,
+        "memory_clock_max_mhz": 3201,
+        "memory_bus_bits": None,
+    }
+    assert driver.open == 0
+    assert facts(driver, {"CUDA_VISIBLE_DEVICES": "7"}) == {}

@@ -1,0 +1,43 @@
+"""Single calls after the validator's loop, timed by CUDA events behind a cold L2 cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CALLS = 10
+
+HEAD_START = 3_000_000
+"""Clocks that the GPU sleeps before a call, so that the host has queued all of it by then."""
+
+
+def cold_calls(layer: Any, x: Tensor, calls: int = CALLS) -> tuple[float, ...]:
+    """Return the GPU's seconds for each of some calls under bf16 autocast, gradients recorded.
+
+    Before each, memory of four times the L2 cache is written, so that nothing of the last call is
+    left in it. The GPU waits until the host has queued the call, so gaps do not count. Empty where
+    there is no memory for that.
+
+    Args:
+        layer: returns a tuple, the output first.
+        x: on a CUDA device.
+    """
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    size = 4 * torch.cuda.get_device_properties(x.device).L2_cache_size
+    found = []
+    try:
+        flushed = torch.empty(size, dtype=torch.int8, device=x.device)
+        for _ in range(calls):
+            flushed.zero_()
+            torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
+            start.record()
+            with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
+                _output = layer(x)
+            stop.record()
+            stop.synchronize()
+            found.append(start.elapsed_time(stop) / 1e3)
+    except torch.OutOfMemoryError:
+        return ()
+    return tuple(found)

@@ -1,0 +1,52 @@
+"""Heat: a GPU kept busy until its temperature is that of sustained work."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from harness.machine import Frozen
+from harness.worker.telemetry import snapshot
+
+LOOK_SECONDS = 2.0
+STEADY_C = 1
+"""A temperature that rises by less between two looks is steady."""
+
+
+class Soak(Frozen):
+    """How long a GPU was kept busy, and its temperature in Celsius before and after."""
+
+    seconds: float
+    before_c: int | None
+    after_c: int | None
+
+
+def soak(most_seconds: float) -> Soak:
+    """Keep the GPU busy until its temperature is steady, or for `most_seconds`.
+
+    On a cold GPU clocks are higher than a validator's busy one has, and the first runs faster than
+    the later ones.
+
+    Raises:
+        RuntimeError: there is no CUDA device.
+    """
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    began = time.monotonic()
+    before = last = _temperature()
+    while True:
+        until = min(began + most_seconds, time.monotonic() + LOOK_SECONDS)
+        while time.monotonic() < until:
+            for _ in range(20):
+                torch.mm(x, x)
+            torch.cuda.synchronize()
+        now = _temperature()
+        steady = now is not None and last is not None and now - last < STEADY_C
+        if steady or time.monotonic() >= began + most_seconds:
+            return Soak(seconds=time.monotonic() - began, before_c=before, after_c=now)
+        last = now
+
+
+def _temperature() -> int | None:
+    state = snapshot()
+    return None if state is None else state.temperature_c
