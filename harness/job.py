@@ -28,7 +28,8 @@ class Job(Frozen):
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
     `import` only imports the tree, `probe` only describes the machine, `call` only calls `function`
     (`module:name`) with `arguments`. `checked` compares the last timed output too. Processes that
-    share the file `turn` import side by side and are timed one after another.
+    share the file `turn` import side by side and are timed one after another; each ends itself
+    after `seconds`, in which waiting for its turn does not count.
     `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
@@ -40,6 +41,7 @@ class Job(Frozen):
     source_digest: str = ""
     checked: bool = True
     turn: str | None = None
+    seconds: float | None = Field(default=None, description="of a process that shares a turn")
     function: str = ""
     arguments: tuple[JsonValue, ...] = ()
     result_fd: int = Field(gt=2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -34,6 +35,12 @@ _KILLED = (-9, 128 + 9)
 Model = TypeVar("Model", bound=BaseModel)
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
+Gate = bool | GateResult | Callable[[], GateResult]
+"""Whether the code is checked first, the result of an earlier check, or one that is still made."""
+
+PATIENCE = 20
+"""A process that shares a turn is killed after so many times its own seconds, waits included."""
+
 
 class Measure(Protocol):
     """`measure`, or its stand-in."""
@@ -44,11 +51,12 @@ class Measure(Protocol):
         length: int,
         *,
         device: str,
-        gate: bool | GateResult,
+        gate: Gate,
         timeout: float,
         stop: threading.Event | None,
         cold_cache: bool,
         confinement: Confinement | None = None,
+        turn: Path | None = None,
     ) -> Measurement:
         """Time one length in a fresh process."""
 
@@ -120,6 +128,8 @@ def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
         raise failure("stopped on request", "stopped")
     if ended.timed_out:
         raise failure(f"not done within {timeout:g} s", "timeout")
+    if ended.returncode == -signal.SIGALRM:  # from its own `Turn`
+        raise failure("not done within its seconds", "timeout")
     if ended.exceeded:
         raise failure(ended.exceeded, "limit")
     if not ended.result:
@@ -286,7 +296,7 @@ def measure(
     length: int,
     *,
     device: str = "auto",
-    gate: bool | GateResult = True,
+    gate: Gate = True,
     timeout: float = WORKLOAD.timeout_seconds,
     stop: threading.Event | None = None,
     cold_cache: bool = False,
@@ -302,12 +312,14 @@ def measure(
         tree: root of a fork, the folder that holds `fla/`.
         device: `cuda`, `cpu` or `auto` (as the validator chooses).
         gate: True checks the code first; a green result of `check` for the same code and a
-            length at least this long is taken instead; False measures unchecked code.
+            length at least this long is taken instead; False measures unchecked code. A call
+            is asked for the result of a check that runs meanwhile, once the loop has run: with
+            it goes a `turn` that is held until the check is green.
         timeout: seconds for each process, everything included.
         stop: when set, the child is ended promptly.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
         turn: a file; calls at once that share it import side by side, and are timed one after
-            another, when all of them have imported. Waiting counts towards the timeout.
+            another, when all of them have imported. Waiting does not count as their seconds.
         confinement: what shuts the processes in; None runs them with this user's rights.
 
     Raises:
@@ -328,7 +340,13 @@ def measure(
         _require_green(gate, str(job["source_digest"]), length)
     job["checked"] = gate is not False
     job["turn"] = None if turn is None else str(turn.resolve())
+    if turn is not None:
+        job["seconds"] = timeout
+        run["timeout"] = PATIENCE * timeout
     body = _work(job, **run)
+    if callable(gate):
+        gate = gate()
+        _require_green(gate, str(job["source_digest"]), length)
     cache = "cold" if cold_cache else "shared"
     return _parsed(Measurement, {**body, "gate": gate or None, "cache": cache})
 

@@ -17,6 +17,7 @@ import click
 
 from harness.source import tree_commit
 from harness.stats import table
+from harness.workload import LENGTHS, lengths_for
 from neurons import observe
 from neurons.command_line import doctor as doctor_checks
 from neurons.command_line import kernel_checks
@@ -33,7 +34,7 @@ from neurons.mining import daemon
 from neurons.mining.cycle import State, Submission, backoff_seconds
 from neurons.mining.journal import Journal
 from neurons.mining.publishing.from_settings import open_fork
-from neurons.mining.series import MinerSeries, describe_machine, lengths_to_measure, new_series
+from neurons.mining.series import MinerSeries, describe_machine, new_series, targets_to_try
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock
 
@@ -144,7 +145,8 @@ def _failed(findings: Iterable[Finding]) -> int:
     return int(any(one.level == "failure" for one in findings))
 
 
-def bench(given: Given) -> int:
+@click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
+def bench(given: Given, all_lengths: bool = False) -> int:
     """Carry out `bench`: measure the fork as the miner will; nothing is submitted."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
@@ -154,20 +156,26 @@ def bench(given: Given) -> int:
         fork.prepare()
         target = settings.target_sequence_length
         environment = describe_machine(settings.device)
-        lengths = lengths_to_measure(None if target == "auto" else target, environment.device)
+        wanted = None if target == "auto" else target
+        targets = targets_to_try(wanted, environment.device)
         commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
-        series = new_series(settings, fork.worktree, environment, "bench", commit, log)
-        _run(series, lengths)
+        series = new_series(settings, fork.worktree, environment, "bench", commit, log, anew=True)
+        _insist(series, lambda: series.run_targets(targets))
+        if all_lengths:
+            lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
+            _insist(series, lambda: series.run(lengths))
+            series.round_done()
     say(table(series.measurements, series.failures))
     say(f"report: {series.path}")
     return int(bool(series.failures))
 
 
-def _run(series: MinerSeries, lengths: Iterable[int]) -> None:
+def _insist(series: MinerSeries, act: Callable[[], object]) -> None:
     """Measure, and go on after what the miner goes on after."""
     while True:
         try:
-            return series.run(lengths)
+            act()
+            return
         except Retry as fault:
             series.crashes += 1
             series.log.warning("trying again", reason=fault.reason)

@@ -23,7 +23,7 @@ from neurons.git.remote import parse_remote
 from neurons.http.outcomes import http_date
 from neurons.mining.publishing.from_settings import upstream_address
 from neurons.mining.publishing.github import check_token
-from neurons.mining.series import lengths_to_measure
+from neurons.mining.series import targets_to_try
 from neurons.observe import redact_text
 from quasar_kernels.contract import fork_imports
 
@@ -78,11 +78,11 @@ def target(settings: Settings) -> Finding:
     """Whether the target can be measured here: nothing is claimed that was not."""
     length = settings.target_sequence_length
     try:
-        lengths = lengths_to_measure(None if length == "auto" else length, settings.device)
+        targets = targets_to_try(None if length == "auto" else length, settings.device)
     except Held as held:
         return failure("target", held.reason, held.remedy)
-    best = "the best of " if length == "auto" else ""
-    return ok("target", f"{best}{lengths[-1]:,} tokens, measured on {settings.device}")
+    best = "the best up to " if length == "auto" else ""
+    return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
 
 
 def upstream(settings: Settings) -> Finding:

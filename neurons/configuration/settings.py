@@ -165,14 +165,19 @@ class Settings(BaseModel):
         "auto", MEASURE, "auto, cuda or cpu", "Where kernels run; auto takes a GPU if there is one."
     )
     claim_headroom: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = _setting(
-        0.03,
+        0.01,
         MEASURE,
         "a share from 0 to 0.9",
-        "How far the claim stays under the slowest accepted run. A validator that measures less "
-        "than 90 % of a claim scores it 0.",
+        "How far the claim stays under what the measurements allow: at most the slowest accepted "
+        "run, less where the runs differ (docs/honesty.md). A validator that measures less than "
+        "90 % of a claim scores it 0.",
     )
     claim_runs: Annotated[int, Field(ge=1, le=20)] = _setting(
-        3, MEASURE, "a whole number from 1 to 20", "Fresh processes that time each length."
+        5,
+        MEASURE,
+        "a whole number from 1 to 20",
+        "Fresh processes that time the target, at least. Five are taken in any case, and up to ten "
+        "until the noise is known.",
     )
     bench_timeout_seconds: Seconds = _setting(
         300.0, MEASURE, "seconds", "After this long a measurement's processes are killed."

@@ -42,7 +42,6 @@ BLOCK_SECONDS = 2
 MINER, VALIDATOR = "miner", "validator"
 CPU_LENGTH = 2048
 CPU_HEADROOM = 0.5
-CPU_RUNS = 2
 
 READY_SECONDS = 60.0
 STARTS_ALLOWED = 3
@@ -80,7 +79,6 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
     if device == "cpu":
         defaults |= {
             "target_sequence_length": CPU_LENGTH,
-            "claim_runs": CPU_RUNS,
             "claim_headroom": CPU_HEADROOM,
         }
     folder = wanted.state_dir / "embedded"

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from structlog.stdlib import BoundLogger
 
 from harness.report import Environment
-from harness.runner import Measure, measure, probe
+from harness.runner import Measure, check, measure, probe
+from harness.together import Check
 from neurons.configuration.settings import Settings
 from neurons.http.connection import Signer
 from neurons.mining import cycle
@@ -81,7 +82,8 @@ class Context:
 
     Attributes:
         stop: set when the daemon must end.
-        measure, probe: time one length, describe the machine; both in a child process.
+        measure, check, probe: time one length, check the code, describe the machine; all in a
+            child process.
         content_digest: names the present content of the kernels.
         now: Unix seconds, for what is written down; waits do not depend on it.
         waiter: what `wait` does; without it, a wait on `stop`.
@@ -99,6 +101,7 @@ class Context:
     log: BoundLogger
     stop: threading.Event = field(default_factory=threading.Event)
     measure: Measure = measure
+    check: Check = check
     probe: Callable[..., Environment] = probe
     content_digest: Callable[[], str] = overlay_digest
     now: Callable[[], float] = time.time

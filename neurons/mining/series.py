@@ -1,36 +1,47 @@
-"""The miner's measurements: how they are taken, kept in a report, and taken up after a crash."""
+"""The miner's measurements: which are taken, and what it means when they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from harness.report import (
-    Environment,
-    Kind,
-    Measurement,
-    Report,
-    ReportError,
-    build_report,
-    load_report,
-    write_report,
-)
-from harness.runner import MeasurementError, probe
-from harness.series import Policy, Series
+from harness.claim import RUNS_MOST
+from harness.claim.tolerance import lower_bound
+from harness.report import Environment, Kind, Measurement, Report, build_report, write_report
+from harness.runner import MeasurementError, call, probe
+from harness.series import Policy
 from harness.source import source_digest
-from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from harness.together import ShortSeries
+from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
 from neurons.configuration.settings import Settings
 from neurons.errors import Held, Retry
-from neurons.mining.context import Context
-from neurons.mining.cycle import Submission
+from neurons.mining.reports import earlier_runs
 from neurons.processes.runtime import Stopped
+from neurons.rules import LEAGUES
 
 CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
+
+CPU_RUNS_MOST = 5
+"""Runs of the target on a CPU, where a claim is for trying the program out."""
+
+LOWEST_LEAGUE = 100_000
+"""Longest length that is tried in the lowest league."""
+
+AT_ONCE_MOST, MIB_EACH = 14, 4096
+"""Processes that import side by side, each on a core: most of them, and host memory for one."""
+
+SOAK, SOAK_SECONDS = "harness.worker.soak:soak", 12.0
+"""What heats the GPU up before it is measured, and for how long at most."""
+
+SLOWER, FASTER = 0.01, 1.03
+"""A confirming run belongs to earlier ones unless it is slower than all but this share of such runs
+would be, or faster by this factor than the fastest."""
 
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
 """Failures that cost a length and the longer ones their claim, and no more."""
@@ -51,33 +62,41 @@ def describe_machine(device: str, look: Callable[..., Environment] = probe) -> E
         ) from error
 
 
-def lengths_to_measure(target: int | None, device: str) -> tuple[int, ...]:
-    """Return the lengths for a submission at `target` tokens, or for the best one.
+def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
+    """Return the targets of which the first that can be measured is claimed.
+
+    `auto` (None) goes from the league with the highest multiplier down: speed hardly depends on the
+    length there, so what fits in the highest league wins. Below, longer lengths are faster.
 
     Raises:
         Held: the target is not measured on a CPU.
     """
-    lengths = lengths_for(target or LENGTHS[-1], device)
-    if target is not None and target not in lengths:
+    if target is None and device == "cuda":
+        leagues = [least for least, _, _ in LEAGUES if least > LENGTHS[0]]
+        return tuple(sorted({*leagues, *(n for n in LENGTHS if n <= LOWEST_LEAGUE)}, reverse=True))
+    if target is None:
+        return tuple(sorted(lengths_for(CPU_LIMIT, device), reverse=True))
+    if target not in lengths_for(target, device):
         raise Held(
             f"TARGET_SEQUENCE_LENGTH={target} cannot be measured on a CPU, and nothing is claimed "
             "that was not measured.",
-            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {lengths[-1]} to "
+            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {CPU_LIMIT} to "
             "try the program out.",
         )
-    return lengths
+    return (target,)
 
 
 @dataclass(kw_only=True)
-class MinerSeries(Series):
-    """The measurements of one commit on one machine, on the disk after every one of them.
+class MinerSeries(ShortSeries):
+    """The measurements of one commit on one machine, on the disk after every round of processes.
 
-    `run` raises Held or Retry for what ends it, and Stopped.
+    `run_targets` and `run` raise Held or Retry for what ends them, and Stopped.
 
     Attributes:
         path: the report.
         commit: what is measured.
         crashes: how often in a row a worker has crashed before.
+        anew: take up nothing that was measured before.
     """
 
     path: Path
@@ -85,6 +104,43 @@ class MinerSeries(Series):
     environment: Environment
     log: BoundLogger
     crashes: int = 0
+    anew: bool = False
+
+    def run_targets(self, targets: Iterable[int]) -> None:
+        """Measure the first of these targets that can be, and what validators time beside it.
+
+        Unchanged kernels on an unchanged machine take up what was measured before, in another
+        submission or by `bench`, when one run more confirms it.
+        """
+        for target in targets:
+            if self._confirmed(target) or self.run_for(target, VALIDATOR_LENGTHS):
+                return
+        last = self.failures[-1]
+        raise Held(
+            f"Nothing can be claimed: {last.length} tokens failed: {last.reason}.",
+            "Set TARGET_SEQUENCE_LENGTH to a length that fits this machine, or to auto; the report "
+            f"{self.path.name} names every failure.",
+        )
+
+    def _confirmed(self, target: int) -> bool:
+        """Take up earlier measurements of this code and machine, if a run of the target agrees."""
+        if self.anew or self.measurements:  # after a crash it has its own
+            return False
+        code = source_digest(self.tree)
+        earlier = earlier_runs(self.path.parent, self.environment, code, target)
+        if not earlier:
+            return False
+        self.measurements = earlier
+        speeds = [m.tokens_per_sec for m in self.of(target)]
+        self.log.info("measured before; one run confirms it", runs=len(earlier), target=target)
+        done = self.run_for(target, VALIDATOR_LENGTHS, more=1)
+        if done:
+            again = self.of(target)[len(speeds)].tokens_per_sec
+            if lower_bound(speeds, SLOWER) <= again <= FASTER * max(speeds):
+                return True
+            self.log.info("not as before; measuring anew", tokens_per_sec=round(again))
+        self.measurements, self.failures = [], []
+        return False
 
     def take_up(self, report: Report) -> bool:
         """Take over what was measured before a crash, where commit, code and machine are these."""
@@ -100,15 +156,18 @@ class MinerSeries(Series):
         self.failures = list(report.failures)
         return True
 
+    def heated(self, result: object) -> None:
+        self.log.info("the GPU is warm", soak=result)
+
     def started(self, length: int) -> None:
-        self.log.info("measuring", length=length, runs=self.policy.runs)
+        if not self.of(length):
+            self.log.info("measuring", length=length)
 
     def measured(self, measurement: Measurement) -> None:
-        self._keep()
         self.log.info(
             "measured",
             length=measurement.length,
-            run=f"{len(self.of(measurement.length))}/{self.policy.runs}",
+            run=len(self.of(measurement.length)),
             tokens_per_sec=round(measurement.tokens_per_sec),
             vram_mb=round(measurement.vram_mb),
             first_call_seconds=round(measurement.first_call_seconds, 2),
@@ -121,15 +180,11 @@ class MinerSeries(Series):
         self.log.debug("the worker's last words", log=error.log_tail)
         if error.kind not in self.policy.left_out:
             raise _meaning(error, length, self.crashes) from error
-        self._keep()
         self.log.warning(
-            "no claim for this length and longer ones",
-            length=length,
-            kind=error.kind,
-            reason=error.reason,
+            "no claim for this length", length=length, kind=error.kind, reason=error.reason
         )
 
-    def _keep(self) -> None:
+    def round_done(self) -> None:
         protocol = WORKLOAD.describe(self.environment.device)
         write_report(
             self.path, build_report(protocol, self.commit, self.measurements, self.failures)
@@ -152,17 +207,34 @@ def new_series(
 
     Args:
         name: of the report, without its ending.
-        parts: what replaces the series' own `measure`, `wait`, `stop` and `crashes`.
+        parts: what replaces the series' own `measure`, `check`, `wait`, `stop`, and the like.
     """
-    policy = Policy(settings.claim_runs, samples=3, left_out=TOO_LONG, too_long=TOO_LONG)
+    target = settings.target_sequence_length
+    policy = Policy(
+        settings.claim_runs,
+        cold=LENGTHS if target == "auto" else {target},
+        samples=3,
+        left_out=TOO_LONG,
+        too_long=TOO_LONG,
+    )
+    on_cpu = environment.device == "cpu"
     return MinerSeries(
         *(tree, policy, settings.device, settings.bench_timeout_seconds),
+        soak=None if on_cpu else partial(call, SOAK, SOAK_SECONDS, device="cuda", timeout=60.0),
+        at_once=_at_once(environment),
+        most=max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs),
         path=settings.state_dir / "reports" / f"{name}.json",
         commit=commit,
         environment=environment,
         log=log,
         **parts,
     )
+
+
+def _at_once(machine: Environment) -> int:
+    """Return how many processes may import side by side on this machine."""
+    room = AT_ONCE_MOST if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
+    return max(1, min(machine.usable_cpus or machine.cpu_count, room, AT_ONCE_MOST))
 
 
 def _meaning(error: MeasurementError, length: int, crashes: int) -> Held | Retry | Stopped:
@@ -184,34 +256,3 @@ def _meaning(error: MeasurementError, length: int, crashes: int) -> Held | Retry
         f"The worker at {length} tokens failed {CRASHES_ALLOWED} times: {error.reason}.",
         "Check the GPU with nvidia-smi and run `python -m harness` for the worker's own words.",
     )
-
-
-def open_series(submission: Submission, context: Context, environment: Environment) -> MinerSeries:
-    """Return the series of a submission, with what was measured before a crash."""
-    commit = str(submission.commit_hash)
-    series = new_series(
-        *(context.settings, context.fork.worktree, environment),
-        *(f"{commit}-{environment.device}-{submission.id}", commit, context.log),
-        stop=context.stop,
-        measure=context.measure,
-        wait=context.wait,
-        crashes=submission.attempts,
-    )
-    if series.path.exists():
-        try:
-            if series.take_up(load_report(series.path)):
-                context.log.info("measurements kept", runs=len(series.measurements))
-        except ReportError as error:
-            context.log.warning("measuring again", reason=str(error))
-    return series
-
-
-def load_runs(submission: Submission, context: Context) -> dict[int, list[Measurement]] | None:
-    """Return the measurements of a MEASURED submission by length; None when they are gone."""
-    path = context.settings.state_dir / str(submission.report)
-    try:
-        report = load_report(path)
-    except ReportError as error:
-        context.log.warning("the report cannot be used", reason=str(error))
-        return None
-    return report.by_length() if report.commit == submission.commit_hash else None

@@ -21,8 +21,12 @@ from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
 from neurons.mining.journal import Journal
 from neurons.protocol import commitment_hash
-from tests.neurons.mining.parts import HOTKEY, Key, Waits, make_context
+from tests.harness import samples
+from tests.neurons.mining.parts import HOTKEY, Key, StandInBench, Waits, make_context
 from tests.neurons.stand_in import Fault, Request, StandIn
+
+WIDE = samples.environment(cpu_count=8)
+"""A machine that starts all processes of a claim at once."""
 
 NGINX = b"<html><head><title>404 Not Found</title></head></html>"
 FAULTS = st.sampled_from(
@@ -131,6 +135,8 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         waiter=Waits(clock.wait),
         now=clock,
         submission_mode=mode,
+        measure=StandInBench(environment=WIDE),
+        probe=lambda **_: WIDE,
     )
     real = Journal.transition
 

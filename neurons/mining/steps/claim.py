@@ -9,7 +9,7 @@ from harness.report import Measurement
 from neurons.errors import Held
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
-from neurons.mining.series import load_runs
+from neurons.mining.reports import load_runs
 from neurons.rules import weighted_score
 
 
@@ -30,6 +30,9 @@ def run(submission: Submission, context: Context) -> Submission:
             "Set TARGET_SEQUENCE_LENGTH to a length that this machine measures (the report "
             f"{submission.report} says which); `python -m neurons.miner abandon` measures anew.",
         ) from error
+    for sentence in claim.rejected:
+        context.log.warning("not counted", reason=sentence)
+    context.log.info(f"claim: {claim}")
     return context.move(
         submission,
         State.CLAIMED,

@@ -22,13 +22,23 @@ from tests.harness.samples import gate_result, measurement, telemetry
             {"telemetry": telemetry({"thermal_throttle_ns": 0}, {"thermal_throttle_ns": 10**9})},
             "throttled",
         ),
+        (
+            {
+                "telemetry": telemetry(
+                    {"thermal_throttle_ns": 3 * 10**9}, {"thermal_throttle_ns": 4 * 10**9}
+                )
+            },
+            "throttled for heat for 1.000 s",  # of a counter that began before the run
+        ),
         ({"telemetry": telemetry({"ecc_uncorrected": 1}, {"ecc_uncorrected": 2})}, "memory errors"),
         ({"telemetry": telemetry({"processes": 1}, {"processes": 2})}, "other processes (1)"),
         ({"telemetry": telemetry({}, {"slowdowns": ("power cap", "power brake")})}, "power brake"),
         ({"telemetry": telemetry({}, {}, {"slowdowns": ("thermal slowdown",)})}, "thermal"),
     ],
 )
-def test_a_disturbed_or_unchecked_run_does_not_count(changes: dict[str, Any], reason: str) -> None:
+def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
+    changes: dict[str, Any], reason: str
+) -> None:
     run = measurement(**changes)
     assert reason in (rejection(run) or "")
     assert accepted([run, measurement()]) == [measurement()]

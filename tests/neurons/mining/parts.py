@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
+from harness.runner import Gate
 from harness.source import source_digest
 from neurons.configuration.loading import load_settings
 from neurons.configuration.settings import Settings
@@ -23,6 +26,8 @@ from tests.harness import samples
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
 ENVIRONMENT = samples.environment()
+SETTLED = [2048] * 5
+"""The processes that the target of the settings takes until its noise is known."""
 
 
 class Key:
@@ -69,40 +74,60 @@ class StandInBench:
     """Measures nothing: gives `SPEEDS`, a little more at each call.
 
     Attributes:
-        calls, gates: the length and the gate of each call.
+        calls: the length of each call.
+        checks: the length of each check.
         faults: by length, what its calls raise in their order; None for one that succeeds.
+        gate_faults: what checks raise.
+        alone: held by the call that is timed.
+        factor: how fast this machine is now.
         disturbed: during how many of the first calls somebody else uses the GPU.
         environment: the machine that is measured.
     """
 
     calls: list[int] = field(default_factory=list)
-    gates: list[bool | GateResult] = field(default_factory=list)
+    checks: list[int] = field(default_factory=list)
     faults: dict[int, list[Exception | None]] = field(default_factory=dict)
     disturbed: int = 0
     environment: Environment = ENVIRONMENT
+    factor: float = 1.0
+    gate_faults: list[Exception] = field(default_factory=list)
+    alone: Any = field(default_factory=threading.Lock)
 
-    def __call__(
-        self, tree: Path, length: int, *, gate: bool | GateResult, **_: Any
-    ) -> Measurement:
+    def __call__(self, tree: Path, length: int, *, gate: Gate, **_: Any) -> Measurement:
+        with self.alone:
+            return self._measured(tree, length, gate)
+
+    def check(self, tree: Path, length: int, **_: Any) -> GateResult:
+        """Find nothing wrong, or raise what `gate_faults` has left."""
+        self.checks.append(length)
+        fault = self.gate_faults.pop(0) if self.gate_faults else None
+        if fault:
+            raise fault
+        digest = source_digest(tree)
+        return samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
+
+    def _measured(self, tree: Path, length: int, gate: Gate) -> Measurement:
         self.calls.append(length)
-        self.gates.append(gate)
         faults = self.faults.get(length)
         fault = faults.pop(0) if faults else None
         if fault:
             raise fault
         digest = source_digest(tree)
-        if isinstance(gate, bool):
+        if callable(gate):
+            gate = gate()
+        elif isinstance(gate, bool):
             gate = samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
         file = str(tree / "fla" / "chunk.py")
         measured = samples.measurement(
             length,
-            SPEEDS[length] + len(self.calls),
+            self.factor * (SPEEDS.get(length, 4000.0) + len(self.calls)),
             vram_mb=0.0,
             source_file=file,
             layer_file=file,
             source_digest=digest,
             gate=gate,
             environment=self.environment,
+            started_at=datetime.now(timezone.utc),
         )
         if len(self.calls) > self.disturbed:
             return measured
@@ -165,6 +190,7 @@ def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
     flags = {name: given.pop(name) for name in Settings.model_fields if name in given}
     key, waits = Key(), given.get("waiter", Waits())
     fork = given.get("fork") or StandInFork(state_dir / "fork")
+    bench = given.pop("measure", None) or StandInBench()
     parts: dict[str, Any] = {
         "settings": make_settings(state_dir, **flags),
         "identity": key,
@@ -172,7 +198,8 @@ def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
         "client": ApiClient(api_url, key, wait=waits),
         "fork": fork,
         "log": get_logger("test"),
-        "measure": StandInBench(),
+        "measure": bench,
+        "check": bench.check,
         "probe": lambda **_: ENVIRONMENT,
         "content_digest": fork.digest,
         "waiter": waits,

@@ -64,7 +64,7 @@ def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
 ) -> None:
     context = miner(tmp_path / "state", api, Waits())
     context.waiter = None  # wait in earnest
-    timer = threading.Timer(0.5, context.stop.set)
+    timer = threading.Timer(2.0, context.stop.set)  # it has committed by then
     timer.start()
     started = time.monotonic()
     assert run_cycle(context).state is State.COMMITTED

@@ -1,0 +1,210 @@
+"""The short cycle: which processes are started, what stands for what, and real ones in turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.claim import RUNS_MOST, derive_claim
+from harness.report import GateResult, Measurement
+from harness.runner import MeasurementError
+from harness.series import Policy
+from harness.together import FIRST_RUNS, ShortSeries
+from tests.harness.samples import gate_result, measurement, telemetry
+
+BESIDE = (512, 1024)
+TARGET = 2048
+LEFT_OUT = frozenset({"out_of_memory", "timeout"})
+
+
+class Stand:
+    """Stands in for the runner: processes that note when they start, and end when they are told."""
+
+    def __init__(self, speeds: list[float] | None = None, gate: GateResult | None = None) -> None:
+        self.speeds, self.gate = list(speeds or []), gate or gate_result(longest=TARGET)
+        self.calls: list[int] = []
+        self.cold: list[int] = []
+        self.checks: list[int] = []
+        self.faults: dict[int, list[MeasurementError]] = {}
+        self.taints: list[dict[str, Any]] = []
+        self.checked = threading.Event()
+        self.alone = threading.Lock()
+
+    def check(self, tree: Path, length: int, **_: Any) -> GateResult:
+        self.checks.append(length)
+        self.checked.set()
+        return self.gate
+
+    def measure(self, tree: Path, length: int, *, gate: Any, **options: Any) -> Measurement:
+        assert options["turn"].exists()
+        checked = gate()
+        with self.alone:
+            self.calls.append(length)
+            if options["cold_cache"]:
+                self.cold.append(length)
+            if self.faults.get(length):
+                raise self.faults[length].pop(0)
+            speed = self.speeds.pop(0) if length == TARGET and self.speeds else 1000.0
+            taint = self.taints.pop(0) if self.taints else {}
+            return measurement(length, speed, gate=checked, **taint)
+
+
+def short(tree: Path, stand: Stand, at_once: int = 8, **options: Any) -> ShortSeries:
+    policy = Policy(runs=1, samples=3, left_out=LEFT_OUT, cold={TARGET})
+    given = {"wait": lambda _: None, "at_once": at_once, **options}
+    return ShortSeries(tree, policy, measure=stand.measure, check=stand.check, **given)
+
+
+def test_a_quiet_machine_needs_one_round_and_one_gate(tmp_path: Path) -> None:
+    stand = Stand()
+    series = short(tmp_path, stand)
+    assert series.run_for(TARGET, BESIDE)
+    assert sorted(stand.calls) == sorted([*BESIDE, *[TARGET] * FIRST_RUNS])
+    assert (series.rounds, stand.checks, stand.cold) == (1, [TARGET], [TARGET])
+    runs = {length: series.of(length) for length in (*BESIDE, TARGET)}
+    assert derive_claim(runs, TARGET).runs == FIRST_RUNS
+
+
+def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
+    stand = Stand([1000.0, 1100.0] * RUNS_MOST)
+    series = short(tmp_path, stand)
+    assert series.run_for(TARGET, BESIDE)
+    assert len(series.of(TARGET)) == RUNS_MOST
+    assert stand.checks == [TARGET]
+
+
+def test_few_cores_take_more_rounds(tmp_path: Path) -> None:
+    series = short(tmp_path, stand := Stand(), at_once=2)
+    assert series.run_for(TARGET, BESIDE)
+    assert series.rounds == 4
+    assert len(stand.calls) == len(BESIDE) + FIRST_RUNS
+
+
+def test_nothing_is_taken_twice(tmp_path: Path) -> None:
+    series = short(tmp_path, stand := Stand())
+    series.run_for(TARGET, BESIDE)
+    stand.calls.clear()
+    assert series.run_for(TARGET, BESIDE)
+    assert stand.calls == []
+    assert series.run_for(TARGET, BESIDE, more=1)
+    assert (stand.calls, stand.checks) == ([TARGET], [TARGET])
+
+
+def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> None:
+    stand, seen = Stand([1000.0, 1100.0] * RUNS_MOST), list[int]()
+    series = short(tmp_path, stand, soak=lambda: seen.append(len(stand.calls)))
+    assert series.run_for(TARGET, BESIDE)
+    assert (series.rounds > 1, len(seen)) == (True, 1)
+
+    def fails() -> None:
+        raise MeasurementError("no memory", "out_of_memory")
+
+    assert short(tmp_path, Stand(), soak=fails).run_for(TARGET, BESIDE)
+
+
+def test_nothing_counts_behind_a_red_gate(tmp_path: Path) -> None:
+    series = short(tmp_path, Stand(gate=gate_result(passed=False)))
+    with pytest.raises(MeasurementError, match="wrong results") as caught:
+        series.run_for(TARGET, BESIDE)
+    assert caught.value.kind == "gate"
+    assert series.measurements == []
+
+
+@pytest.mark.parametrize("length", [512, TARGET])
+def test_what_runs_out_of_memory_costs_the_target(tmp_path: Path, length: int) -> None:
+    stand = Stand()
+    stand.faults[length] = [MeasurementError("no memory", "out_of_memory")]
+    series = short(tmp_path, stand)
+    assert not series.run_for(TARGET, BESIDE)
+    assert {failure.length for failure in series.failures} == {length, TARGET}
+    assert series.of(TARGET) == []
+    assert all("no memory" in failure.reason for failure in series.failures)
+
+
+def test_an_error_that_is_not_left_out_ends_the_series_and_keeps_what_it_has(
+    tmp_path: Path,
+) -> None:
+    stand = Stand()
+    series = short(tmp_path, stand, at_once=1)
+    stand.faults[TARGET] = [MeasurementError("it died", "crash")]
+    with pytest.raises(MeasurementError, match="it died"):
+        series.run_for(TARGET, BESIDE)
+    assert [m.length for m in series.measurements] == [*BESIDE]
+
+
+DISTURBED = {"telemetry": telemetry({"processes": 1}, {})}
+
+
+def test_disturbed_runs_are_kept_named_and_taken_again(tmp_path: Path) -> None:
+    stand, waits = Stand(), list[float]()
+    stand.taints = [DISTURBED, DISTURBED]
+    series = short(tmp_path, stand, at_once=3, wait=waits.append)
+    assert series.run_for(TARGET, BESIDE)
+    assert len(waits) == 1
+    runs = {n: [m for m in series.measurements if m.length == n] for n in (*BESIDE, TARGET)}
+    claim = derive_claim(runs, TARGET)
+    assert (claim.runs, len(claim.rejected)) == (FIRST_RUNS, 2)
+    assert all("other processes (1) computed" in sentence for sentence in claim.rejected)
+
+
+def test_a_disturbance_that_persists_ends_the_series(tmp_path: Path) -> None:
+    stand = Stand()
+    stand.taints = [DISTURBED] * 50
+    with pytest.raises(MeasurementError, match=r"3 samples at \d+ tokens .*computed") as caught:
+        short(tmp_path, stand, at_once=1).run_for(TARGET, BESIDE)
+    assert caught.value.kind == "disturbed"
+
+
+def test_a_stop_keeps_the_rounds_before_it(tmp_path: Path) -> None:
+    stand = Stand()
+    stop = threading.Event()
+    series = short(tmp_path, stand, at_once=2, stop=stop)
+    stand.faults[TARGET] = [MeasurementError("stopped on request", "stopped")] * 2
+    with pytest.raises(MeasurementError, match="stopped on request"):
+        series.run_for(TARGET, BESIDE)
+    assert sorted(m.length for m in series.measurements) == [*BESIDE]
+
+
+def test_real_processes_start_together_and_are_timed_alone_behind_the_gate(
+    make_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    log = tmp_path / "calls"
+    noted = (
+        "import os\n"
+        "def _note(what):\n"
+        f"    with open({str(log)!r}, 'a') as calls:\n"
+        "        calls.write(f'{what} {os.getpid()}\\n')\n"
+        "_note('imported')\n"
+        "_forward = QuasarAttention.forward\n"
+        "def forward(self, x, **options):\n"
+        "    if x.shape[1] in (8, 16):\n"
+        "        _note('called')\n"
+        "    return _forward(self, x, **options)\n"
+        "QuasarAttention.forward = forward\n"
+    )
+    tree = make_tree(noted)
+
+    def green(tree: Path, length: int, **_: Any) -> GateResult:
+        from harness.source import source_digest
+
+        while log.read_text().count("imported") < 3 if log.exists() else True:
+            time.sleep(0.05)  # all import while the gate runs
+        with log.open("a") as calls:
+            calls.write("green 0\n")
+        return gate_result(longest=16, digest=source_digest(tree))
+
+    series = ShortSeries(tree, Policy(runs=1), "cpu", check=green, at_once=3, most=2)
+    assert series.run_for(16, [8])
+    assert sorted(m.length for m in series.measurements) == [8, 16, 16]
+    events = [line.split() for line in log.read_text().splitlines()]
+    assert [what for what, _ in groupby(what for what, _ in events)] == [
+        *("imported", "green", "called")
+    ]
+    called = [pid for pid, _ in groupby(pid for what, pid in events if what == "called")]
+    assert len(called) == len(set(called)) == 3, "their calls lie between one another's"
