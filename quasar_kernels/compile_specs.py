@@ -97,81 +97,107 @@ def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
 
 def _chunk_specs(architecture: int) -> list[CompileSpec]:
     """The segmented scan's kernels at every choice of tiles."""
+    return [
+        spec
+        for shape in _shapes(architecture)
+        for gated in (False, True)
+        if not gated or shape[0] == "bf16"
+        for spec in _scan_specs(*shape, gated)
+    ]
+
+
+def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[CompileSpec]:
+    """The kernels at one choice of tiles; `gated` ones read the step size and have a decay."""
     import torch
     from fla.ops.quasar import chunk_intra_token_parallel as intra
     from fla.ops.quasar.triton_kernels import segmented_scan, segmented_scan_bwd
 
-    specs = []
-    for kind, S, label, tiles in _shapes(architecture):
-        precision = "tf32x3" if kind == "fp32" else "tf32"
-        shape = {"H": 8, "S": S, "BS": S}
-        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
-        shared = tiles.value_cols >= S  # B waits in o's rows
-        columns = S if shared else intra.inverse_width(tiles.chunk, dtype)
-        walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
-        packed = walk | {"PACK": intra.rows_packed(tiles.chunk, dtype, columns)}
-        starts = {"HAS_INITIAL": True, "HAS_STATES": True}
-        sizes = _types("i32", "T NS SEG")
-        q, k, v, o, a = (
-            _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o", "a")
-        )
-        inverse = {"inverse": f"*{kind}"} | a
-        fp32 = {"beta": "*fp32", "scale": "fp32"}
-        states = _types("*fp32", "states initial_state")
-        scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
-        rows = [
+    precision = "tf32x3" if kind == "fp32" else "tf32"
+    shape = {"H": 8, "S": S, "BS": S}
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    shared = tiles.value_cols >= S  # B waits in o's rows
+    columns = S if shared else intra.inverse_width(tiles.chunk, dtype)
+    walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
+    packed = walk | {"PACK": intra.rows_packed(tiles.chunk, dtype, columns)}
+    starts = {"HAS_INITIAL": True, "HAS_STATES": True}
+    sizes = _types("i32", "T NS SEG")
+    q, k, v, o, a = (
+        _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o", "a")
+    )
+    inverse = {"inverse": f"*{kind}"} | a
+    fp32 = {"beta": "*fp32", "scale": "fp32"}
+    states = _types("*fp32", "states initial_state")
+    decay: dict[str, Any] = {"g": "*fp32"} if gated else {}
+    without: dict[str, Any] = {} if gated else {"g": None}
+    step = {"READ_STEP": gated}
+    absent = [] if gated else ["checkpoints", "states", "final_state", "ends"]
+    walked = _types("*fp32", "states final_state ends") if gated else {}
+    kept = {"checkpoints": f"*{kind}"} if gated else {}
+    scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
+    rows = [
+        (
+            intra.chunk_intra_kernel,
+            {"k": f"*{kind}", "beta": "*fp32"} | inverse | sizes | k,
+            packed | step | {"N": tiles.intra_chunks},
+            (tiles.intra_warps, tiles.intra_stages),
+        ),
+        (
+            segmented_scan.segment_map_kernel,
+            _types(f"*{kind}", "k v") | inverse | sizes | k | v
+            | _types("*fp32", "G_out R_out") | decay,
+            packed | without | {"BR": tiles.map_rows},
+            (tiles.map_warps, tiles.map_stages),
+        ),
+        (
+            segmented_scan.segment_scan_kernel,
+            _types("*fp32", "G R initial_state") | {"NS": "i32"},
+            scan | {"HAS_INITIAL": True, "EXACT": kind == "fp32", "BACKWARD": False},
+            (tiles.scan_warps, 2 if kind == "fp32" else 1),
+        ),
+        (
+            segmented_scan.segment_output_kernel,
+            _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
+            | {"scale": "fp32"} | inverse | sizes | q | k | v | o | decay,
+            packed | starts | without | {"checkpoints": None}
+            | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
+            (tiles.output_warps, tiles.output_stages),
+        ),
+        (
+            segmented_scan_bwd.segment_state_grad_kernel,
+            _types(f"*{kind}", "q k fresh do dv dk")
+            | _types("*fp32", "entering d_final E_out d_initial")
+            | {"scale": "fp32"} | inverse | sizes | q | k | o | decay | kept | walked,
+            packed | without | dict.fromkeys(absent)
+            | {"MAP_ONLY": False, "HAS_FINAL": True}
+            | {"HAS_ENTERING": True, "STORE_INITIAL": True},
+            (tiles.grad_warps, 1),
+        ),
+        (
+            segmented_scan_bwd.segment_input_grad_kernel,
+            _types(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
+            | fp32 | sizes | q | k | o | decay | ({"dg": "*fp32"} if gated else {}),
+            walk | starts | step | without | ({} if gated else {"dg": None}),
+            (tiles.grad_warps, 1),
+        ),
+    ]  # fmt: skip
+    if gated:
+        rows = [row for row in rows if row[0] is not segmented_scan.segment_scan_kernel]
+        rows.append(
             (
-                intra.chunk_intra_kernel,
-                {"k": f"*{kind}", "beta": "*fp32"} | inverse | sizes | k,
-                packed | {"N": tiles.intra_chunks},
-                (tiles.intra_warps, tiles.intra_stages),
-            ),
-            (
-                segmented_scan.segment_map_kernel,
-                _types(f"*{kind}", "k v") | inverse | sizes | k | v
-                | _types("*fp32", "G_out R_out"),
-                packed | {"BR": tiles.map_rows},
-                (tiles.map_warps, tiles.map_stages),
-            ),
-            (
-                segmented_scan.segment_scan_kernel,
-                _types("*fp32", "G R initial_state") | {"NS": "i32"},
-                scan | {"HAS_INITIAL": True, "EXACT": kind == "fp32", "BACKWARD": False},
-                (tiles.scan_warps, 2 if kind == "fp32" else 1),
-            ),
-            (
-                segmented_scan.segment_output_kernel,
-                _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
-                | {"scale": "fp32"} | inverse | sizes | q | k | v | o,
-                packed | starts
-                | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
-                (tiles.output_warps, tiles.output_stages),
-            ),
-            (
-                segmented_scan_bwd.segment_state_grad_kernel,
-                _types(f"*{kind}", "q k fresh do dv dk")
-                | _types("*fp32", "entering d_final E_out d_initial")
-                | {"scale": "fp32"} | inverse | sizes | q | k | o,
-                packed | {"MAP_ONLY": False, "HAS_FINAL": True}
-                | {"HAS_ENTERING": True, "STORE_INITIAL": True},
-                (tiles.grad_warps, 1),
-            ),
-            (
-                segmented_scan_bwd.segment_input_grad_kernel,
-                _types(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
-                | fp32 | sizes | q | k | o,
-                walk | starts,
-                (tiles.grad_warps, 1),
-            ),
-        ]  # fmt: skip
-        specs += [
-            CompileSpec(
-                f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}{label}",
-                kernel, types, constants, *launch,
+                segmented_scan_bwd.decay_grad_kernel,
+                _types("*fp32", "dg ends") | sizes,
+                {"table": None, "H": 8, "KEEP": S, "IS_VARLEN": False},
+                (1, 3),
             )
-            for kernel, types, constants, launch in rows
-        ]  # fmt: skip
-    return specs
+        )
+    return [
+        CompileSpec(
+            f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}{label}"
+            + (" gated" if gated else ""),
+            kernel, types, constants, *launch,
+        )
+        for kernel, types, constants, launch in rows
+    ]  # fmt: skip
 
 
 def _operator_specs() -> list[CompileSpec]:
@@ -198,20 +224,23 @@ def _operator_specs() -> list[CompileSpec]:
         ),
     ]
     strides = "stride_{0}b stride_{0}t stride_{0}h"
-    for kind in ("bf16", "fp32"):
+    for kind, gated in (("bf16", False), ("fp32", False), ("bf16", True)):
         varlen = kind == "fp32"
         columns, warps = fused_recurrent.tiles_for(64, 256 if varlen else 1024)
         specs += [
             CompileSpec(
-                f"fused_recurrent {kind}",
+                f"fused_recurrent {kind}" + (" gated" if gated else ""),
                 fused_recurrent.fused_recurrent_quasar_fwd_kernel,
                 _types(f"*{kind}", "q k v o")
                 | _types("*fp32", "beta initial_state final_state")
+                | ({"g": "*fp32"} if gated else {})
                 | _types("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
                 | {"scale": "fp32"}
                 | ({"cu_seqlens": "*i64"} if varlen else {}),
                 {"H": 8, "S": 64, "BS": 64, "BV": columns, "IS_VARLEN": varlen}
-                | {"HAS_INITIAL": True, "STORE_FINAL": True}
+                | {"HAS_INITIAL": True, "STORE_FINAL": True, "READ_STEP": gated}
+                | {"GROUP": 2 if gated else 1}
+                | ({} if gated else {"g": None})
                 | ({} if varlen else {"cu_seqlens": None}),
                 num_warps=warps,
                 num_stages=1,

@@ -76,7 +76,8 @@ def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
         backend.choose_backend(*gpu_call)
 
 
-NOTHING_SAVED = (*[None] * 6, 1.0, None)
+BETA = torch.ones(1)
+NOTHING_SAVED = (BETA, *[None] * 5, 1.0, None)
 
 
 def loaded(variant):
@@ -91,7 +92,7 @@ def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog)
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
-    assert backend.cuda_forward("auto", *gpu_call, None, None, False, 1.0, None) is None
+    assert backend.cuda_forward("auto", *gpu_call, BETA, None, False, 1.0, None) is None
     assert len(caplog.records) == 1
     assert backend.choose_backend(*gpu_call).backend == "triton"
 

@@ -11,7 +11,9 @@ from tests.processes import run_python
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["interpreted_kernels.py", "interpreted_training.py"])
+@pytest.mark.parametrize(
+    "name", ["interpreted_kernels.py", "interpreted_training.py", "interpreted_delta_rule.py"]
+)
 def test_kernels_under_the_interpreter(name):
     tests = Path(__file__).with_name(name)
     env = {**os.environ, "TRITON_INTERPRET": "1"}

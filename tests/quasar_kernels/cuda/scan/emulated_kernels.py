@@ -22,9 +22,9 @@ _HERE = Path(__file__).with_name("emulated")
 _SOURCES = (
     "csrc/entry.cuh",
     "csrc/fragments.cuh",
+    "scan/csrc/segments.cuh",
     "scan/csrc/chunk.cuh",
     "scan/csrc/map_chunk.cuh",
-    "scan/csrc/segments.cuh",
     "scan/csrc/copies.cuh",
     "scan/csrc/segment_map.cu",
     "scan/csrc/segment_scan.cu",
@@ -45,6 +45,7 @@ BODIES = {
     "void copy16(": "copy_piece(to, from, true);",
     "void commit_loads(": "",
     "void wait_loads(": "",
+    "float exp2_of(": "return exp2f(x);",
     "u32 multiply_fp16(": "return multiplied(false, a, b);",
     "u32 multiply_bf16(": "return multiplied(true, a, b);",
     "void store(u32 from, int token, int channel) const {\n    unsigned": "abort();",
@@ -55,7 +56,7 @@ BODIES = {
 STATEMENTS = {
     "ex2.approx": "power = exp2f(x * -1.44269504f);",
     "rcp.approx": "inverse = 1 / (lambda + 1e-8f);",
-    "sqrt.approx": "root = sqrtf(step_size(out.lambda[r], beta));",
+    "sqrt.approx": "root = sqrtf(size);",
     "st.shared.u32": "store_word(to, x[i]);",
     "cp.async.cg.shared.global [%0], [%1], 16, %2": "copy_piece(to + offset(i), "
     "from + 4 * i * stride, token + 4 * i < tokens);",
@@ -71,14 +72,17 @@ class Maps(NamedTuple):
     states: Tensor  # behind each segment
 
 
-def build(folder: Path, width: int) -> Path:
-    """Compile the program for heads of `width` channels into `folder`; some seconds."""
+def build(folder: Path, width: int, steps: tuple[str, ...] = ()) -> Path:
+    """Compile the program for heads of `width` channels into `folder`; some seconds.
+
+    `steps` are options as `forward.step_options` gives them.
+    """
     parts = [_on_cpu((_CUDA / name).read_text()) for name in _SOURCES]
-    program = folder / f"emulated-{width}"
+    program = folder / "-".join(("emulated", str(width), *steps))
     source = program.with_suffix(".cpp")
     lines = [f'#include "{_HERE}/warp.h"', *parts, f'#include "{_HERE}/main.h"']
     source.write_text("\n".join(lines))
-    options = ("-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}")
+    options = ("-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}", *steps)
     processes.run("g++", *options, "-o", program, source, check=True)
     return program
 
@@ -86,7 +90,10 @@ def build(folder: Path, width: int) -> Path:
 def run(
     program: Path, folder: Path, k: Tensor, v: Tensor, beta: Tensor, segments: int, length: int
 ) -> Maps:
-    """Run it for k, v `[T, H, S]` in bf16 or fp16, cut into `segments` of `length` tokens."""
+    """Run it for k, v `[T, H, S]` in bf16 or fp16, cut into `segments` of `length` tokens.
+
+    `beta` is `[H]`, or what `forward.given_steps` gives.
+    """
     T, H, S = k.shape
     for name, x in (("k", k.view(torch.int16)), ("v", v.view(torch.int16)), ("beta", beta)):
         x.contiguous().numpy().tofile(folder / name)

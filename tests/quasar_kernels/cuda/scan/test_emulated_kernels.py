@@ -6,9 +6,12 @@ import shutil
 
 import pytest
 import torch
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
+from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import quasar_chunked, relative_rms
 from tests.quasar_kernels.cuda.scan import emulated_kernels
+from tests.quasar_kernels.delta_rule.calls import inputs
 from tests.quasar_kernels.inputs import layer_like
 from tests.quasar_kernels.tolerances import MAP
 
@@ -25,10 +28,10 @@ def program(tmp_path_factory):
     """Give the program for a head width, built once."""
     folder, built = tmp_path_factory.mktemp("emulated"), {}
 
-    def get(width):
-        if width not in built:
-            built[width] = emulated_kernels.build(folder, width)
-        return built[width]
+    def get(width, steps=()):
+        if (width, steps) not in built:
+            built[width, steps] = emulated_kernels.build(folder, width, steps)
+        return built[width, steps]
 
     return get
 
@@ -86,3 +89,28 @@ def test_channels_that_forget_slowly_cost_the_others_no_digits(dtype, program, t
     assert (diagonal.amin(-1) < 1e-2).all()
     assert worst(found.R, expected.R) <= MAP[dtype]
     assert worst(found.states, expected.states) <= MAP[dtype]
+
+
+@pytest.mark.parametrize("decay", [None, 0.0, 0.02, 1.0, 40.0])
+@pytest.mark.parametrize("width", [64, 128])
+def test_maps_of_given_step_sizes_and_decays(decay, width, program, tmp_path):
+    segments, length, dtype = 3, 192, torch.bfloat16
+    x = inputs(segments * length, K=width, dtype=dtype, decay=decay or 0.0)
+    g = None if decay is None else x.g
+    x.beta[:, ::5] = 0
+    found = emulated_kernels.run(
+        program(width, cuda_scan.step_options(x.beta, g)), tmp_path, x.k[0], x.v[0],
+        cuda_scan.given_steps(x.beta, g), segments, length,
+    )  # fmt: skip
+    eye = torch.eye(width, dtype=torch.float64).expand(1, 2, width, width)
+    state = torch.zeros_like(eye)
+    for n in range(segments - 1):
+        part = type(x)(*(y[:, n * length : (n + 1) * length] for y in x))
+        q, k, v, beta, log = part
+        R = delta_chunked(q, k, v, beta, log)[1]
+        G = delta_chunked(q, k, torch.zeros_like(v), beta, log, eye)[1]
+        state = G @ state + R
+        if G.abs().max() > 1e-30:  # else it is zero in fp32
+            assert relative_rms(found.G[n : n + 1], G) <= 2e-3
+        assert relative_rms(found.R[n : n + 1], R) <= MAP[dtype]
+        assert relative_rms(found.states[n : n + 1], state) <= MAP[dtype]

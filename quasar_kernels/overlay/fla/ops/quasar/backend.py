@@ -42,13 +42,19 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     return _choose(switches.requested_backend(), q, k, v)
 
 
-def _choose(name: switches.Backend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
+def _choose(
+    name: switches.Backend,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: tuple[str, ...] = (),
+) -> Choice:
     remedy = ""
     if name == "torch" or (name == "triton" and q.is_cuda):
         return Choice(name, f"{switches.BACKEND}={name}")
     reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
     if reason is None:
-        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(q))
+        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(q, options))
         if isinstance(found, LoadedProgram):
             return Choice("cuda", "the CUDA kernels take this call", program=found)
         reason, remedy = found.problem, found.remedy
@@ -70,23 +76,24 @@ def cuda_forward(
     output_final_state: bool,
     scale: float,
     cu_seqlens: torch.Tensor | None,
+    g: torch.Tensor | None = None,
 ) -> cuda_scan.Forward | None:
     """Run the CUDA forward pass: `cuda_scan.Forward`, or None where another implementation serves.
 
     Args:
         backend: QUASAR_BACKEND's value.
-        q, ..., cu_seqlens: as `cuda_scan.forward`; q's device is the current one.
+        q, ..., g: as `cuda_scan.forward`; q's device is the current one.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not take the call or a
             launch fails.
     """
-    program = _choose(backend, q, k, v).program
+    program = _choose(backend, q, k, v, cuda_scan.step_options(beta, g)).program
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(
         backend, program, cuda_scan.forward,
-        q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens,
+        q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens, g,
     )  # fmt: skip
 
 
@@ -115,7 +122,8 @@ def cuda_backward(
     """
     if not cuda_scan_bwd.is_for(q):
         return None
-    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(q))
+    options = cuda_scan.step_options(beta, None)
+    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(q, options))
     if not isinstance(program, LoadedProgram):
         return None
     return cuda_scan_bwd.PROGRAM.attempt(

@@ -28,8 +28,14 @@ from fla.utils import input_guard
 
 from fla.ops.quasar.backend import cuda_backward, cuda_forward
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
-from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
+from fla.ops.quasar.chunk_torch import (
+    LEAST_LOG_DECAY,
+    chunk_quasar_torch,
+    l2norm,
+    sequence_lengths,
+)
 from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.switches import Backend, requested_backend
 from fla.ops.quasar.triton_kernels.plan import Plan, plan_of, plan_segments
@@ -39,6 +45,7 @@ from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_scan_kernel,
 )
 from fla.ops.quasar.triton_kernels.segmented_scan_bwd import (
+    decay_grad_kernel,
     segment_input_grad_kernel,
     segment_state_grad_kernel,
 )
@@ -70,7 +77,7 @@ def _packing(plan: Plan, inverse: torch.Tensor) -> int:
 
 
 def _segment_states(
-    plan: Plan, k: torch.Tensor, v: torch.Tensor, inverse: torch.Tensor, initial_state
+    plan: Plan, k: torch.Tensor, v: torch.Tensor, g, inverse: torch.Tensor, initial_state
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
 
@@ -83,7 +90,7 @@ def _segment_states(
     tiles = plan.tiles
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
     segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
-        k, v, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
+        k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
         *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
         PACK=_packing(plan, inverse), BR=tiles.map_rows,
         num_warps=tiles.map_warps, num_stages=tiles.map_stages,
@@ -104,12 +111,15 @@ def _scan(plan: Plan, G, R, initial_state, dtype: torch.dtype, *, backward: bool
     )  # fmt: skip
 
 
-def _walk(plan: Plan, q, k, v, inverse, initial_state, states, final_state, o, scale, *, fresh):
+def _walk(
+    plan: Plan, q, k, v, g, inverse, initial_state, states, final_state, o, scale, *,
+    fresh=False, checkpoints=None,
+):  # fmt: skip
     """Run pass 2: fill `final_state` and o, `[B, T, H, S]`; with `fresh` V' is written to o."""
     T, H, S = k.shape[1:]
     tiles = plan.tiles
     segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
-        q, k, v, inverse, plan.table, states, initial_state, final_state, o,
+        q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
         T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
         *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
         PACK=_packing(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
@@ -126,6 +136,7 @@ def chunk_quasar_fwd(
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     scale: float = 1.0,
+    g: torch.Tensor | None = None,
     *,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
@@ -143,36 +154,51 @@ def chunk_quasar_fwd(
     o = torch.empty_like(k, memory_format=torch.contiguous_format)
     # a chunk's B waits in o's own rows, unless several programs write them
     inverse = chunk_intra(plan, k, beta, o if plan.tiles.value_cols >= S else None)
-    G, states = _segment_states(plan, k, v, inverse, initial_state)
-    _walk(plan, q, k, v, inverse, initial_state, states, final, o, scale, fresh=False)
+    G, states = _segment_states(plan, k, v, g, inverse, initial_state)
+    _walk(plan, q, k, v, g, inverse, initial_state, states, final, o, scale)
     return o, final, G, states
 
 
 def chunk_quasar_bwd(
-    q, k, v, beta, initial_state, G, states, do, d_final, scale: float, *, plan: Plan
-) -> tuple[torch.Tensor, ...]:
-    """Launch the backward kernels: dq, dk, dv, dbeta and the initial state's gradient (or None).
+    q, k, v, beta, initial_state, G, states, do, d_final, scale: float, g=None, *, plan: Plan
+) -> tuple[torch.Tensor | None, ...]:
+    """Launch the backward kernels: dq, dk, dv, dbeta, the initial state's gradient and dg.
+
+    The last two are None where there is no such input.
 
     Args:
-        q, k, v, beta, initial_state: as in `chunk_quasar_fwd`.
+        q, k, v, beta, initial_state, g: as in `chunk_quasar_fwd`.
         G, states: what `chunk_quasar_fwd` returned.
         do: `[B, T, H, S]` contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
     """
     T, H = q.shape[1:3]
-    warps = plan.tiles.grad_warps
+    warps, reads_step = plan.tiles.grad_warps, beta.ndim == 3
+    if reads_step:
+        beta = divisible(beta, k.dtype)
     dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
     inverse = chunk_intra(plan, k, beta, dv)
     shared = _shared(plan, q)
-    _walk(plan, q, k, v, inverse, initial_state, states, None, fresh, scale, fresh=True)
+    final = checkpoints = ends = dg = None
+    if g is not None:
+        checkpoints, ends, dg = torch.empty_like(do), torch.empty_like(g), torch.empty_like(g)
+        if d_final is not None:
+            final = torch.empty_like(d_final)
+    _walk(
+        plan, q, k, v, g, inverse, initial_state, states, final, fresh, scale,
+        fresh=True, checkpoints=checkpoints,
+    )  # fmt: skip
     strides_q, strides_k = q.stride()[:3], k.stride()[:3]
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     where = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
 
+    none = (None,) * 4
+
     def walk_state_grad(map_only: bool) -> None:
         segment_state_grad_kernel[(plan.total * H,)](
-            q, k, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            *(none if map_only or g is None else (checkpoints, states, final, ends)),
             *where, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3], **shared,
             PACK=_packing(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
             HAS_ENTERING=d_states is not None and not map_only,
@@ -183,14 +209,21 @@ def chunk_quasar_bwd(
         walk_state_grad(map_only=True)
         _scan(plan, G, d_states, None, k.dtype, backward=True)
     walk_state_grad(map_only=False)
-    d_beta = torch.empty(plan.total, H, dtype=torch.float32, device=q.device)
+    d_beta = torch.empty_like(beta) if reads_step else beta.new_empty(plan.total, H)
     segment_input_grad_kernel[(plan.total * H,)](
-        q, k, beta, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, *where,
-        *strides_q, *strides_k, *do.stride()[:3], **shared,
+        q, k, beta, g, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
+        *where, *strides_q, *strides_k, *do.stride()[:3], **shared, READ_STEP=reads_step,
         HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return dq, dk, dv, d_beta.sum(0), d_initial
+    if g is not None:
+        keep = max(plan.block, plan.tiles.chunk)
+        shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
+        decay_grad_kernel[(plan.total * H, shares)](
+            dg, ends, plan.table, *where[:3], H=H, KEEP=keep, IS_VARLEN=plan.table is not None,
+            num_warps=1,
+        )  # fmt: skip
+    return dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, dg
 
 
 def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
@@ -203,37 +236,40 @@ class Recorded(NamedTuple):
 
     o: torch.Tensor
     final_state: torch.Tensor | None
-    saved: tuple[torch.Tensor | None, ...]  # q, k, v, beta, the initial state, G, the states
+    saved: tuple[torch.Tensor | None, ...]  # q, k, v, beta, the initial state, G, the states, g
     cut: Plan | Segments  # how G and the states are cut
 
 
 def recorded_forward(
-    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, *,
-    backend: Backend,
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, g=None,
+    *, backend: Backend,
 ) -> Recorded:  # fmt: skip
-    """Run `chunk_quasar`'s forward pass by kernels: CUDA C++ where that applies, else Triton.
+    """Run `run_chunks`'s forward pass by kernels: CUDA C++ where that applies, else Triton.
 
     Args:
-        q, ..., scale: as `chunk_quasar` takes them.
+        q, ..., g: as `run_chunks` takes them.
         backend: QUASAR_BACKEND's value; it is read once a call.
     """
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
-    found = cuda_forward(backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens)
+    g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
+    found = cuda_forward(
+        backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g
+    )  # fmt: skip
     if found is None:
         plan = plan_segments(q, cu_seqlens, launch=_forward_with)
         found = *chunk_quasar_fwd(
-            q, k, v, beta, initial, output_final_state, scale, plan=plan
+            q, k, v, beta, initial, output_final_state, scale, g, plan=plan
         ), plan  # fmt: skip
     o, final, G, states, cut = found
-    return Recorded(o, final, (q, k, v, beta, initial, G, states), cut)
+    return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
 
 
 def recorded_backward(
     saved, cut, do, d_final=None, scale: float = 1.0, *, backend: Backend
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta and the initial state (or None).
+    """Return the gradients of q, k, v, beta, the initial state (or None) and g (or None).
 
     They are computed where the forward pass ran, or in Triton.
 
@@ -243,21 +279,22 @@ def recorded_backward(
         d_final: `[sequences, H, S, S]`, or None.
         backend: that of the forward pass.
     """
-    q, k, v, beta, initial_state, G, states = saved
+    q, k, v, beta, initial_state, G, states, g = saved
     if q.numel() == 0:
         zeros = [torch.zeros_like(x) for x in (q, k, v, beta)]
-        return *zeros, None if initial_state is None else d_final
+        d_g = None if g is None else torch.zeros_like(g)
+        return *zeros, None if initial_state is None else d_final, d_g
     do = do.to(q.dtype).contiguous()
     if d_final is not None:
         d_final = d_final.float().contiguous()
     arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
         if isinstance(cut, Segments):
-            found = cuda_backward(backend, *arguments, cut)
+            found = cuda_backward(backend, *arguments, cut) if g is None else None
             if found is not None:
-                return found
+                return *found, None
             cut = plan_of(q, cut)
-        return chunk_quasar_bwd(*arguments, plan=cut)
+        return chunk_quasar_bwd(*arguments, g, plan=cut)
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -266,7 +303,10 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @staticmethod
     @autocast_custom_fwd
     def forward(ctx, backend: Backend, scale: float, *arguments):
-        o, final, saved, ctx.cut = recorded_forward(*arguments, scale, backend=backend)
+        # arguments: those of run_chunks, of which g may be missing
+        o, final, saved, ctx.cut = recorded_forward(
+            *arguments[:7], scale, *arguments[7:], backend=backend
+        )
         ctx.save_for_backward(*saved)
         ctx.scale, ctx.backend = scale, backend
         return o, final
@@ -275,10 +315,10 @@ class ChunkQuasarFunction(torch.autograd.Function):
     @once_differentiable
     @autocast_custom_bwd
     def backward(ctx, do, d_final):
-        grads = recorded_backward(
+        *grads, d_g = recorded_backward(
             ctx.saved_tensors, ctx.cut, do, d_final, ctx.scale, backend=ctx.backend
         )
-        return None, None, *grads, None, None
+        return None, None, *grads, None, None, d_g
 
 
 @torch.compiler.disable
@@ -325,15 +365,30 @@ def chunk_quasar(
     _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
+    return run_chunks(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+
+
+def run_chunks(
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, g=None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute `chunk_quasar`, or with a step size or a decay of the caller's own, by what serves.
+
+    Arguments that are not described here are those of `chunk_quasar`, unchecked.
+
+    Args:
+        beta: `[H]`, or the step sizes themselves, `[B, T, H]`, not negative; then no key's
+            step size times |k|^2 should pass 2, where the state would grow.
+        g: log decays `[B, T, H]`, not positive, by which the state shrinks before each token, or
+            None.
+    """
+    arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, g)
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
     if not on_kernels or (backend := requested_backend()) == "torch":
-        return chunk_quasar_torch(
-            q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale
-        )
-    arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:5]):
-        return ChunkQuasarFunction.apply(backend, scale, *arguments)
-    return recorded_forward(*arguments, scale, backend=backend)[:2]
+        return chunk_quasar_torch(*arguments[:7], scale=scale, g=g)
+    inputs = (*arguments[:5], g)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return ChunkQuasarFunction.apply(backend, scale, *arguments[:7], g)
+    return recorded_forward(*arguments, backend=backend)[:2]
 
 
 def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:

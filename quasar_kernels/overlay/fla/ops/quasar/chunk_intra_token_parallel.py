@@ -16,6 +16,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
     load_segment,
     row_pointers,
     split,
+    token_pointers,
     unit_lower_inverse,
 )
 from fla.ops.quasar.gate import quasar_step_size
@@ -44,17 +45,20 @@ def chunk_intra_kernel(
     N: tl.constexpr,
     PACK: tl.constexpr,
     PRECISION: tl.constexpr,
+    READ_STEP: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
     """Write B of a segment's chunks, N chunks at a time, for one head.
 
     In kappa = sqrt(a) k, M = strict_tril(kappa kappa^T) and its inverse have no entry beyond 1, as
-    |kappa|^2 = 1 - exp(-beta |k|^2), so fp16 operands are safe and have the digits of tf32.
+    |kappa|^2 = 1 - exp(-beta |k|^2), so fp16 operands are safe and have the digits of tf32. With
+    READ_STEP, beta holds a itself, a token and head, and a |k|^2 is the caller's concern.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, _, t0, length, _, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
-    beta_h = tl.load(beta + i_h).to(tl.float32)
+    if not READ_STEP:
+        beta_h = tl.load(beta + i_h).to(tl.float32)
     tokens = tl.arange(0, N * C)
     cols = tl.arange(0, BS)
     rows = tl.arange(0, C)[None, :, None]
@@ -67,7 +71,11 @@ def chunk_intra_kernel(
         b_k = tl.load(p_k, mask=mask & (cols < S)[None, :], other=0.0)
         b_k = tl.reshape(b_k, [N, C, BS])
         KK = tl.dot(b_k, tl.permute(b_k, (0, 2, 1)), input_precision=PRECISION)
-        a = quasar_step_size(tl.sum(tl.where(rows == before, KK, 0.0), axis=2), beta_h)
+        if READ_STEP:
+            p_beta = token_pointers(beta, i_b, t0 + t, i_h, T, H, tokens)
+            a = tl.reshape(tl.load(p_beta, mask=tokens < length - t, other=0.0), [N, C])
+        else:
+            a = quasar_step_size(tl.sum(tl.where(rows == before, KK, 0.0), axis=2), beta_h)
         root = tl.sqrt(a)
         scale = root[:, :, None] * root[:, None, :]
         A = unit_lower_inverse(tl.where(rows > before, KK, 0.0) * scale, OPERAND, PRECISION)
@@ -102,7 +110,7 @@ def chunk_intra(
     Args:
         plan: how the sequences are cut.
         k: `[B, T, H, S]`, bf16, fp16 or fp32, last stride 1.
-        beta: `[H]`, fp32.
+        beta: `[H]` fp32, or the step sizes themselves, `[B, T, H]` fp32 contiguous.
         scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is kept in it where its
             rows are wide enough. What overwrites a chunk of it has to read that chunk's B first.
 
@@ -119,7 +127,7 @@ def chunk_intra(
         k, beta, scratch, plan.table, T, plan.per_sequence, plan.length,
         *k.stride()[:3], *scratch.stride()[:3], H=H, S=S, BS=plan.block, C=tiles.chunk,
         N=tiles.intra_chunks, PACK=rows_packed(tiles.chunk, k.dtype, scratch.shape[-1]),
-        PRECISION=plan.precision, IS_VARLEN=plan.table is not None,
+        PRECISION=plan.precision, READ_STEP=beta.ndim == 3, IS_VARLEN=plan.table is not None,
         num_warps=tiles.intra_warps, num_stages=tiles.intra_stages,
     )  # fmt: skip
     return scratch

@@ -1,10 +1,12 @@
 """QuasarAttention's chunk form in torch: the path of CPU tensors and of the gradients.
 
-A chunk of C tokens (row = token, a = diag(alpha)) turns the state S into S':
+A chunk of C tokens (row = token, a = diag(alpha)) turns the state S into S', with heads of any
+widths of keys and values:
 
     M = strict_tril(a K K^T)    U = (I + M)^-1 a V    W = (I + M)^-1 a K
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
+With log decays, each product has exp of those between its tokens: never of a positive sum.
 Everything but V' and S' is computed for all chunks at once; only those two walk chunk by chunk.
 Long sequences go block by block, and autograd keeps only the state between blocks: a block is
 computed again in the backward pass.
@@ -24,6 +26,10 @@ BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
 
 
+LEAST_LOG_DECAY = -110.0
+"""Log decays below are as this one, whose exp is zero in fp32: sums of them keep their digits."""
+
+
 @torch.compiler.disable
 def chunk_quasar_torch(
     q: torch.Tensor,
@@ -37,6 +43,7 @@ def chunk_quasar_torch(
     scale: float = 1.0,
     use_qk_l2norm_in_kernel: bool = False,
     chunk_size: int = 64,
+    g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
@@ -45,11 +52,12 @@ def chunk_quasar_torch(
 
     Args:
         chunk_size: tokens of a chunk; changes the rounding only.
+        beta, g: as `run_chunks` takes them.
 
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.
     """
-    B, T, H, S = q.shape
+    B, T, H, K = q.shape
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
@@ -57,17 +65,18 @@ def chunk_quasar_torch(
         if use_qk_l2norm_in_kernel:
             q, k = l2norm(q), l2norm(k)
         if initial_state is None:
-            state = torch.zeros(N, H, S, S, dtype=dtype, device=q.device)
+            state = torch.zeros(N, H, K, v.shape[-1], dtype=dtype, device=q.device)
         else:
             state = initial_state.to(dtype)
         beta = beta.to(dtype)
-        rows = zip(*(x.split(lengths, 1) for x in (q, k, v)), strict=True)
+        g = None if g is None else g.to(dtype).clamp(min=LEAST_LOG_DECAY)
+        rows = _split((q, k, v, beta, g), lengths)
         states = [state] if cu_seqlens is None else state.split(1)
         results = [
-            _sequence(*parts, beta, entering, scale, chunk_size)
+            _sequence(*parts, entering, scale, chunk_size)
             for parts, entering in zip(rows, states, strict=True)
         ]
-        o = torch.cat([q[:, :0], *(o for o, _ in results)], dim=1)
+        o = torch.cat([v[:, :0].to(q.dtype), *(o for o, _ in results)], dim=1)
         final = torch.cat([state[:0], *(s for _, s in results)])
     return o, final if output_final_state else None
 
@@ -89,15 +98,23 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def _sequence(q, k, v, beta, state, scale, chunk_size):
+def _split(inputs, tokens):
+    """Yield the inputs of some tokens after the other; a beta `[H]` and None are whole for all."""
+    count = len(inputs[0].split(tokens, 1))
+    parts = ([x] * count if x is None or x.ndim == 1 else x.split(tokens, 1) for x in inputs)
+    return zip(*parts, strict=True)
+
+
+def _sequence(q, k, v, beta, g, state, scale, chunk_size):
     """Run the batch rows of one sequence each: block by block, recomputed in the backward pass."""
-    B, T, H, S = q.shape
-    block = max(1, BLOCK_ELEMENTS // (B * H * max(S, chunk_size) * chunk_size)) * chunk_size
+    B, T, H, K = q.shape
+    widest = max(K, v.shape[-1], chunk_size)
+    block = max(1, BLOCK_ELEMENTS // (B * H * widest * chunk_size)) * chunk_size
     if T <= block:
-        return _block(q, k, v, beta, state, scale, chunk_size)
+        return _block(q, k, v, beta, g, state, scale, chunk_size)
     outputs = []
-    for parts in zip(*(x.split(block, 1) for x in (q, k, v)), strict=True):
-        arguments = (*parts, beta, state, scale, chunk_size)
+    for parts in _split((q, k, v, beta, g), block):
+        arguments = (*parts, state, scale, chunk_size)
         if torch.is_grad_enabled():
             o, state = checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -106,11 +123,12 @@ def _sequence(q, k, v, beta, state, scale, chunk_size):
     return torch.cat(outputs, dim=1), state
 
 
-def _block(q, k, v, beta, state, scale, C):
-    """Return o and the state after a run of tokens; state is `[B, H, S, S]` in beta's dtype."""
-    B, T, H, S = q.shape
+def _block(q, k, v, beta, g, state, scale, C):
+    """Return o and the state after a run of tokens; state is `[B, H, K, V]` in beta's dtype."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
     if B * T * H == 0:
-        return torch.zeros_like(q), state
+        return torch.zeros_like(v, dtype=q.dtype), state
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
     def chunks(x):  # [B, T, H, D] -> [NT, B * H, C, D]; padding with zero keys changes nothing
@@ -118,19 +136,32 @@ def _block(q, k, v, beta, state, scale, C):
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
 
-    alpha = chunks(fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype))
-    q, k, v = chunks(q), chunks(k), chunks(v)
+    if beta.ndim == 1:
+        alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
+    else:
+        alpha = beta.unsqueeze(-1)
+    alpha, q, k, v = chunks(alpha), chunks(q), chunks(k), chunks(v)
+    M, scores, read, reading, written, kept = alpha * (k @ k.mT), q @ k.mT, k, q, k, [1.0] * NT
+    if g is not None:
+        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # of the decays from the chunk's begin on
+        between = torch.exp((since - since.mT).tril())
+        M, scores = M * between, scores * between
+        before, after = torch.exp(since), torch.exp(since[..., -1:, :] - since)
+        read, reading, written = k * before, q * before, k * after
+        kept = before[..., -1:, :].unbind(0)
     # the solver reads the part below the diagonal alone and takes the diagonal as ones
-    L = alpha * (k @ k.mT)
-    right = alpha * torch.cat([v, k], dim=-1)
-    U, W = torch.linalg.solve_triangular(L, right, upper=False, unitriangular=True).split(S, -1)
-
-    S_n = state.reshape(B * H, S, S)
+    right = alpha * torch.cat([v, read], dim=-1)
+    U, W = torch.linalg.solve_triangular(M, right, upper=False, unitriangular=True).split(
+        [V, K], -1
+    )
+    S_n = state.reshape(B * H, K, V)
     entering, fresh = [], []
-    for k_n, U_n, W_n in zip(k.unbind(0), U.unbind(0), W.unbind(0), strict=True):
+    for k_n, U_n, W_n, kept_n in zip(
+        written.unbind(0), U.unbind(0), W.unbind(0), kept, strict=True
+    ):
         entering.append(S_n)
         fresh.append(torch.baddbmm(U_n, W_n, S_n, alpha=-1))
-        S_n = torch.baddbmm(S_n, k_n.mT, fresh[-1])
-    o = q @ torch.stack(entering) + torch.tril(q @ k.mT) @ torch.stack(fresh)
-    o = (o * scale).view(NT, B, H, C, S).permute(1, 0, 3, 2, 4).reshape(B, NT * C, H, S)
-    return o[:, :T].to(out_dtype), S_n.view(B, H, S, S)
+        S_n = torch.baddbmm(S_n if g is None else kept_n * S_n, k_n.mT, fresh[-1])
+    o = reading @ torch.stack(entering) + torch.tril(scores) @ torch.stack(fresh)
+    o = (o * scale).view(NT, B, H, C, V).permute(1, 0, 3, 2, 4).reshape(B, NT * C, H, V)
+    return o[:, :T].to(out_dtype), S_n.view(B, H, K, V)

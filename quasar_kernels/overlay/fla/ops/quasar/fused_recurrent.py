@@ -49,6 +49,7 @@ def fused_recurrent_quasar_fwd_kernel(
     k,
     v,
     beta,
+    g,
     initial_state,
     o,
     final_state,
@@ -68,6 +69,8 @@ def fused_recurrent_quasar_fwd_kernel(
     S: tl.constexpr,
     BS: tl.constexpr,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
+    READ_STEP: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -76,6 +79,8 @@ def fused_recurrent_quasar_fwd_kernel(
 
     Grid: (sequences * H, S / BV). q, k, v and o have a last stride of one; o is contiguous.
     `final_state` may be `initial_state`: a program reads its columns before it writes them.
+    With READ_STEP, beta holds a step size a token and head, `[B, T, H]` contiguous; g, log decays,
+    does, too. GROUP heads of values share one of keys and queries.
     """
     i_nh = tl.program_id(0)
     i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
@@ -98,10 +103,16 @@ def fused_recurrent_quasar_fwd_kernel(
         state = state.to(tl.float32)
     else:
         state = tl.zeros([BS, BV], dtype=tl.float32)
-    b_beta = tl.load(beta + i_h).to(tl.float32)
+    if READ_STEP:
+        p_beta = beta + (i_b * T + first) * H + i_h
+    else:
+        b_beta = tl.load(beta + i_h).to(tl.float32)
+    if g is not None:
+        p_g = g + (i_b * T + first) * H + i_h
 
-    p_q = q + i_b * stride_qb + first * stride_qt + i_h * stride_qh + rows
-    p_k = k + i_b * stride_kb + first * stride_kt + i_h * stride_kh + rows
+    i_g = i_h // GROUP
+    p_q = q + i_b * stride_qb + first * stride_qt + i_g * stride_qh + rows
+    p_k = k + i_b * stride_kb + first * stride_kt + i_g * stride_kh + rows
     p_v = v + i_b * stride_vb + first * stride_vt + i_h * stride_vh + cols
     p_o = o + ((i_b * T + first) * H + i_h) * S + cols
     # a token is loaded while the one before it, or for the first the state, is under way
@@ -117,7 +128,14 @@ def fused_recurrent_quasar_fwd_kernel(
         next_q = tl.load(p_q, mask=row_mask & more, other=0.0)
         next_k = tl.load(p_k, mask=row_mask & more, other=0.0)
         next_v = tl.load(p_v, mask=col_mask & more, other=0.0)
-        alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
+        if READ_STEP:
+            alpha = tl.load(p_beta).to(tl.float32)
+            p_beta += H
+        else:
+            alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
+        if g is not None:
+            state *= tl.exp(tl.load(p_g).to(tl.float32))
+            p_g += H
         # o = S_t^T q = S_{t-1}^T q + (q k) fresh: both sums read the old state, neither waits
         known = tl.sum(b_k[:, None] * state, axis=0)
         read = tl.sum(b_q[:, None] * state, axis=0)
@@ -140,14 +158,15 @@ def launch_fused_recurrent(
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
     inplace_state: bool = False,
+    g: torch.Tensor | None = None,
     tiles: RecurrentTiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the kernel; no autograd. Arguments and results as in `fused_recurrent_quasar`.
+    """Launch the kernel; no autograd. Arguments and results as in `run_recurrent`.
 
     Args:
         tiles: instead of `tiles_for`'s choice.
     """
-    B, T, H, S = q.shape
+    B, T, H, S = v.shape
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
@@ -161,11 +180,11 @@ def launch_fused_recurrent(
     BS = 1 << (S - 1).bit_length()
     BV, warps = tiles or tiles_for(BS, N * H)
     fused_recurrent_quasar_fwd_kernel[(N * H, -(-S // BV))](
-        q, k, v, beta.contiguous(),
+        q, k, v, beta.contiguous(), None if g is None else g.contiguous(),
         None if initial_state is None else initial_state.contiguous(),
         o, final, cu_seqlens, T, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=H, S=S, BS=BS, BV=BV,
+        H=H, S=S, BS=BS, BV=BV, GROUP=H // q.shape[2], READ_STEP=beta.ndim == 3,
         HAS_INITIAL=initial_state is not None,
         STORE_FINAL=final is not None,
         IS_VARLEN=cu_seqlens is not None,
@@ -184,27 +203,38 @@ def fused_recurrent_torch(
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
     inplace_state: bool = False,
+    g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Walk the tokens in torch: fp32, or fp64 for fp64 inputs. Shapes as in the public function."""
-    B, T, H, S = q.shape
+    """Walk the tokens in torch: fp32, or fp64 for fp64 inputs; heads of any widths.
+
+    Arguments and results as in `run_recurrent`.
+    """
+    B, T, H, V = v.shape
+    K, group = q.shape[-1], H // q.shape[2]
+    q, k = (x.repeat_interleave(group, 2) for x in (q, k)) if group > 1 else (q, k)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
     if inplace_state and initial_state is not None:
         final = initial_state
     else:
-        final = torch.zeros(N, H, S, S, dtype=dtype, device=q.device)
+        final = torch.zeros(N, H, K, V, dtype=dtype, device=q.device)
         if initial_state is not None:
             final.copy_(initial_state)
-    o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
-    k_wide = k.to(dtype)
-    alpha = fused_quasar_gate(k_wide.square().sum(-1), beta.to(dtype), dtype)[..., None, None]
+    o = torch.empty(B, T, H, V, dtype=q.dtype, device=q.device)
+    k_wide, alpha = k.to(dtype), beta.to(dtype)
+    if beta.ndim == 1:
+        alpha = fused_quasar_gate(k_wide.square().sum(-1), alpha, dtype)
+    alpha = alpha[..., None, None]
+    decay = None if g is None else torch.exp(g.to(dtype))[..., None, None]
     query = q.to(dtype).unsqueeze(-2)  # [B, T, H, 1, S]
     row, column, value = k_wide.unsqueeze(-2), k_wide.unsqueeze(-1), v.to(dtype).unsqueeze(-2)
     start = 0
     for n, length in enumerate(lengths):
         state = final if cu_seqlens is None else final[n : n + 1]
         for t in range(start, start + length):
+            if decay is not None:
+                state *= decay[:, t]
             fresh = alpha[:, t] * (value[:, t] - row[:, t] @ state)
             state += column[:, t] * fresh
             o[:, t] = (query[:, t] @ state).squeeze(-2) * scale
@@ -212,22 +242,25 @@ def fused_recurrent_torch(
     return o, final if output_final_state or inplace_state else None
 
 
-def _run(q, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _run(q, k, v, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Take the Triton path where it serves, else torch's; arguments of `launch_fused_recurrent`."""
-    if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM:
-        return launch_fused_recurrent(q, *arguments)
+    square = q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM
+    if q.is_cuda and q.dtype != torch.float64 and square:
+        return launch_fused_recurrent(q, k, v, *arguments)
     with torch.autocast(q.device.type, enabled=False):
-        return fused_recurrent_torch(q, *arguments)
+        return fused_recurrent_torch(q, k, v, *arguments)
 
 
 class FusedRecurrentQuasarFunction(torch.autograd.Function):
     """The recurrence forwards; backwards the torch chunk form, computed again."""
 
     @staticmethod
-    def forward(ctx, q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale):
-        ctx.save_for_backward(q, k, v, beta, initial_state, cu_seqlens)
+    def forward(ctx, q, k, v, beta, initial_state, g, output_final_state, cu_seqlens, scale):
+        ctx.save_for_backward(q, k, v, beta, initial_state, g, cu_seqlens)
         ctx.scale = scale
-        return _run(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+        return _run(
+            q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, False, g
+        )  # fmt: skip
 
     @staticmethod
     @once_differentiable
@@ -239,7 +272,12 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
         ]
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         with torch.enable_grad(), torch.autocast(do.device.type, enabled=False):
-            o, final = chunk_quasar_torch(*leaves, True, cu_seqlens, scale=ctx.scale)
+            q, k, v, beta, initial, g = leaves
+            group = v.shape[2] // q.shape[2]
+            q, k = (x.repeat_interleave(group, 2) for x in (q, k)) if group > 1 else (q, k)
+            o, final = chunk_quasar_torch(
+                q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
+            )  # fmt: skip
             outputs, grads = ([o], [do]) if d_final is None else ([o, final], [do, d_final])
             found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
         per_input = (next(found) if x is not None and x.requires_grad else None for x in leaves)
@@ -283,16 +321,35 @@ def fused_recurrent_quasar(
         )
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    if torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (q, k, v, beta, initial_state)
-    ):
+    return run_recurrent(
+        q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state
+    )
+
+
+def run_recurrent(
+    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0,
+    inplace_state=False, g=None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Compute `fused_recurrent_quasar`, or with a step size or a decay of the caller's own.
+
+    Arguments that are not described here are those of `fused_recurrent_quasar`.
+
+    Args:
+        q, k: `[B, T, H, S]` for v of a multiple of H heads, neighbours of which share one.
+        beta, g: as `chunk.run_chunks` takes them; a step size may have any sign here.
+
+    Raises:
+        ValueError: `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
+    """
+    inputs = (q, k, v, beta, initial_state, g)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return FusedRecurrentQuasarFunction.apply(
-            q, k, v, beta, initial_state, output_final_state or inplace_state, cu_seqlens, scale
+            *inputs, output_final_state or inplace_state, cu_seqlens, scale
         )
     if inplace_state and initial_state is not None:
         _check_can_hold_final(initial_state, q.dtype)
     # an autograd Function would cost a decoded token more host time than its kernel runs
-    return _run(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state)
+    return _run(*inputs[:5], output_final_state, cu_seqlens, scale, inplace_state, g)
 
 
 def _check_can_hold_final(state: torch.Tensor, dtype: torch.dtype) -> None:

@@ -124,6 +124,11 @@ X __shfl_sync(u32, X x, int from) {
   return thing.out;
 }
 template <class X>
+X __shfl_up_sync(u32 lanes, X x, int step) {
+  return __shfl_sync(lanes, x, running % 32 < step ? running : running - step);
+}
+
+template <class X>
 X __shfl_xor_sync(u32 lanes, X x, int other) {
   return __shfl_sync(lanes, x, running ^ other);
 }

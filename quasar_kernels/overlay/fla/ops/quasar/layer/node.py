@@ -166,7 +166,9 @@ def _gradients(
     d_narrow = torch.mm(d_gate, gate_weights[0])
     saved, cut = operator.saved, operator.cut
     del d_gate, narrow, operator
-    *d_qkv, d_beta, _ = recorded_backward(saved, cut, do.view(B, T, H, S), backend=call.backend)
+    *d_qkv, d_beta, _, _ = recorded_backward(
+        saved, cut, do.view(B, T, H, S), backend=call.backend
+    )  # fmt: skip
     del do, saved
     if scratch is None:
         scratch = torch.empty(R, channels + S, dtype=dtype, device=x.device)

@@ -46,6 +46,21 @@ def row_pointers(x, i_b, t, i_h, stride_b, stride_t, stride_h, rows, cols):
 
 
 @triton.jit
+def token_pointers(x, i_b, t, i_h, T, H: tl.constexpr, tokens):
+    """Pointers to one head's values at t + tokens, of contiguous [B, T, H]."""
+    return x + (i_b * T + t + tokens) * H + i_h
+
+
+@triton.jit
+def decay_between(later, earlier):
+    """Return exp of the log decay between tokens, from their running sums: 1 where it is none.
+
+    Only places where `later` is the later token may be used; the others hold 1 as well.
+    """
+    return tl.exp(tl.minimum(later - earlier, 0.0))
+
+
+@triton.jit
 def load_segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
     """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
     if IS_VARLEN:
@@ -117,6 +132,15 @@ def load_inverse(p_a, mask, C: tl.constexpr, DTYPE: tl.constexpr):
         return high, high
     else:
         return high, tl.load(p_a + C, mask=mask, other=0.0)
+
+
+@triton.jit
+def decayed_inverse(high, low, gamma, DTYPE: tl.constexpr):
+    """Return B as load_inverse gives it, each entry times what decays between its tokens."""
+    if DTYPE == tl.float32:
+        return high * gamma, low
+    else:
+        return split((high.to(tl.float32) + low.to(tl.float32)) * gamma, DTYPE)
 
 
 @triton.jit

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.triton_kernels.device_functions import (
+    decay_between,
+    decayed_inverse,
     dot_split,
     inverse_pointers,
     load_entering_state,
@@ -22,6 +24,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
     operand,
     row_pointers,
     split,
+    token_pointers,
 )
 
 
@@ -29,6 +32,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
 def segment_map_kernel(
     k,
     v,
+    g,
     inverse,
     table,
     G_out,
@@ -59,6 +63,8 @@ def segment_map_kernel(
     Backward, G (I, at the end) absorbs a chunk by Z = G K^T, Y = Z B, R += Y V, G -= Y K: four
     products a chunk, each row of G on its own. What is kept is E = I - G, as two operands in its
     product: where keys repeat, Z is a small difference. Grid: (segments * H, S / BR).
+    A decay is a factor of the whole state, so it commutes with the rest: with g, the log decays
+    [B, T, H] fp32, G is scaled at the end, and Y by what follows each token where it meets V.
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, _, t0, length, _, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -78,6 +84,9 @@ def segment_map_kernel(
     p_a = inverse_pointers(inverse, i_b, t, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
     E = tl.zeros([BR, BS], dtype=tl.float32)
     R = tl.zeros([BR, BS], dtype=tl.float32)
+    if g is not None:
+        p_g = token_pointers(g, i_b, t, i_h, T, H, rows)
+        later = tl.sum(tl.zeros([C], dtype=tl.float32), axis=0)  # log decay behind the chunk
     for _ in range(0, n_chunks):
         tokens = (rows < left)[:, None]
         mask = tokens & (cols < S)[None, :]
@@ -96,8 +105,16 @@ def segment_map_kernel(
             Z = tl.dot(e_low, tl.trans(b_k), acc=Z)
         Z = tl.trans(b_kr).to(tl.float32) - Z
         Y, _ = dot_split(Z, a_high, a_low, DTYPE, PRECISION)
+        if g is not None:
+            b_g = tl.load(p_g, mask=rows < left, other=0.0)
+            later += tl.sum(b_g, axis=0)
+            decay = tl.exp(later - tl.cumsum(b_g, axis=0))
+            Yv = operand(Y * decay[None, :], DTYPE)
+            p_g -= C * H
         Y = operand(Y, DTYPE)
-        R = tl.dot(Y, b_v, acc=R, input_precision=PRECISION)
+        if g is None:
+            Yv = Y
+        R = tl.dot(Yv, b_v, acc=R, input_precision=PRECISION)
         E = tl.dot(Y, b_k, acc=E, input_precision=PRECISION)
         left = C
         p_k -= C * stride_kt
@@ -107,7 +124,10 @@ def segment_map_kernel(
 
     out = (tl.program_id(0).to(tl.int64) * S * S) + r[:, None] * S + cols[None, :]
     inside = (r < S)[:, None] & (cols < S)[None, :]
-    tl.store(G_out + out, tl.where(r[:, None] == cols[None, :], 1.0, 0.0) - E, mask=inside)
+    G = tl.where(r[:, None] == cols[None, :], 1.0, 0.0) - E
+    if g is not None:
+        G *= tl.exp(later)
+    tl.store(G_out + out, G, mask=inside)
     tl.store(R_out + out, R, mask=inside)
 
 
@@ -193,12 +213,14 @@ def segment_output_kernel(
     q,
     k,
     v,
+    g,
     inverse,
     table,
     states,
     initial_state,
     final_state,
     o,
+    checkpoints,
     T,
     NS,
     SEG,
@@ -236,7 +258,9 @@ def segment_output_kernel(
     A chunk: V' = B (V - K S), O = Q S + tril(Q K^T) V', S += K^T V', all of it transposed; but for
     the reads of q, k, v, B and the write of o everything stays on chip. B may lie in o's own rows.
     With STORE_FRESH it writes V' in place of o, for the backward pass, and reads no q.
-    Grid: (segments * H, S / BV).
+    With g, the log decays [B, T, H] fp32, each product has what lies between its tokens: Gamma
+    times B and tril(Q K^T), entry by entry. `checkpoints`, of o's layout, then takes the state
+    behind every KEEP tokens, in the rows of the first S of them. Grid: (segments * H, S / BV).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -258,6 +282,11 @@ def segment_output_kernel(
         HAS_INITIAL, HAS_STATES,
     )  # fmt: skip
 
+    if g is not None:
+        p_g = token_pointers(g, i_b, t0, i_h, T, H, rows)
+    if checkpoints is not None:
+        KEEP: tl.constexpr = max(BS, C)
+        p_c = row_pointers(checkpoints, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, v_cols, cols)
     left = length
     for _ in range(0, tl.cdiv(length, C)):
         tokens = (rows < left)[:, None]
@@ -268,7 +297,17 @@ def segment_output_kernel(
         a_high, a_low = load_inverse(p_a, tokens, C, DTYPE)
         b_s = operand(state, DTYPE)
         D = tl.trans(b_v).to(tl.float32)
-        D -= tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
+        if g is None:
+            D -= tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
+        else:
+            b_g = tl.load(p_g, mask=rows < left, other=0.0)
+            since = tl.cumsum(b_g, axis=0)  # of the decays from the chunk's begin on
+            whole = tl.sum(b_g, axis=0)
+            gamma = decay_between(since[:, None], since[None, :])
+            a_high, a_low = decayed_inverse(a_high, a_low, gamma, DTYPE)
+            read = tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
+            D -= read * tl.exp(since)[None, :]
+            p_g += C * H
         V, _ = dot_split(D, tl.trans(a_high), tl.trans(a_low), DTYPE, PRECISION)
         if STORE_FRESH:
             V = operand(V, DTYPE)
@@ -277,13 +316,26 @@ def segment_output_kernel(
             b_q = tl.load(p_q, mask=mask, other=0.0)
             P = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
             P = tl.where(rows[:, None] <= rows[None, :], P, 0.0)
-            p_high, p_low = split(P, DTYPE)
-            O, V = dot_split(V, p_high, p_low, DTYPE, PRECISION)
-            O = tl.dot(b_s, tl.trans(b_q), acc=O, input_precision=PRECISION)
+            if g is None:
+                p_high, p_low = split(P, DTYPE)
+                O, V = dot_split(V, p_high, p_low, DTYPE, PRECISION)
+                O = tl.dot(b_s, tl.trans(b_q), acc=O, input_precision=PRECISION)
+            else:
+                p_high, p_low = split(P * tl.trans(gamma), DTYPE)
+                O, _ = dot_split(V, p_high, p_low, DTYPE, PRECISION)
+                read = tl.dot(b_s, tl.trans(b_q), input_precision=PRECISION)
+                O += read * tl.exp(since)[None, :]
             tl.store(p_o, tl.trans(O * scale).to(o.dtype.element_ty), mask=v_mask)
             p_q += C * stride_qt
+        if g is not None:
+            V = operand(V.to(tl.float32) * tl.exp(whole - since)[None, :], DTYPE)
+            state *= tl.exp(whole)
         state = tl.dot(V, b_k, acc=state, input_precision=PRECISION)
         left -= C
+        if checkpoints is not None:
+            if (length - left) % KEEP == 0 and left > 0:
+                kept = operand(state, checkpoints.dtype.element_ty)
+                tl.store(p_c + (length - left - KEEP).to(tl.int64) * stride_ot, kept, mask=inside)
         p_k += C * stride_kt
         p_v += C * stride_vt
         p_a += C * stride_at

@@ -4,6 +4,10 @@ With V' = A a (V - K S), O = Q S + P V', P = tril(Q K^T) and S_new = S + K^T V',
 the state walks backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
 dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
 pass's own G, so the same scan cuts the walk into segments. README.md a folder up has the rest.
+
+With log decays g, every product has what lies between its tokens. The gradient of g is local: that
+of a decay is <S, dS> just behind it, so it follows from <S, dS> behind every KEEP tokens, for which
+the first walk leaves the states, and from what the tokens between add.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.triton_kernels.device_functions import (
+    decay_between,
+    decayed_inverse,
     inverse_pointers,
     load_entering_state,
     load_inverse,
     load_segment,
     operand,
     row_pointers,
+    token_pointers,
 )
 from fla.ops.quasar.gate import quasar_step_size, quasar_step_size_bwd
 
@@ -26,6 +33,7 @@ from fla.ops.quasar.gate import quasar_step_size, quasar_step_size_bwd
 def segment_state_grad_kernel(
     q,
     k,
+    g,
     inverse,
     fresh,
     do,
@@ -36,6 +44,10 @@ def segment_state_grad_kernel(
     d_initial,
     dv,
     dk,
+    checkpoints,
+    states,
+    final_state,
+    ends,
     T,
     NS,
     SEG,
@@ -68,8 +80,9 @@ def segment_state_grad_kernel(
 
     MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
     before the segment's first token. Otherwise it starts from the scanned gradient behind the
-    segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv and dk share the strides
-    stride_o; B may lie in dv's own rows. Grid: (segments * H,).
+    segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv, dk and checkpoints share
+    the strides stride_o; B may lie in dv's own rows. With g and not MAP_ONLY, `ends` [B, T, H] fp32
+    gets <S, dS> at the last token of every KEEP and of the segment. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -100,30 +113,78 @@ def segment_state_grad_kernel(
     p_dk = row_pointers(dk, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
     p_a = inverse_pointers(inverse, i_b, t, i_h, stride_ab, stride_at, stride_ah, rows, C, PACK)
     p_fresh = row_pointers(fresh, i_b, t, i_h, stride_ob, stride_ot, stride_oh, rows, cols)
+    if g is not None:
+        p_g = token_pointers(g, i_b, t, i_h, T, H, rows)
+        KEEP: tl.constexpr = max(BS, C)
+        behind_chunk = length  # where the chunk at hand ends in the segment
+        if not MAP_ONLY:
+            p_end = token_pointers(ends, i_b, t0, i_h, T, H, -1)
+            p_c = row_pointers(
+                checkpoints, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, cols, cols
+            )
+            if length > 0:
+                product = tl.sum(tl.zeros([C], dtype=tl.float32), axis=0)
+                if is_last:
+                    if HAS_FINAL:
+                        state = tl.load(final_state + own + at, mask=inside, other=0.0)
+                        product += tl.sum(tl.sum(state * d_state, axis=1), axis=0)
+                elif HAS_ENTERING:
+                    here = tl.program_id(0).to(tl.int64) * S * S
+                    state = tl.load(states + here + at, mask=inside, other=0.0)
+                    product += tl.sum(tl.sum(state * d_state, axis=1), axis=0)
+                tl.store(p_end + length.to(tl.int64) * H, product)
     for _ in range(0, n_chunks):
         mask = (rows < left)[:, None] & (cols < S)[None, :]
         b_q = tl.load(p_q, mask=mask, other=0.0)
         b_k = tl.load(p_k, mask=mask, other=0.0)
         b_do = tl.load(p_do, mask=mask, other=0.0)
-        b_a, _ = load_inverse(p_a, (rows < left)[:, None], C, b_k.dtype)
+        b_a, low_a = load_inverse(p_a, (rows < left)[:, None], C, b_k.dtype)
         # P^T: a row is a key, its columns the queries from it on
         Pt = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+        if g is not None:
+            b_g = tl.load(p_g, mask=rows < left, other=0.0)
+            since = tl.cumsum(b_g, axis=0)
+            whole = tl.sum(b_g, axis=0)
+            before, after = tl.exp(since)[:, None], tl.exp(whole - since)[:, None]
+            gamma = decay_between(since[:, None], since[None, :])
+            b_a, _ = decayed_inverse(b_a, low_a, gamma, b_k.dtype)
+            Pt *= tl.trans(gamma)
+            p_g -= C * H
+            if not MAP_ONLY:
+                if (behind_chunk % KEEP == 0) & (behind_chunk < length):
+                    begin = (behind_chunk - KEEP).to(tl.int64) * stride_ot
+                    state = tl.load(p_c + begin, mask=inside, other=0.0).to(tl.float32)
+                    product = tl.sum(tl.sum(tl.trans(state) * d_state, axis=1), axis=0)
+                    tl.store(p_end + behind_chunk.to(tl.int64) * H, product)
         Pt = operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
         b_ds = operand(d_state, b_k.dtype)
         dV = tl.dot(Pt, b_do, input_precision=PRECISION)
-        dV += tl.dot(b_k, b_ds, input_precision=PRECISION)
+        if g is None:
+            dV += tl.dot(b_k, b_ds, input_precision=PRECISION)
+        else:
+            dV += tl.dot(b_k, b_ds, input_precision=PRECISION) * after
         dV = operand(dV, b_k.dtype)
         dV = tl.dot(tl.trans(b_a), dV, input_precision=PRECISION)
+        if g is not None:
+            decayed = operand(dV * before, b_k.dtype)
         dV = operand(dV, b_k.dtype)
         if not MAP_ONLY:
             tl.store(p_dv, dV, mask=mask)
             b_f = tl.load(p_fresh, mask=mask, other=0.0)
             part = tl.dot(b_f, tl.trans(b_ds), input_precision=PRECISION)
+            if g is not None:
+                part *= after
             tl.store(p_dk, part.to(dk.dtype.element_ty), mask=mask)
             p_dv -= C * stride_ot
             p_dk -= C * stride_ot
             p_fresh -= C * stride_ot
-        b_qs = operand(b_q.to(tl.float32) * scale, b_k.dtype)
+        b_qs = b_q.to(tl.float32) * scale
+        if g is not None:
+            b_qs *= before
+            d_state *= tl.exp(whole)
+            dV = decayed
+            behind_chunk = (behind_chunk - 1) // C * C
+        b_qs = operand(b_qs, b_k.dtype)
         d_state += tl.dot(tl.trans(b_qs), b_do, input_precision=PRECISION)
         d_state -= tl.dot(tl.trans(b_k), dV, input_precision=PRECISION)
         left = C
@@ -144,6 +205,7 @@ def segment_input_grad_kernel(
     q,
     k,
     beta,
+    g,
     fresh,
     do,
     dv,
@@ -153,6 +215,7 @@ def segment_input_grad_kernel(
     dq,
     dk,
     dbeta,
+    dg,
     T,
     NS,
     SEG,
@@ -171,6 +234,7 @@ def segment_input_grad_kernel(
     BS: tl.constexpr,
     C: tl.constexpr,
     PRECISION: tl.constexpr,
+    READ_STEP: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     HAS_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -180,13 +244,22 @@ def segment_input_grad_kernel(
     With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
     dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
     dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
-    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program.
+    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program; with READ_STEP, where beta holds a, a
+    token and head each. With log decays g, dg [B, T, H] fp32 gets what each token adds to it:
+    q dq, and k dk as far as k reads the state less as far as it writes it.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
-    beta_h = tl.load(beta + i_h).to(tl.float32)
     rows = tl.arange(0, C)
+    if READ_STEP:
+        p_beta = token_pointers(beta, i_b, t0, i_h, T, H, rows)
+        p_dbeta = token_pointers(dbeta, i_b, t0, i_h, T, H, rows)
+    else:
+        beta_h = tl.load(beta + i_h).to(tl.float32)
+    if g is not None:
+        p_g = token_pointers(g, i_b, t0, i_h, T, H, rows)
+        p_dg = token_pointers(dg, i_b, t0, i_h, T, H, rows)
     cols = tl.arange(0, BS)
     p_q = row_pointers(q, i_b, t0, i_h, stride_qb, stride_qt, stride_qh, rows, cols)
     p_k = row_pointers(k, i_b, t0, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
@@ -204,7 +277,8 @@ def segment_input_grad_kernel(
         HAS_INITIAL, HAS_STATES,
     )  # fmt: skip
 
-    d_beta = tl.zeros([C], dtype=tl.float32)
+    if not READ_STEP:
+        d_beta = tl.zeros([C], dtype=tl.float32)
     left = length
     for _ in range(0, tl.cdiv(length, C)):
         mask = (rows < left)[:, None] & (cols < S)[None, :]
@@ -214,32 +288,65 @@ def segment_input_grad_kernel(
         b_do = tl.load(p_do, mask=mask, other=0.0)
         b_dv = tl.load(p_dv, mask=mask, other=0.0)
         k32 = b_k.to(tl.float32)
-        lam = tl.sum(k32 * k32, axis=1)
-        a = quasar_step_size(lam, beta_h)
+        if READ_STEP:
+            a = tl.load(p_beta, mask=rows < left, other=0.0)
+        else:
+            lam = tl.sum(k32 * k32, axis=1)
+            a = quasar_step_size(lam, beta_h)
         b_s = operand(state, b_k.dtype)
 
         VF = tl.dot(b_dv, tl.trans(b_f), input_precision=PRECISION)
+        if g is not None:
+            b_g = tl.load(p_g, mask=rows < left, other=0.0)
+            since = tl.cumsum(b_g, axis=0)
+            whole = tl.sum(b_g, axis=0)
+            before = tl.exp(since)[:, None]
+            gamma = decay_between(since[:, None], since[None, :])
+            VF *= gamma
         a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
         # a is zero for zero keys alone, which nothing depends on
         inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
         da = tl.sum(b_dv.to(tl.float32) * b_f.to(tl.float32), axis=1) * inverse_a * inverse_a
-        slope, share = quasar_step_size_bwd(lam, beta_h)
-        d_beta += da * share
+        if READ_STEP:
+            tl.store(p_dbeta, da, mask=rows < left)
+        else:
+            slope, share = quasar_step_size_bwd(lam, beta_h)
+            d_beta += da * share
 
         dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
+        if g is not None:
+            dP *= gamma
         dP = operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
         dQ = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * scale
+        if g is not None:
+            dQ *= before
         dQ += tl.dot(dP, b_k, input_precision=PRECISION)
         tl.store(p_dq, dQ.to(dq.dtype.element_ty), mask=mask)
 
         dK = tl.load(p_dk, mask=mask, other=0.0).to(tl.float32)
-        dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
+        if g is None:
+            dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
+        else:
+            reads = -tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION) * before
+            dK += reads
+            reads += tl.dot(operand(a_dM, b_k.dtype), b_k, input_precision=PRECISION)
         dK += tl.dot(tl.trans(dP), b_q, input_precision=PRECISION)
         both = operand(a_dM + tl.trans(a_dM), b_k.dtype)
         dK += tl.dot(both, b_k, input_precision=PRECISION)
-        dK += k32 * (2 * da * slope)[:, None]
+        if not READ_STEP:
+            dK += k32 * (2 * da * slope)[:, None]
         tl.store(p_dk, dK.to(dk.dtype.element_ty), mask=mask)
 
+        if g is not None:
+            added = tl.sum(b_q.to(tl.float32) * dQ + k32 * (2 * reads - dK), axis=1)
+            tl.store(p_dg, added, mask=rows < left)
+            b_f = operand(b_f.to(tl.float32) * tl.exp(whole - since)[:, None], b_k.dtype)
+            state *= tl.exp(whole)
+            p_g += C * H
+            p_dg += C * H
+        if READ_STEP:
+            p_beta += C * H
+            p_dbeta += C * H
         state += tl.dot(tl.trans(b_k), b_f, input_precision=PRECISION)
         left -= C
         p_q += C * stride_qt
@@ -249,4 +356,25 @@ def segment_input_grad_kernel(
         p_dv += C * stride_ot
         p_dq += C * stride_ot
         p_dk += C * stride_ot
-    tl.store(dbeta + tl.program_id(0), tl.sum(d_beta, axis=0))
+    if not READ_STEP:
+        tl.store(dbeta + tl.program_id(0), tl.sum(d_beta, axis=0))
+
+
+@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+def decay_grad_kernel(
+    dg, ends, table, T, NS, SEG, H: tl.constexpr, KEEP: tl.constexpr, IS_VARLEN: tl.constexpr
+):
+    """Turn what tokens add into the gradient of g: its sum from each to the end of KEEP, and ends.
+
+    Grid: (segments * H, programs that share a segment).
+    """
+    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i_b, _, t0, length, _, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    rows = tl.arange(0, KEEP)
+    for t in range(tl.program_id(1) * KEEP, length, tl.num_programs(1) * KEEP):
+        here = tl.minimum(length - t, KEEP)
+        p_dg = token_pointers(dg, i_b, t0 + t, i_h, T, H, rows)
+        added = tl.load(p_dg, mask=rows < here, other=0.0)
+        behind = tl.load(token_pointers(ends, i_b, t0 + t, i_h, T, H, here - 1))
+        from_here_on = tl.cumsum(added, axis=0, reverse=True)
+        tl.store(p_dg, from_here_on + behind, mask=rows < here)

@@ -25,7 +25,16 @@ from fla.ops.quasar.cuda.program import (
     fields,
     packer,
 )
-from fla.ops.quasar.cuda.scan.forward import CSRC, PANEL, TILE, tensor_maps, variant_of
+from fla.ops.quasar.cuda.scan.forward import (
+    CSRC,
+    PANEL,
+    TILE,
+    given_steps,
+    step_options,
+    tensor_maps,
+    variant_of,
+)
+from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
@@ -65,7 +74,7 @@ class Gradients(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    beta: torch.Tensor  # [H] fp32
+    beta: torch.Tensor  # of its shape, fp32
     initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
 
 
@@ -141,12 +150,15 @@ def backward(
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    program = program or PROGRAM.load(variant_of(q))
+    program = program or PROGRAM.load(variant_of(q, step_options(beta, None)))
+    reads_step = beta.ndim == 3
+    if reads_step:
+        beta = given_steps(divisible(beta, q.dtype), None)
     if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
         d_o = d_o.clone()
     dq, dk, dv, checkpoints = (torch.empty_like(d_o) for _ in range(4))
     rows, parts, tiles = _cut_tiles(cut, T, S)
-    d_beta = beta.new_empty(rows * parts, H)
+    d_beta = torch.empty_like(beta) if reads_step else beta.new_empty(rows * parts, H)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     places = addresses(
@@ -172,4 +184,5 @@ def backward(
         kernels["gradient_scan"].launch(scans, parameters, stream)
     kernels["state_gradient"].launch(walks, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
-    return Gradients(dq, dk, dv, d_beta.sum(0), d_initial)
+    d_beta = d_beta.transpose(1, 2) if reads_step else d_beta.sum(0)
+    return Gradients(dq, dk, dv, d_beta, d_initial)

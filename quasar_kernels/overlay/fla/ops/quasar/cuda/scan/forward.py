@@ -91,6 +91,21 @@ def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
     return f"-DQUASAR_HEAD={width}", *(() if pairs else ("-DQUASAR_ALONE",))
 
 
+def step_options(beta: torch.Tensor, g: torch.Tensor | None) -> tuple[str, ...]:
+    """Return NVRTC's options for a call's step sizes and decays; both as `forward` takes them."""
+    if beta.ndim == 1:
+        return ()
+    return ("-DQUASAR_READ_STEP",) if g is None else ("-DQUASAR_DECAY",)
+
+
+def given_steps(beta: torch.Tensor, g: torch.Tensor | None) -> torch.Tensor:
+    """Return what the kernels read step sizes from: segments.cuh has the layouts."""
+    if beta.ndim == 1:
+        return beta
+    beta = beta.transpose(1, 2)
+    return beta.contiguous() if g is None else torch.stack((beta, g.transpose(1, 2)), -1)
+
+
 def variant_of(q: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
     """Return what a call with q `[B, T, H, S]` needs the programs for; `options` are NVRTC's."""
     _, _, H, S = q.shape
@@ -205,6 +220,7 @@ def forward(
     output_final_state: bool = False,
     scale: float = 1.0,
     cu_seqlens: torch.Tensor | None = None,
+    g: torch.Tensor | None = None,
     *,
     segments: int | None = None,
     program: LoadedProgram | None = None,
@@ -215,9 +231,10 @@ def forward(
 
     Args:
         q, k, v: `[B, T, H, S]` for which `reason_against` is None.
-        beta: `[H]` fp32 contiguous.
+        beta: `[H]` fp32 contiguous, or the step sizes themselves, `[B, T, H]` fp32.
         initial_state: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         cu_seqlens: as `chunk_quasar`'s; reading them synchronises.
+        g: log decays, `[B, T, H]` fp32, finite, or None; only with step sizes.
         segments: segments of each sequence instead of the built-in choice.
         program: PROGRAM as it was loaded for such a call; None loads it.
 
@@ -225,7 +242,8 @@ def forward(
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    program = program or PROGRAM.load(variant_of(q))
+    program = program or PROGRAM.load(variant_of(q, step_options(beta, g)))
+    beta = given_steps(beta, g)
     cut = cut_segments(program, q, cu_seqlens, segments)
     grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -2,9 +2,16 @@
 
 #pragma once
 
-#include "../../csrc/fragments.cuh"
+#include "segments.cuh"
 
 namespace quasar::scan {
+
+// 2^x
+__device__ __forceinline__ float exp2_of(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 
 // (1 - exp(-beta lambda)) / (lambda + 1e-8), by its series where the difference would cancel
 __device__ __forceinline__ float step_size(float lambda, float beta) {
@@ -15,6 +22,60 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(lambda + 1e-8f));
   return (x < 0.03f ? series : 1.f - power) * inverse;
 }
+
+#if QUASAR_READ_STEP
+
+// What tokens g and g + 8 of a chunk are given: step sizes, and log decays in powers of two.
+struct Steps {
+  float size[2];
+#if QUASAR_DECAY
+  float log_decay[2];
+#endif
+};
+
+// A segment's step sizes of one head, read from device memory: a tile before they are needed.
+struct StepSizes {
+  const float* at;
+  int tokens;  // of the segment, from this lane's first one on
+
+  template <class Given>
+  __device__ __forceinline__ StepSizes(const Given& arg, const Segment& segment, int head, int lane)
+      : at(arg.beta +
+           STEP_WIDTH * ((segment.row * arg.heads + head) * arg.T + segment.begin + (lane >> 2))),
+        tokens(segment.tokens - (lane >> 2)) {}
+
+  // of the chunk at `token` of the segment, which may lie before or behind it
+  __device__ __forceinline__ Steps of(int token) const {
+    Steps out = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 place = token + 8 * r;
+      if (token < 0 || place >= tokens) continue;
+#if QUASAR_DECAY
+      const float2 x = *(const float2*)(at + 2 * place);
+      out.size[r] = x.x, out.log_decay[r] = x.y * 1.44269504f;
+#else
+      out.size[r] = at[place];
+#endif
+    }
+    return out;
+  }
+};
+
+#else
+
+typedef float Steps;  // a head's beta, from which step sizes follow
+
+struct StepSizes {
+  float beta;
+
+  template <class Given>
+  __device__ __forceinline__ StepSizes(const Given& arg, const Segment&, int head, int)
+      : beta(arg.beta[head]) {}
+  __device__ __forceinline__ Steps of(int) const { return beta; }
+};
+
+#endif
 
 // Bit masks over one packed 8 x 8 block: which of this lane's elements (g, 2c), (g, 2c+1) belong.
 struct BlockMasks {
@@ -49,7 +110,7 @@ __device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4]
 }
 
 // fill the rest from gram
-__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, float beta, int lane) {
+__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
   const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
@@ -58,8 +119,13 @@ __device__ __forceinline__ void find_step_sizes(ChunkKeys& out, float beta, int 
   out.lambda[1] = __shfl_sync(ALL, high, owner);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+#if QUASAR_READ_STEP
+    const float size = steps.size[r];
+#else
+    const float size = step_size(out.lambda[r], steps);
+#endif
     float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(step_size(out.lambda[r], beta)));
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(size));
     out.root[r] = -root;
   }
 }
@@ -120,6 +186,62 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
   unpack<H>(A[3], out[1][2], out[1][3]);
   out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
 }
+
+#if QUASAR_DECAY
+
+// Running sums of a chunk's log decays, in powers of two.
+struct Decays {
+  float since[2], columns[2][2];  // as of Steps, up to the token; and spread
+  float whole;
+
+  __device__ __forceinline__ Decays(const Steps& steps, int lane) {
+    float low = steps.log_decay[0], high = steps.log_decay[1];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      const float l = __shfl_up_sync(ALL, low, step), h = __shfl_up_sync(ALL, high, step);
+      if (lane >= step) low += l, high += h;
+    }
+    since[0] = low, since[1] = high + __shfl_sync(ALL, low, 31);
+    whole = __shfl_sync(ALL, since[1], 31);
+    spread(since, columns, lane);
+  }
+
+  // x's entries on and below the diagonal times what decays between their tokens
+  __device__ __forceinline__ void apply(float (&x)[2][4]) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[n][e] *= exp2_of(fminf(since[e >> 1] - columns[n][e & 1], 0.f));
+  }
+};
+
+// What state and chunk decay by, for lanes c: of tokens 2c, 2c + 1, 2c + 8, 2c + 9.
+struct ChunkDecays {
+  float4 before[4], after[4];  // from the chunk's begin to the token, from there to the end
+  float whole;
+
+  __device__ __forceinline__ void keep(const Decays& decays, int lane) {
+    if (lane & 3) return;
+    const int g = lane >> 2, at = (g >> 1) * 4 + (g & 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ((float*)before)[at + 2 * r] = exp2_of(decays.since[r]);
+      ((float*)after)[at + 2 * r] = exp2_of(decays.whole - decays.since[r]);
+    }
+    if (lane == 0) whole = exp2_of(decays.whole);
+  }
+};
+
+// tiles of tokens in their columns times what those have: d0 of tokens 0..7, d1 of 8..15
+__device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], const float4& by) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    d0[e] *= e & 1 ? by.y : by.x;
+    d1[e] *= e & 1 ? by.w : by.z;
+  }
+}
+
+#endif
 
 // x <- diag(root) x diag(root); `columns` are what spread gives of the roots
 __device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&root)[2],

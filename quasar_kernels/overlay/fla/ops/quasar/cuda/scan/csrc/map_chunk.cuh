@@ -28,9 +28,19 @@ constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
 // Y = Z mix / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
 // entry of `mix` near 1, so that fp16 holds those of small keys.
 struct Prepared {
-  uint4 mix[32];      // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  uint4 mix[32];  // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+#if QUASAR_DECAY
+  float4 unscale[4];  // 2^-e / scale, times what the token decays by to the chunk's end
+  float log_whole;    // of what the chunk decays by
+#else
   u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+#endif
 };
+#if QUASAR_DECAY
+typedef float4 Unscale;  // a lane's
+#else
+typedef uint2 Unscale;
+#endif
 
 __device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
   asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -64,11 +74,16 @@ struct Scales {
   float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2, and 2^e times -sqrt(step size)
   float descale;            // 1 / scale
 
-  __device__ __forceinline__ Scales(const ChunkKeys& at, float beta) {
+  __device__ __forceinline__ Scales(const ChunkKeys& at, const Steps& steps) {
+#if QUASAR_READ_STEP
+    const float own = fmaxf(steps.size[0] * at.lambda[0], steps.size[1] * at.lambda[1]);
+    const float bound = __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
+#else
     // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
     const u32 largest =
         __reduce_max_sync(ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
-    const float bound = fminf(beta * __uint_as_float(largest), 1.f);
+    const float bound = fminf(steps * __uint_as_float(largest), 1.f);
+#endif
     descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // from the exponent of |k|^2; zero keys stay zero
@@ -85,14 +100,28 @@ struct Scales {
 
 // `mix` and `unscale` from the chunk's products
 __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
-                                               const BlockMasks& mask, int lane) {
+                                               const BlockMasks& mask,
+#if QUASAR_DECAY
+                                               const Decays& decays,
+#endif
+                                               int lane) {
   constexpr Scalar H = Scalar::fp16;
   const int g = lane >> 2;
+#if QUASAR_DECAY
+  if ((lane & 3) == 0) {
+    float* unscale = (float*)out.unscale + (g >> 1) * 4 + (g & 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      unscale[2 * r] = scales.power[r] * scales.descale * exp2_of(decays.whole - decays.since[r]);
+    if (lane == 0) out.log_whole = decays.whole;
+  }
+#else
   if ((lane & 3) == 0) {
     unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
     unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
     unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
   }
+#endif
   float columns[2][2];
   spread(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
@@ -109,7 +138,7 @@ __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, con
 
 // Phase A: this warp's chunk: its keys become fp16 in place, and `out` is filled.
 template <Scalar T>
-__device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const BlockMasks& mask,
+__device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, const BlockMasks& mask,
                                               Prepared& out, int lane) {
   const u32 rows = row_address(chunk, lane);
   constexpr int PIECES = 4 * PANELS;  // of 16 columns
@@ -120,8 +149,8 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const Block
   ChunkKeys at = {};
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) add_products<T>(at.gram, keys[i], keys[i]);
-  find_step_sizes(at, beta, lane);
-  const Scales scales(at, beta);
+  find_step_sizes(at, steps, lane);
+  const Scales scales(at, steps);
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) {
     const int panel = i / 4 * MAP_PANEL_BYTES, t = i % 4;
@@ -129,7 +158,11 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, float beta, const Block
     for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
     store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
   }
+#if QUASAR_DECAY
+  store_prepared(out, at, scales, mask, Decays(steps, lane), lane);
+#else
   store_prepared(out, at, scales, mask, lane);
+#endif
 }
 
 // 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
@@ -148,7 +181,7 @@ __device__ __forceinline__ u32 unscaled(float low, float high, u32 factors) {
 // Y from 16 rows of Z [., 16]; m and u are this lane's `mix` and `unscale`
 template <Scalar T>
 __device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4& m,
-                                            const uint2& u) {
+                                            const Unscale& u) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
   const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
@@ -161,7 +194,11 @@ __device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4&
   for (int i = 0; i < 4; ++i) {
     const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
     out.keys[i] = multiply_fp16(pack<H>(low, high), m.w);
+#if QUASAR_DECAY
+    out.values[i] = pack_saturated<T>(low * (i >> 1 ? u.z : u.x), high * (i >> 1 ? u.w : u.y));
+#else
     out.values[i] = unscaled<T>(low, high, i >> 1 ? u.y : u.x);
+#endif
   }
   return out;
 }
@@ -235,14 +272,22 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
 
 // Phase B: 16 rows of G and of R absorb one prepared chunk. Those of G that are `near` are G - I's,
 // which there may be if ANY_NEAR; `own` is where load_channels finds the same rows of K~^T. On
-// Hopper R is left under way: finish_rows.
+// Hopper R is left under way: finish_rows. With a decay, which is a factor of all of G, what is kept
+// is G without it, and `log_later` is what the chunks behind this one decay by, a power of two.
 template <Scalar T, bool ANY_NEAR>
 __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
                                              u32 keys, u32 own, u32 values, const Prepared& chunk,
-                                             int lane) {
+                                             float& log_later, int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.mix[lane];
+#if QUASAR_DECAY
+  float4 u = chunk.unscale[lane & 3];
+  const float later = exp2_of(log_later);  // what all behind the chunk decays by
+  u.x *= later, u.y *= later, u.z *= later, u.w *= later;
+  log_later += chunk.log_whole;
+#else
   const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
+#endif
   float Z[2][4] = {};
   if (ANY_NEAR) load_channels(Z, own, near);
 #if QUASAR_WGMMA

@@ -60,8 +60,13 @@ __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)
 
 // Phase A: -A diag(a) and tril(Q K^T) of this warp's chunk.
 template <Scalar T>
-__device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta, const BlockMasks& mask,
-                                              Triangle& mix, Triangle& scores, int lane) {
+__device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& steps,
+                                              const BlockMasks& mask, Triangle& mix,
+                                              Triangle& scores,
+#if QUASAR_DECAY
+                                              ChunkDecays& kept,
+#endif
+                                              int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};
 #pragma unroll
@@ -74,13 +79,21 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, float beta, con
       add_products<T>(at.gram, k, k);
       add_products<T>(P, q, k);
     }
-  find_step_sizes(at, beta, lane);
+  find_step_sizes(at, steps, lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e > lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
+#if QUASAR_DECAY
+  const Decays decays(steps, lane);
+  decays.apply(P);
+  kept.keep(decays, lane);
+#endif
   keep_triangle(scores, P, lane);
   float mixed[2][4];
   find_mix(at, mask, mixed, lane);
+#if QUASAR_DECAY
+  decays.apply(mixed);
+#endif
   keep_triangle(mix, mixed, lane);
 }
 
@@ -242,6 +255,9 @@ __device__ __forceinline__ void keep_output(u32 at, float scale, float (&left)[4
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQueries chunk,
                                            u32 values, const Triangle& mix, const Triangle& scores,
+#if QUASAR_DECAY
+                                           const ChunkDecays& decays,
+#endif
                                            float scale, int lane) {
   u32 v[BLOCKS][4];
 #pragma unroll
@@ -251,12 +267,31 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
   finish_state<BLOCKS>(state);
   float read[BLOCKS][4][4];
   read_state<T, BLOCKS>(state, read, chunk, lane);
+#if QUASAR_DECAY
+  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+    scale_columns(read[b][0], read[b][1], before);
+    scale_columns(read[b][2], read[b][3], before);
+    for_each_element([&](int p, int m, int e) { state[b][p][m][e] *= decays.whole; });
+  }
+#endif
   float V[BLOCKS][2][4] = {};  // -V'^T
   u32 high[BLOCKS][4], low[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     add_values<T>(V[b], v[b], read[b][0], read[b][1], m, m_corner);
+#if QUASAR_DECAY
+    float left[2][4];  // of V' at the chunk's end
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) left[n][e] = V[b][n][e];
+    scale_columns(left[0], left[1], after);
+    split<T>(left, high[b], low[b]);
+#else
     split<T>(V[b], high[b], low[b]);
+#endif
   }
   write_state<T, BLOCKS>(state, high, low, chunk, lane);
 #pragma unroll

@@ -49,7 +49,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     if (segment.is_first) arg.unfinished[chain] = 0;
   }
   if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
-  const float beta = arg.beta[head];
+  const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const Tiles keys(maps.k_tiles, arg.k, arg.k_stride, segment, head, warp, lane);
   const Tiles values(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
@@ -82,9 +82,12 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     }
     arrivals.close();
   };
+  auto token = [&](int s) { return segment.tokens - (s + 1) * TOKENS + warp * CHUNK; };
+  Steps given = steps.of(token(0));  // of the tile that is prepared next
   auto prepare = [&](int s) {
-    prepare_chunk<T>(all_keys + s % 3 * TILE + warp * CHUNK_BYTES, beta, mask,
+    prepare_chunk<T>(all_keys + s % 3 * TILE + warp * CHUNK_BYTES, given, mask,
                      shared.chunks[s & 1][warp], lane);
+    given = steps.of(token(s + 1));
   };
   if (Tiles::copied_by(warp)) {
     arrivals.open(FIRST, TILE);
@@ -98,10 +101,12 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   // this warp's rows of K~^T in a chunk
   const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp) + panel * MAP_PANEL_BYTES;
   int s = 0;
+  float log_later = 0.f;  // see absorb_chunk
+  bool faded = false;     // whether the decay alone makes the map next to nothing
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {  // unrolled: some rows of G - I at first, then none
     const bool any_near = phase == 0;
-    bool done = false;
+    bool done = faded;
     while (s < tiles && !done) {
       for (const int end = min(s + LOOK, tiles); s < end; ++s) {
         arrivals.template wait<0>(s & 1, s >> 1 & 1);
@@ -115,9 +120,10 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           const u32 at = i * CHUNK_BYTES;
           if (any_near)
             absorb_chunk<T, true>(G, R, near, k + at, own_rows + s % 3 * TILE + at, v + at,
-                                  shared.chunks[s & 1][i], lane);
+                                  shared.chunks[s & 1][i], log_later, lane);
           else
-            absorb_chunk<T, false>(G, R, near, k + at, 0, v + at, shared.chunks[s & 1][i], lane);
+            absorb_chunk<T, false>(G, R, near, k + at, 0, v + at, shared.chunks[s & 1][i],
+                                   log_later, lane);
         }
         finish_rows(R);
       }
@@ -126,8 +132,18 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           leave_identity<0>(G, near, -0.5f, row, lane);
           leave_identity<1>(G, near, -0.5f, row, lane);
           done = all_agree(!(near[0] | near[1]));
-        } else if (may_stop)
+#if QUASAR_DECAY
+          // a row of at most S entries whose squares sum to 1
+          faded = may_stop && exp2_of(log_later) * 16.f < NOTHING<T>;
+          done |= faded;
+#endif
+        } else if (may_stop) {
+#if QUASAR_DECAY
+          done = all_agree(is_below(G, NOTHING<T> / fmaxf(exp2_of(log_later), 1e-30f)));
+#else
           done = all_agree(is_below(G, NOTHING<T>));
+#endif
+        }
       }
     }
     if (any_near) {  // all of them: none is above 0
@@ -141,6 +157,10 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     arrivals.template wait<0>(s & 1, s >> 1 & 1);  // copies are under way to this block's memory
   }
 
+#if QUASAR_DECAY
+  const float decay = exp2_of(log_later);
+  for_each_element([&](int p, int m, int e) { G[p][m][e] *= decay; });
+#endif
   const i64 own = (i64)unit * S * S;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

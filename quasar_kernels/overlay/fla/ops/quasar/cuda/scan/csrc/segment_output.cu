@@ -17,6 +17,9 @@ struct OutputShared {
   uint4 values[2][WARPS * CHUNK_BYTES / 16];  // o takes v's place
   Triangle mix[WARPS];                        // -A diag(a)
   Triangle scores[WARPS];                     // tril(Q K^T)
+#if QUASAR_DECAY
+  ChunkDecays decays[WARPS];
+#endif
   u64 arrived[2], values_arrived[2];
 };
 
@@ -35,7 +38,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const Segment segment = find_segment(arg, unit / arg.heads);
   const i64 chain = segment.sequence * arg.heads + head;
   if (is_idle(arg, chain)) return;
-  const float beta = arg.beta[head];
+  const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
 
@@ -79,6 +82,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   };
   load_keys_queries(0);
   load_values(0);
+  Steps given = steps.of(token(0));  // of the tile that is prepared next
 
   StateColumns state[BLOCKS];
   const i64 own = chain * S * S;
@@ -122,8 +126,12 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
       o.store(values + (stage ^ 1) * VALUES_TILE, (s - 1) * TOKENS, panel * PANEL);
     load_keys_queries(s + 1);
     const u32 chunks = keys_queries + stage * TILE;
-    prepare_chunk<T>({chunks + warp * BYTES}, beta, mask, shared.mix[warp], shared.scores[warp],
+    prepare_chunk<T>({chunks + warp * BYTES}, given, mask, shared.mix[warp], shared.scores[warp],
+#if QUASAR_DECAY
+                     shared.decays[warp],
+#endif
                      lane);
+    given = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) o.finish_stores();
     load_values(s + 1);  // where the output before was
     values_arrivals.template wait<2>(stage, parity);
@@ -132,7 +140,11 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 #pragma unroll
     for (int i = 0; i < WARPS; ++i)
       walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.mix[i],
-                            shared.scores[i], arg.scale, lane);
+                            shared.scores[i],
+#if QUASAR_DECAY
+                            shared.decays[i],
+#endif
+                            arg.scale, lane);
     finish_state<BLOCKS>(state);
     keep_pace();
   }

@@ -4,7 +4,19 @@
 
 #include "../../csrc/fragments.cuh"
 
+// Where step sizes come from. QUASAR_READ_STEP: `beta` holds them, [batch, heads, T]; else they
+// follow from |k|^2 and `beta`, one a head. QUASAR_DECAY: each is one of a pair with a log decay, by
+// which the state shrinks before its token.
+#ifndef QUASAR_DECAY
+#define QUASAR_DECAY 0
+#endif
+#ifndef QUASAR_READ_STEP
+#define QUASAR_READ_STEP QUASAR_DECAY
+#endif
+
 namespace quasar::scan {
+
+constexpr int STEP_WIDTH = 1 + QUASAR_DECAY;  // floats a token in `beta`, where it is read
 
 // Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
 struct Arguments {

@@ -5,7 +5,7 @@
 //   dQ = dO S^T + dP K
 //   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
 // where dlambda follows from da_t = dv_t V'_t / a_t^2: as V'_t = a_t (v_t - S_(t-1)^T k_t), nothing
-// else depends on a_t. A warpgroup's four warps take 64 tokens, 16 each.
+// else depends on a_t. Where a_t is read, that is its gradient. A warpgroup's four warps take 64 tokens, 16 each.
 //
 // Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as the
 // sum of two operands.
@@ -248,6 +248,8 @@ __device__ __forceinline__ void keep_rows(u32 to, const OperandRows& x, int row,
     }
 }
 
+#if !QUASAR_READ_STEP
+
 // dK += 2 K diag(dlambda); returns what this lane's rows add to beta's gradient. d_values are
 // dv V'^T's diagonal, K lies at `k`.
 template <Scalar T>
@@ -291,6 +293,8 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
       }
   return d_beta;
 }
+
+#endif
 
 // Where a tile's matrices are in shared memory.
 struct TileOperands {
@@ -390,10 +394,17 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   const Segment segment = find_segment(arg, index);
   const int first = tile * S, left = segment.tokens - first;
   if (left <= 0) {
+#if !QUASAR_READ_STEP
     if (threadIdx.x == 0) arg.d_beta[blockIdx.x] = 0.f;
+#endif
     return;
   }
+#if QUASAR_READ_STEP
+  const int token = first + warp * CHUNK;
+  const Steps steps = StepSizes(arg, segment, head, lane).of(token);
+#else
   const float beta = arg.beta[head];
+#endif
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
   const TileOperands at = {shared_address(shared.q),      shared_address(shared.k),
@@ -469,24 +480,39 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     add_key_gradient<T, PANELS - 1>(dK, d_values, at, arg.scale, warp, lane);
   else
     add_key_gradient<T, 0>(dK, d_values, at, arg.scale, warp, lane);
+#if QUASAR_READ_STEP
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = token + (lane >> 2) + 8 * r;
+    const float a = steps.size[r];
+    if ((lane & 3) == 0 && place < segment.tokens)
+      arg.d_beta[(segment.row * arg.heads + head) * arg.T + segment.begin + place] =
+          a > 0.f ? d_values[r] / a / a : 0.f;
+  }
+#else
   float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
+#endif
 #pragma unroll
   for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, warp, lane);
+#if !QUASAR_READ_STEP
   // a row's lanes have the same: one of them counts
   d_beta = lane & 3 ? 0.f : d_beta;
 #pragma unroll
   for (int i = 4; i < 32; i *= 2) d_beta += __shfl_xor_sync(ALL, d_beta, i);
   if (lane == 0) shared.d_beta[warp] = d_beta;
+#endif
   __syncthreads();  // the same of dS and dK
   keep_rows(at.d_state, rows, row, warp, lane);
   publish_shared();
   __syncthreads();
+#if !QUASAR_READ_STEP
   if (threadIdx.x == 0) {
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < INPUT_WARPS; ++w) sum += shared.d_beta[w];
     arg.d_beta[blockIdx.x] = sum;
   }
+#endif
   auto store = [&](const TensorMap& map, void* x, u32 from) {
     if (runs_over || !Tiles::RUN_OVER) {
       const Rows to(x, arg.o_stride, segment, head, lane);

@@ -19,7 +19,7 @@ struct CheckpointShared {
 
 // -A diag(a) of this warp's chunk
 template <Scalar T>
-__device__ __forceinline__ void prepare_mix(u32 keys, float beta, const BlockMasks& mask,
+__device__ __forceinline__ void prepare_mix(u32 keys, const Steps& steps, const BlockMasks& mask,
                                             Triangle& mix, int lane) {
   ChunkKeys at = {};
 #pragma unroll
@@ -30,7 +30,7 @@ __device__ __forceinline__ void prepare_mix(u32 keys, float beta, const BlockMas
       load_rows(k, row_address(keys + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
       add_products<T>(at.gram, k, k);
     }
-  find_step_sizes(at, beta, lane);
+  find_step_sizes(at, steps, lane);
   float mixed[2][4];
   find_mix(at, mask, mixed, lane);
   keep_triangle(mix, mixed, lane);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, unit / arg.heads);
-  const float beta = arg.beta[head];
+  const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;
   const int column = panel * PANEL + warp * COLUMN_BLOCKS * 16;  // the first of this warp's
@@ -110,6 +110,8 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   };
   load_keys(0);
   load_values(0);
+  auto token = [&](int s) { return s * WALK_TOKENS + warp * CHUNK; };
+  Steps given = steps.of(token(0));  // of the tile that is prepared next
 
   WalkState state;  // -S^T
   const float* enter =
@@ -140,7 +142,8 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
     if (s && Tiles::copied_by(warp))
       fresh.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
     load_keys(s + 1);
-    prepare_mix<T>(chunks + warp * CHUNK_BYTES, beta, mask, shared.mix[warp], lane);
+    prepare_mix<T>(chunks + warp * CHUNK_BYTES, given, mask, shared.mix[warp], lane);
+    given = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) fresh.finish_stores();
     load_values(s + 1);  // where V' of the tile before was
     values_arrivals.template wait<2>(stage, parity);

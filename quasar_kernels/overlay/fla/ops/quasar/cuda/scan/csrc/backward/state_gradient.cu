@@ -46,9 +46,10 @@ __device__ __forceinline__ void multiply_upper(float (&d)[2][4], const float (&x
 
 // both triangles of this warp's chunk
 template <Scalar T>
-__device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, float beta, float scale,
-                                                 const BlockMasks& mask, UpperTriangle& mix,
-                                                 UpperTriangle& scores, int lane) {
+__device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const Steps& steps,
+                                                 float scale, const BlockMasks& mask,
+                                                 UpperTriangle& mix, UpperTriangle& scores,
+                                                 int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};  // transposed
 #pragma unroll
@@ -61,7 +62,7 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, float be
       add_products<T>(at.gram, k, k);
       add_products<T>(P, k, q);
     }
-  find_step_sizes(at, beta, lane);
+  find_step_sizes(at, steps, lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e < lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, unit / arg.heads);
   if (MAP && segment.is_first) return;  // nothing comes before a sequence's first segment
-  const float beta = arg.beta[head];
+  const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;
   const int column = panel * PANEL + warp * COLUMN_BLOCKS * 16;  // the first of this warp's
@@ -184,6 +185,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   };
   load_keys_queries(0);
   load_outputs(0);
+  Steps given = steps.of(token(0) + warp * CHUNK);  // of the tile that is prepared next
 
   WalkState state;  // dS^T
   const float* enter = segment.is_last ? (arg.d_final ? arg.d_final + own : nullptr)
@@ -223,8 +225,9 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     __syncthreads();
     if (!MAP && s) store(s - 1);
     load_keys_queries(s + 1);
-    prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES, beta,
+    prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES, given,
                         arg.scale, mask, shared.mix[warp], shared.scores[warp], lane);
+    given = steps.of(token(s + 1) + warp * CHUNK);
     if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
     load_outputs(s + 1);  // where dv of the tile before was

@@ -1,0 +1,135 @@
+"""The definition of the delta rule, with a decay or without, in plain torch, float64 by default.
+
+    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+
+Sources: DeltaNet, arXiv 2406.06484; Gated DeltaNet, arXiv 2412.06464. Every function is
+differentiable by autograd and runs on any device. This is the specification of `delta_rule`;
+nothing in it is shared with the kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+Walk = Callable[..., tuple[Tensor, Tensor]]
+
+
+def delta_recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Walk the recurrence token by token.
+
+    Args:
+        q, k: `[B, T, H, K]`, any floating dtype.
+        v: `[B, T, H, V]`.
+        beta: `[B, T, H]`, the step sizes.
+        g: `[B, T, H]`, log decays, or None for none.
+        initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
+        cu_seqlens: `[N + 1]` integers, bounds of the sequences packed along T (B = 1); a sequence
+            may be empty. None for one sequence a batch row.
+        scale: factor of the output.
+        dtype: the arithmetic's and the results' dtype.
+
+    Returns:
+        o `[B, T, H, V]` and the final state `[N, H, K, V]`.
+    """
+    return _over_sequences(_walk_tokens, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+
+
+def delta_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    chunk: int = 64,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences."""
+    walk = functools.partial(_walk_chunks, chunk=chunk)
+    return _over_sequences(walk, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+
+
+def _over_sequences(
+    walk: Walk,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    B, T, H, K = q.shape
+    bounds = [0, T] if cu_seqlens is None else [int(edge) for edge in cu_seqlens.tolist()]
+    N = B if cu_seqlens is None else len(bounds) - 1
+    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
+    g = torch.zeros_like(beta) if g is None else g.to(dtype)
+    state = q.new_zeros(N, H, K, v.shape[-1])
+    if initial_state is not None:
+        state = initial_state.to(dtype)
+    if cu_seqlens is None:
+        o, final = walk(scale * q, k, v, beta, g, state)
+        return o, final
+    outputs, states = [v[:, :0]], [state[:0]]
+    for n, (start, stop) in enumerate(pairwise(bounds)):
+        rows = (x[:, start:stop] for x in (scale * q, k, v, beta, g))
+        o, final = walk(*rows, state[n : n + 1])
+        outputs.append(o)
+        states.append(final)
+    return torch.cat(outputs, dim=1), torch.cat(states)
+
+
+def _walk_tokens(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    outputs = []
+    for t in range(q.shape[1]):
+        key, value = k[:, t, :, :, None], v[:, t, :, None, :]  # [B, H, K, 1], [B, H, 1, V]
+        state = torch.exp(g[:, t])[..., None, None] * state
+        step = beta[:, t][..., None, None]
+        state = state + step * key * (value - (key * state).sum(-2, keepdim=True))
+        outputs.append((q[:, t, :, :, None] * state).sum(-2))
+    return (torch.stack(outputs, dim=1) if outputs else torch.zeros_like(v)), state
+
+
+def _walk_chunks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    outputs = [v[:, :0]]
+    for t in range(0, q.shape[1], chunk):
+        Q, K, V = (x[:, t : t + chunk].transpose(1, 2) for x in (q, k, v))  # [B, H, C, .]
+        step, log = (x[:, t : t + chunk].transpose(1, 2)[..., None] for x in (beta, g))
+        since = log.cumsum(-2)  # [B, H, C, 1]
+        between = torch.exp((since - since.mT).tril()).tril()
+        M = (step * (K @ K.mT) * between).tril(-1)
+        L = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device) + M
+        entered = torch.exp(since) * (K @ state)
+        fresh = torch.linalg.solve_triangular(
+            L, step * (V - entered), upper=False, unitriangular=True
+        )
+        o = torch.exp(since) * (Q @ state) + ((Q @ K.mT) * between) @ fresh
+        outputs.append(o.transpose(1, 2))
+        last = since[..., -1:, :]
+        state = torch.exp(last) * state + (torch.exp(last - since) * K).mT @ fresh
+    return torch.cat(outputs, dim=1), state

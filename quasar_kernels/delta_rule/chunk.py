@@ -1,0 +1,156 @@
+"""Whole sequences of the delta rule, by chunks: the signatures of flash-linear-attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fla.ops.quasar.chunk import MAX_HEAD_DIM, run_chunks
+from fla.ops.quasar.device import on_its_device
+from torch import Tensor
+
+from quasar_kernels.delta_rule import inputs
+from quasar_kernels.delta_rule.heads import Heads
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@on_its_device  # type: ignore[untyped-decorator]
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the delta rule (arXiv 2406.06484) to whole sequences.
+
+    For every sequence and head: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T and
+    o_t = scale S_t^T q_t. Keys should have at most unit length, as with `use_qk_l2norm_in_kernel`:
+    where beta_t |k_t|^2 passes 2, the state grows.
+
+    Args:
+        q, k: `[B, T, H, K]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
+        v: `[B, T, HV, V]`, HV a multiple of H.
+        beta: `[B, T, HV]`, the step sizes, not negative.
+        scale: factor of the output; None is 1 / sqrt(K).
+        initial_state: `[N, HV, K, V]`, for N sequences (B without `cu_seqlens`); None is zero.
+        output_final_state: whether to return the state after each sequence.
+        use_qk_l2norm_in_kernel: normalise q and k to unit length first.
+        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
+            ones included.
+        cu_seqlens_cpu: the same on the host, which saves a synchronisation.
+        kwargs: `chunk_size`, which changes nothing here.
+
+    Returns:
+        o `[B, T, HV, V]` in q's dtype, and the final state `[N, HV, K, V]` fp32 (fp64 for fp64
+        inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
+
+    Raises:
+        ValueError: shapes that do not fit one another, tensors on several devices, an unknown
+            option, or QUASAR_BACKEND has no known value.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+    """
+    inputs.without(kwargs)
+    return _chunks(
+        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@on_its_device  # type: ignore[untyped-decorator]
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the gated delta rule (arXiv 2412.06464) to whole sequences.
+
+    As `chunk_delta_rule`, whose arguments have the same meaning, with a decay of the state before
+    each token: S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T. Only sums of g
+    between tokens are exponentiated, which are not positive, so nothing overflows however strong
+    the decay is; where g is 0, nothing is lost.
+
+    Args:
+        g: `[B, T, HV]`, log decays, not positive; with `use_gate_in_kernel` the input of
+            -exp(A_log) softplus(g + dt_bias).
+        use_beta_sigmoid_in_kernel: the step sizes are beta's sigmoid.
+        allow_neg_eigval: they are twice that.
+        state_v_first: states are `[N, HV, V, K]`.
+        chunk_indices: the host's kernels use them; here they change nothing.
+        cp_context: must be None: sequences are not spread over GPUs.
+        kwargs: `use_gate_in_kernel`, `A_log` and `dt_bias` `[HV]`, the older name of
+            `state_v_first`, and `chunk_size`.
+
+    Returns:
+        As `chunk_delta_rule`; gradients reach g, A_log and dt_bias as well.
+
+    Raises:
+        ValueError: as `chunk_delta_rule`; or there is a cp_context, or no A_log where one is
+            needed, or `allow_neg_eigval` without the sigmoid.
+        CudaUnavailableError: as `chunk_delta_rule`.
+    """
+    turn = inputs.value_first(state_v_first, kwargs)
+    inputs.without(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
+    if cp_context is not None:
+        raise ValueError("cp_context is given: call flash-linear-attention's own function for it")
+    if kwargs.get("use_gate_in_kernel"):
+        g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
+    beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    o, final = _chunks(
+        q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
+        use_qk_l2norm_in_kernel, cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+    )  # fmt: skip
+    return o, inputs.turned(final, turn)
+
+
+def _chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    l2norm: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    inputs.check(q, k, v, beta, g, initial_state, cu_seqlens)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if l2norm:
+        q, k = inputs.normed(q), inputs.normed(k)
+    K, V = q.shape[-1], v.shape[-1]
+    heads = Heads(v.shape[2] // q.shape[2], K, V, q.is_cuda and K <= MAX_HEAD_DIM)
+    o, final = run_chunks(
+        heads.keys(q),
+        heads.keys(k),
+        heads.cut(v),
+        heads.scalars(beta),
+        None if initial_state is None else heads.cut_state(initial_state),
+        output_final_state,
+        cu_seqlens,
+        scale,
+        None if g is None else heads.scalars(g),
+    )
+    return heads.joined(o), None if final is None else heads.joined_state(final)

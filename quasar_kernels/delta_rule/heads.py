@@ -1,0 +1,70 @@
+"""Heads of other shapes as square ones: grouped heads of values, and wider or narrower values.
+
+The kernels take as many heads of keys as of values, and values as wide as keys. Columns of the
+state are independent of one another, so wide values are several heads with the same keys, and
+zeros fill up narrow ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Heads(NamedTuple):
+    """The shape of a call's heads."""
+
+    group: int  # heads of values that share one of keys
+    width: int  # of keys, K
+    values: int  # of values, V
+    square: bool  # whether values are cut into parts as wide as keys
+
+    @property
+    def parts(self) -> int:
+        """How many heads a head of values becomes."""
+        return -(-self.values // self.width) if self.square else 1
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Repeat q or k `[B, T, H, K]` for every head."""
+        return _repeated(x, self.group * self.parts)
+
+    def scalars(self, x: Tensor) -> Tensor:
+        """Repeat beta or g `[B, T, HV]` for every head."""
+        return _repeated(x, self.parts)
+
+    def cut(self, v: Tensor) -> Tensor:
+        """Cut v `[B, T, HV, V]` into square heads."""
+        if not self.square or self.values == self.width:
+            return v
+        v = F.pad(v, (0, self.parts * self.width - self.values))
+        return v.reshape(*v.shape[:2], v.shape[2] * self.parts, self.width)
+
+    def joined(self, o: Tensor) -> Tensor:
+        """Join what came of `cut` values to `[B, T, HV, V]`."""
+        if not self.square or self.values == self.width:
+            return o
+        width = self.parts * self.width
+        return o.reshape(*o.shape[:2], o.shape[2] // self.parts, width)[..., : self.values]
+
+    def cut_state(self, state: Tensor) -> Tensor:
+        """Cut states `[N, HV, K, V]` into those of square heads."""
+        if not self.square or self.values == self.width:
+            return state
+        state = F.pad(state, (0, self.parts * self.width - self.values))
+        state = state.reshape(*state.shape[:3], self.parts, self.width)
+        return state.transpose(2, 3).flatten(1, 2)
+
+    def joined_state(self, state: Tensor) -> Tensor:
+        """Join states of square heads to `[N, HV, K, V]`."""
+        if not self.square or self.values == self.width:
+            return state
+        heads = state.shape[1] // self.parts
+        state = state.reshape(state.shape[0], heads, self.parts, self.width, self.width)
+        state = state.transpose(2, 3)
+        return state.flatten(3, 4)[..., : self.values]
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    return x if times == 1 else x.repeat_interleave(times, 2)

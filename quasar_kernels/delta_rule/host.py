@@ -1,0 +1,132 @@
+"""flash-linear-attention's own layers on these kernels: for a block of code, or from here on.
+
+    from quasar_kernels.delta_rule.host import switched
+
+    with switched():
+        y, *_ = model(x)  # DeltaNet and Gated DeltaNet layers of the host library
+
+The host has a dispatch of its own for `chunk_gated_delta_rule`, which `register` uses: it asks a
+verifier call by call, so that what these kernels do not take stays the host's. For the other
+functions it has none, and every loaded module that holds one is given ours instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fla.ops.delta_rule as host_delta_rule
+import fla.ops.gated_delta_rule as host_gated_delta_rule
+import torch
+from fla.backends import BaseBackend
+from fla.backends import register as register_at_host
+from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.fused_recurrent import MAX_HEAD_DIM as MAX_RECURRENT_HEAD_DIM
+
+from quasar_kernels import delta_rule
+
+_HOSTS = {
+    "chunk_delta_rule": host_delta_rule,
+    "fused_recurrent_delta_rule": host_delta_rule,
+    "chunk_gated_delta_rule": host_gated_delta_rule,
+    "fused_recurrent_gated_delta_rule": host_gated_delta_rule,
+}
+_originals: dict[str, Callable[..., Any]] = {
+    name: getattr(module, name) for name, module in _HOSTS.items()
+}
+
+
+def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
+    """Return why a call of one of the four functions stays the host's, or None.
+
+    It stays where there is a cp_context, or decays a channel, or a step size a channel; and on a
+    GPU with heads that are too wide for these kernels, which the torch path would compute.
+    """
+    given = dict(zip(_parameters(name), args, strict=False)) | kwargs
+    q, v, beta = given["q"], given["v"], given.get("beta")
+    for option in ("cp_context", "gk", "gv"):
+        if given.get(option) is not None:
+            return f"{option} is given"
+    if beta is not None and beta.ndim != 3:
+        return "beta has more than one value a token and head"
+    recurrent = name.startswith("fused")
+    widest = MAX_RECURRENT_HEAD_DIM if recurrent else MAX_HEAD_DIM
+    if q.is_cuda and q.shape[-1] > widest:
+        return f"heads have {q.shape[-1]} channels; these kernels take up to {widest}"
+    if q.is_cuda and recurrent and v.shape[-1] != q.shape[-1]:
+        return "values are not as wide as keys"
+    return None
+
+
+@functools.cache
+def _parameters(name: str) -> tuple[str, ...]:
+    function = getattr(delta_rule, name)
+    code = getattr(function, "__wrapped__", function)
+    while hasattr(code, "__wrapped__"):
+        code = code.__wrapped__
+    return tuple(code.__code__.co_varnames[: code.__code__.co_argcount])
+
+
+class QuasarBackend(BaseBackend):
+    """These kernels to the host's dispatch; FLA_QUASAR_DELTA_RULE=0 switches them off."""
+
+    backend_type = "quasar_kernels"
+    env_var = "FLA_QUASAR_DELTA_RULE"
+    priority = 1
+
+    def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
+        """Say whether these kernels take the call, and why not."""
+        reason = reason_against("chunk_gated_delta_rule", *args, **kwargs)
+        return reason is None, reason
+
+    def chunk_gated_delta_rule(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute it here."""
+        found: tuple[torch.Tensor, torch.Tensor | None]
+        found = delta_rule.chunk_gated_delta_rule(*args, **kwargs)
+        return found
+
+
+def register() -> None:
+    """Let the host's `chunk_gated_delta_rule` run on these kernels from here on, by its dispatch.
+
+    Every caller is switched over, whatever it imported. FLA_DISABLE_BACKEND_DISPATCH=1 has the host
+    ignore it.
+    """
+    register_at_host("gated_delta_rule")(QuasarBackend)
+
+
+@contextmanager
+def switched() -> Iterator[None]:
+    """Have every loaded module that holds one of the host's four functions call ours meanwhile.
+
+    Calls that these kernels do not take go to the host, as `reason_against` says. Import the
+    host's layers before; other threads see the change, too.
+    """
+    ours = {id(_originals[name]): _ours(name) for name in _HOSTS}
+    changed = []
+    for module in list(sys.modules.values()):
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in ours and module is not sys.modules[__name__]:
+                setattr(module, key, ours[id(value)])
+                changed.append((module, key, value))
+    try:
+        yield
+    finally:
+        for module, key, value in changed:
+            setattr(module, key, value)
+
+
+def _ours(name: str) -> Callable[..., Any]:
+    host = _originals[name]
+
+    @functools.wraps(host)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function = getattr(delta_rule, name)
+        return (host if reason_against(name, *args, **kwargs) else function)(*args, **kwargs)
+
+    return call

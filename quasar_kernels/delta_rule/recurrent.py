@@ -1,0 +1,131 @@
+"""The delta rule token by token, for decoding: the signatures of flash-linear-attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.fused_recurrent import run_recurrent
+from torch import Tensor
+
+from quasar_kernels.delta_rule import inputs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@on_its_device  # type: ignore[untyped-decorator]
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    inplace_state: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the delta rule (arXiv 2406.06484) token by token; results as `chunk_delta_rule`'s.
+
+    Meant for decoding (T = 1 with a state) and short sequences: T steps follow one another.
+    Arguments that are not described here are those of `chunk_delta_rule`.
+
+    Args:
+        beta: `[B, T, HV]`; a step size a channel of the values is not taken.
+        inplace_state: return the final state, and in `initial_state`'s own storage where there is
+            one and no gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
+
+    Raises:
+        ValueError: as `chunk_delta_rule`; or `inplace_state` with a state that cannot hold it.
+    """
+    inputs.without(kwargs)
+    return _walk(
+        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        cu_seqlens, inplace_state,
+    )  # fmt: skip
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@on_its_device  # type: ignore[untyped-decorator]
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    inplace_state: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the gated delta rule (arXiv 2412.06464) token by token.
+
+    Results are those of `chunk_gated_delta_rule`, gradients included, in v's dtype. Arguments that
+    are not described here are those of that function and of `fused_recurrent_delta_rule`.
+
+    Args:
+        g: `[B, T, HV]`, or None for no decay.
+        gk, gv: decays a channel; must be None.
+        beta: `[B, T, HV]`; None is 1.
+
+    Raises:
+        ValueError: as both; or there are gk or gv; or `inplace_state` with `state_v_first`.
+    """
+    turn = inputs.value_first(state_v_first, kwargs)
+    inputs.without(kwargs)
+    if gk is not None or gv is not None:
+        raise ValueError(
+            "gk and gv, decays a channel, are not taken: call flash-linear-attention's own function"
+        )
+    if inplace_state and turn:
+        raise ValueError("inplace_state needs states [K, V]: leave state_v_first out")
+    if use_gate_in_kernel:
+        if g is None:
+            raise ValueError("use_gate_in_kernel=True needs g, the gate's input")
+        g = inputs.log_decays(g, A_log, dt_bias)
+    if beta is None:
+        beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
+    beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    o, final = _walk(
+        q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
+        use_qk_l2norm_in_kernel, cu_seqlens, inplace_state,
+    )  # fmt: skip
+    return o.to(v.dtype), inputs.turned(final, turn)
+
+
+def _walk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    l2norm: bool,
+    cu_seqlens: Tensor | None,
+    inplace_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    inputs.check(q, k, v, beta, g, initial_state, cu_seqlens)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if l2norm:
+        q, k = inputs.normed(q), inputs.normed(k)
+    found: tuple[Tensor, Tensor | None] = run_recurrent(
+        q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state, g
+    )
+    return found

@@ -1,0 +1,171 @@
+"""The delta rule, with a decay and without, on a GPU: CUDA C++ and Triton against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fla.ops.quasar import backend as backend_module
+from fla.ops.quasar.cuda.scan import forward as cuda_scan
+
+from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
+from quasar_kernels.reference import relative_rms
+from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE
+from tests.quasar_kernels.delta_rule.calls import chunk, gradients, inputs, recurrent, used, wide
+from tests.quasar_kernels.inputs import common_key, packed
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE, RECURRENCE_STATE
+
+pytestmark = ON_CUDA_KERNELS
+
+BF16 = torch.bfloat16
+gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+names = pytest.mark.parametrize("name", ["cuda", "triton"])
+
+
+def draw(T, width=64, **options):
+    """Inputs on the GPU for heads of a width."""
+    heads = options.pop("H", 512 // width)
+    return inputs(T, H=heads, K=width, device="cuda", **{"dtype": BF16, **options})
+
+
+@names
+@gates
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize(
+    ("width", "T", "B"), [(64, 1, 1), (64, 1000, 3), (64, 30_000, 1), (128, 5000, 2)]
+)
+def test_values(monkeypatch, name, gated, dtype, width, T, B):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(T, width, B=B, dtype=dtype, decay=0.02)
+    state = torch.randn(B, x.v.shape[2], width, width, device="cuda")
+    found = chunk(x, gated, initial_state=state, output_final_state=True, scale=0.5)
+    wanted = delta_chunked(*wide(used(x, gated)), state, scale=0.5)
+    for y, w in zip(found, wanted, strict=True):
+        assert relative_rms(y, w) <= OPERATOR[dtype]
+
+
+@names
+@gates
+@pytest.mark.parametrize(("width", "T"), [(64, 3000), (128, 1500)])
+@pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]])
+def test_gradients(monkeypatch, name, gated, width, T, lengths):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    cu = None if lengths is None else packed(lengths, "cuda")
+    x = draw(T if lengths is None else sum(lengths), width, H=4, decay=0.05)
+    state = torch.randn(1 if lengths is None else len(lengths), 4, width, width, device="cuda")
+    count = 5 if gated else 4
+
+    def run(*leaves):
+        given = type(x)(*leaves[:count], *x[count:])
+        return chunk(
+            given, gated, initial_state=leaves[-1], output_final_state=True, scale=0.5,
+            cu_seqlens=cu,
+        )  # fmt: skip
+
+    def exact(*leaves):
+        given = used(type(x)(*leaves[:count], *x[count:]), gated)
+        return delta_chunked(*given, leaves[-1], cu, scale=0.5)
+
+    leaves = [*x[:count], state]
+    found, wanted = gradients(run, leaves), gradients(exact, leaves, torch.float64)
+    errors = [relative_rms(y, w) for y, w in zip(found, wanted, strict=True)]
+    assert max(errors) <= GRADIENT[BF16], errors
+
+
+@names
+@pytest.mark.parametrize("decay", [0.0, 1e-3, 5.0, 100.0])
+def test_any_decay(monkeypatch, name, decay):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(100_000, decay=decay)
+    o, _ = chunk(x, True)
+    assert relative_rms(o, delta_chunked(*wide(x), scale=0.125)[0]) <= OPERATOR[BF16]
+
+
+@names
+@gates
+def test_keys_that_are_alike(monkeypatch, name, gated):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(20_000, decay=0.02)
+    k = torch.nn.functional.normalize(common_key(x.k, 0.1).float(), dim=-1).to(BF16)
+    x = x._replace(k=k)
+    o, _ = chunk(x, gated)
+    wanted, _ = delta_chunked(*wide(used(x, gated)), scale=0.125)
+    assert relative_rms(o, wanted) <= 1e-2
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("options", [(), PORTABLE], ids=["wgmma", "mma"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_every_path_of_the_cuda_kernels(gated, options, width):
+    x = draw(10_000, width, decay=0.02)
+    g = x.g if gated else None
+    steps = cuda_scan.step_options(x.beta, g)
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, steps + options))
+    found = cuda_scan.forward(*x[:4], None, True, g=g, program=program)
+    wanted = delta_chunked(*wide(used(x, gated)))
+    for y, w in zip(found[:2], wanted, strict=True):
+        assert relative_rms(y, w) <= OPERATOR[BF16]
+
+
+@gates
+def test_bursts_are_forgotten(monkeypatch, gated):
+    monkeypatch.setenv("QUASAR_BACKEND", "cuda")
+    x = draw(200_000, decay=0.01)
+    v = x.v.clone()
+    for start in range(3000, 200_000, 20_000):
+        v[:, start : start + 10] *= 8000
+    x = x._replace(v=v)
+    o, _ = chunk(x, gated)
+    wanted, _ = delta_chunked(*wide(used(x, gated)), scale=0.125)
+    rows = [y[0, :199_680].double().unflatten(0, (-1, 512)) for y in (o, wanted)]
+    errors = (rows[0] - rows[1]).square().sum((1, 3)) / rows[1].square().sum((1, 3))
+    assert errors.sqrt().max() <= 1.2e-2
+
+
+@gates
+def test_reruns_are_bitwise_equal(gated):
+    x = draw(50_000)
+    leaves = [y.requires_grad_() for y in x[: 5 if gated else 4]]
+    results = []
+    for _ in range(2):
+        o, _ = chunk(type(x)(*leaves, *x[len(leaves) :]), gated)
+        results.append([o, *torch.autograd.grad(o.float().square().sum(), leaves)])
+    assert all(torch.equal(y, z) for y, z in zip(*results, strict=True))
+
+
+def test_the_cuda_kernels_serve_both_rules(monkeypatch):
+    taken = []
+    attempt = backend_module.cuda_scan.PROGRAM.attempt
+    monkeypatch.setattr(
+        backend_module.cuda_scan.PROGRAM,
+        "attempt",
+        lambda backend, program, *rest: (
+            taken.append(program.variant.options) or attempt(backend, program, *rest)
+        ),
+    )
+    x = draw(500)
+    for gated in (False, True):
+        chunk(x, gated)
+    assert [options[-1] for options in taken] == ["-DQUASAR_READ_STEP", "-DQUASAR_DECAY"]
+
+
+@gates
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("dtype", RECURRENCE)
+def test_decoding_in_place(gated, width, group, dtype):
+    x = draw(1, width, B=16, H=2, group=group, dtype=dtype)
+    state = torch.randn(16, 2 * group, width, width, device="cuda")
+    expected, end = delta_recurrence(*wide(used(x, gated)), state, scale=0.5)
+    o, final = recurrent(x, gated, initial_state=state, inplace_state=True, scale=0.5)
+    assert final is state
+    assert relative_rms(o, expected) <= RECURRENCE[dtype]
+    assert relative_rms(state, end) <= RECURRENCE_STATE
+
+
+@pytest.mark.parametrize("shape", [{"V": 96}, {"V": 32}, {"group": 2}], ids=str)
+def test_heads_of_other_shapes(shape):
+    x = draw(700, H=2, **shape)
+    o, final = chunk(x, True, output_final_state=True)
+    expected, end = delta_chunked(*wide(x), scale=0.125)
+    assert relative_rms(o, expected) <= OPERATOR[BF16]
+    assert relative_rms(final, end) <= OPERATOR[BF16]

@@ -1,0 +1,86 @@
+"""What the delta rule's tests share: the four functions by one signature, and their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quasar_kernels import delta_rule
+
+
+class Inputs(NamedTuple):
+    """A call's tensors."""
+
+    q: Tensor  # [B, T, H, K]
+    k: Tensor  # of unit length
+    v: Tensor  # [B, T, HV, V]
+    beta: Tensor  # [B, T, HV] fp32
+    g: Tensor  # log decays, the same
+
+
+def inputs(
+    T: int,
+    B: int = 1,
+    H: int = 2,
+    K: int = 16,
+    V: int | None = None,
+    *,
+    group: int = 1,
+    dtype: torch.dtype = torch.float32,
+    decay: float = 0.1,
+    device: str = "cpu",
+) -> Inputs:
+    """Draw noise as a layer makes it; `decay` is about what a head forgets of its state a token."""
+    HV = H * group
+    q, k = (torch.randn(B, T, H, K, device=device) for _ in range(2))
+    v = torch.randn(B, T, HV, K if V is None else V, device=device)
+    beta, gate = (torch.randn(B, T, HV, device=device) for _ in range(2))
+    return Inputs(
+        F.silu(q).to(dtype),
+        F.normalize(F.silu(k), dim=-1).to(dtype),
+        v.to(dtype),
+        beta.sigmoid(),
+        -decay * F.softplus(gate),
+    )
+
+
+def chunk(x: Inputs, gated: bool, **options):
+    """Call the function for whole sequences."""
+    if gated:
+        return delta_rule.chunk_gated_delta_rule(x.q, x.k, x.v, x.g, x.beta, **options)
+    return delta_rule.chunk_delta_rule(x.q, x.k, x.v, x.beta, **options)
+
+
+def recurrent(x: Inputs, gated: bool, **options):
+    """Call the function for decoding."""
+    if gated:
+        return delta_rule.fused_recurrent_gated_delta_rule(
+            x.q, x.k, x.v, x.g, beta=x.beta, **options
+        )
+    return delta_rule.fused_recurrent_delta_rule(x.q, x.k, x.v, x.beta, **options)
+
+
+def used(x: Inputs, gated: bool) -> Inputs:
+    """The inputs with no decay where there is none."""
+    return x if gated else x._replace(g=torch.zeros_like(x.g))
+
+
+def wide(x: Inputs) -> Inputs:
+    """The inputs in float64, with as many heads of q and k as of v."""
+    group = x.v.shape[2] // x.q.shape[2]
+    q, k = (y.repeat_interleave(group, 2) for y in (x.q, x.k))
+    return Inputs(*(y.double() for y in (q, k, *x[2:])))
+
+
+def gradients(run, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Results of `run(*tensors)`, an output and a state, and the gradients of a sum of both."""
+    leaves = [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]
+    results = run(*leaves)
+    torch.manual_seed(1)
+    weights = [torch.randn(x.shape, device=x.device).to(x.dtype) for x in results]
+    torch.autograd.backward(results, weights)
+    return [*results, *(x.grad for x in leaves)]

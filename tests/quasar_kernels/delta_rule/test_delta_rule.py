@@ -1,0 +1,193 @@
+"""The four functions on a CPU, against the recurrence in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels import delta_rule
+from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
+from quasar_kernels.delta_rule.heads import Heads
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.delta_rule.calls import chunk, gradients, inputs, recurrent, used, wide
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
+
+calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
+gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+LIMIT = OPERATOR[torch.float32]
+
+
+def expected(x, gated, *arguments, **options):
+    """What float64 says of a call with inputs x."""
+    return delta_recurrence(*wide(used(x, gated)), *arguments, **options)
+
+
+def check(found, wanted, limit=LIMIT):
+    for x, y in zip(found, wanted, strict=True):
+        assert relative_rms(x, y) <= limit
+
+
+@calls
+@gates
+@pytest.mark.parametrize("T", [1, 65, 130])
+@pytest.mark.parametrize("shape", [{}, {"V": 24}, {"V": 8}, {"group": 3}], ids=str)
+def test_results_are_float64_s(call, gated, T, shape):
+    x = inputs(T, B=2, **shape)
+    state = torch.randn(2, x.v.shape[2], 16, x.v.shape[3])
+    found = call(x, gated, initial_state=state, output_final_state=True)
+    check(found, expected(x, gated, state, scale=0.25))
+    assert found[0].shape == x.v.shape
+
+
+@calls
+@pytest.mark.parametrize("dtype", OPERATOR)
+def test_every_dtype(call, dtype):
+    x = inputs(200, dtype=dtype)
+    o, final = call(x, True, output_final_state=True, scale=2.0)
+    assert o.dtype == dtype
+    assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    wanted = expected(x, True, scale=2.0)
+    # g and beta are fp32
+    check((o, final), wanted, max(OPERATOR[dtype], 1e-6))
+
+
+@calls
+@gates
+def test_packed_sequences_equal_separate_calls(call, gated):
+    lengths = [0, 1, 70, 0, 64, 65, 0]
+    x = inputs(sum(lengths))
+    state = torch.randn(len(lengths), 2, 16, 16)
+    bounds = packed(lengths)
+    found = call(x, gated, initial_state=state, output_final_state=True, cu_seqlens=bounds)
+    check(found, expected(x, gated, state, bounds, scale=0.25))
+
+
+@calls
+@gates
+def test_gradients_are_float64_s(call, gated):
+    x, state = inputs(90, group=2), torch.randn(1, 4, 16, 16)
+    count = 5 if gated else 4
+    bounds = packed([30, 0, 60])
+
+    def run(*leaves):
+        given = type(x)(*leaves[:count], *x[count:])
+        start = leaves[count].expand(3, -1, -1, -1)
+        return call(given, gated, initial_state=start, output_final_state=True, cu_seqlens=bounds)
+
+    def exact(*leaves):
+        given = wide(used(type(x)(*leaves[:count], *x[count:]), gated))
+        start = leaves[count].expand(3, -1, -1, -1)
+        return delta_recurrence(*given, start, bounds, scale=0.25)
+
+    leaves = [*x[:count], state]
+    check(gradients(run, leaves), gradients(exact, leaves, torch.float64), GRADIENT[torch.float32])
+
+
+@calls
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1000.0])
+def test_any_decay(call, decay):
+    x = inputs(200, decay=decay)
+    o, _ = call(x, True)
+    check([o], [expected(x, True, scale=0.25)[0]])
+    if decay == 0:
+        assert torch.equal(o, call(x, False)[0])
+
+
+@calls
+def test_a_decay_to_nothing_forgets_everything(call):
+    x = inputs(100)
+    g = x.g.clone()
+    g[:, 50] = float("-inf")
+    o, _ = call(x._replace(g=g), True)
+    fresh, _ = call(type(x)(*(y[:, 50:] for y in x)), True)
+    assert torch.isfinite(o).all()
+    assert relative_rms(o[:, 50:], fresh) <= LIMIT
+
+
+@calls
+def test_steps_that_reflect(call):
+    x = inputs(200)
+    x = x._replace(beta=2 * x.beta)
+    check([call(x, False)[0]], [expected(x, False, scale=0.25)[0]], ADVERSARIAL)
+
+
+@calls
+def test_options_are_what_they_say(call):
+    x = inputs(80, B=2, V=24, dtype=torch.float64)
+    raw, log, bias = torch.randn(2, 80, 2), torch.rand(2), torch.randn(2)
+    state = torch.randn(2, 2, 24, 16, dtype=torch.float64)
+    o, final = call(
+        x._replace(q=3 * x.q, k=2 * x.k, beta=raw, g=raw), True, initial_state=state,
+        output_final_state=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True, use_gate_in_kernel=True, A_log=log, dt_bias=bias,
+        state_v_first=True,
+    )  # fmt: skip
+    q, k = (F.normalize(y, dim=-1) for y in (x.q, x.k))
+    g = -torch.exp(log) * F.softplus(raw + bias)
+    wanted = delta_recurrence(q, k, x.v, 2 * raw.sigmoid(), g, state.mT, scale=0.25)
+    check((o, final.mT), wanted, 1e-5)  # the normalisation adds 1e-6
+
+
+def test_decoding_in_place():
+    x, state = inputs(12, group=2), torch.randn(1, 4, 16, 16)
+    wanted = expected(x, True, state, scale=0.25)
+    kept = state
+    steps = []
+    for t in range(12):
+        token = type(x)(*(y[:, t : t + 1] for y in x))
+        o, final = recurrent(token, True, initial_state=state, inplace_state=True)
+        assert final is kept
+        steps.append(o)
+    check((torch.cat(steps, 1), state), wanted)
+
+
+@pytest.mark.parametrize("values", [8, 16, 24, 48])
+def test_square_heads_are_the_same(values):
+    x, state = inputs(50, V=values, group=2), torch.randn(1, 4, 16, values)
+    heads = Heads(2, 16, values, True)
+    o, final = delta_chunked(
+        heads.keys(x.q), heads.keys(x.k), heads.cut(x.v), heads.scalars(x.beta),
+        heads.scalars(x.g), heads.cut_state(state),
+    )  # fmt: skip
+    check((heads.joined(o), heads.joined_state(final)), expected(x, True, state), 1e-12)
+
+
+@calls
+def test_what_does_not_fit_is_refused(call):
+    x = inputs(10, B=2)
+    for wrong, words in (
+        ({"beta": x.beta[:, 1:]}, "beta must have shape"),
+        ({"k": x.k[..., 1:]}, "one shape"),
+        ({"v": x.v[:, :, :1]}, "a multiple of the 2 heads"),
+        ({"g": x.g[..., :1]}, "g must have shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(x._replace(**wrong), True)
+    with pytest.raises(ValueError, match="one state a sequence"):
+        call(x, True, initial_state=torch.zeros(1, 2, 16, 16))
+    with pytest.raises(ValueError, match="B must be 1"):
+        call(x, True, cu_seqlens=packed([10]))
+    with pytest.raises(ValueError, match="use_beta_sigmoid_in_kernel=True"):
+        call(x, True, allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="needs A_log"):
+        call(x, True, use_gate_in_kernel=True)
+    with pytest.raises(ValueError, match="unknown options inverse"):
+        call(x, False, inverse=1)
+
+
+def test_what_the_kernels_do_not_do_is_refused():
+    x = inputs(10)
+    with pytest.raises(ValueError, match="cp_context is given"):
+        chunk(x, True, cp_context=object())
+    with pytest.raises(ValueError, match="decays a channel"):
+        recurrent(x, True, gk=x.k)
+    with pytest.raises(ValueError, match="chunk_size is 20"):
+        chunk(x, False, chunk_size=20)
+
+
+def test_beta_is_one_where_it_is_not_given():
+    x = inputs(20)
+    o, _ = delta_rule.fused_recurrent_gated_delta_rule(x.q, x.k, x.v)
+    check([o], [expected(x._replace(beta=torch.ones_like(x.beta)), False, scale=0.25)[0]])

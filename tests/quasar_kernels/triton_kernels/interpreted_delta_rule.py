@@ -1,0 +1,100 @@
+"""The delta rule's kernels, with a decay and without, on CPU tensors; run by test_interpreter.py.
+
+It needs TRITON_INTERPRET=1, as interpreted_kernels.py does, and shares its poisoned memory.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from fla.ops.quasar import chunk as chunk_module
+from fla.ops.quasar.chunk import ChunkQuasarFunction
+from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
+
+from quasar_kernels.delta_reference import delta_recurrence
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.delta_rule.calls import gradients, inputs, used, wide
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import OPERATOR
+from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
+
+gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+LIMITS = {torch.float32: 2e-6, torch.float16: 1.5e-3}
+
+
+def check_gradients(x, gated, state, cu=None):
+    """Compare values and gradients, from both results, with float64."""
+    count = 5 if gated else 4
+
+    def run(q, k, v, beta, *rest):
+        g = rest[0] if gated else None
+        return ChunkQuasarFunction.apply("auto", 0.5, q, k, v, beta, rest[-1], True, cu, g)
+
+    def exact(*leaves):
+        given = used(type(x)(*leaves[:count], *x[count:]), gated)
+        return delta_recurrence(*given, leaves[-1], cu, scale=0.5)
+
+    leaves = [*x[:count], state]
+    found, wanted = gradients(run, leaves), gradients(exact, leaves, torch.float64)
+    for y, w in zip(found, wanted, strict=True):
+        assert relative_rms(y, w) <= LIMITS[x.q.dtype]
+
+
+@gates
+@pytest.mark.parametrize(
+    ("dtype", "T", "S", "segments"),
+    [
+        (torch.float32, 50, 16, 3),
+        (torch.float16, 50, 16, 3),
+        (torch.float32, 20, 24, 1),
+        (torch.float16, 66, 64, 1),
+    ],
+)
+def test_values_and_gradients(monkeypatch, gated, dtype, T, S, segments):
+    plan = functools.partial(chunk_module.plan_segments, segments=segments)
+    monkeypatch.setattr(chunk_module, "plan_segments", plan)
+    check_gradients(inputs(T, K=S, dtype=dtype), gated, torch.randn(1, 2, S, S))
+
+
+@gates
+def test_packed_sequences(gated):
+    lengths = [0, 1, 20, 0, 9]
+    check_gradients(inputs(30), gated, torch.randn(5, 2, 16, 16), packed(lengths))
+
+
+@gates
+def test_steps_of_zero_have_a_gradient(gated):
+    x = inputs(20)
+    x.beta[:, ::3] = 0
+    check_gradients(x, gated, torch.randn(1, 2, 16, 16))
+
+
+@pytest.mark.parametrize("decay", [0.0, 3.0])
+def test_gradients_of_other_decays(decay):
+    check_gradients(inputs(20, decay=decay), True, torch.randn(1, 2, 16, 16))
+
+
+@pytest.mark.parametrize("decay", [100.0, float("inf")])
+def test_a_decay_to_nothing(decay):
+    x = inputs(100, decay=0.1)
+    x.g[:, ::7] = -decay
+    found = chunk_module.recorded_forward(*x[:4], g=x.g, backend="auto")
+    assert relative_rms(found.o, delta_recurrence(*wide(x))[0]) <= OPERATOR[torch.float32]
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@gates
+@pytest.mark.parametrize("cu", [None, [0, 0, 1, 4, 4]])
+def test_the_recurrent_kernel_overwrites_the_state(gated, group, cu):
+    x = inputs(4, K=24, group=group)
+    bounds = None if cu is None else torch.tensor(cu)
+    state = torch.randn(1 if cu is None else 4, 2 * group, 24, 24)
+    expected, end = delta_recurrence(*wide(used(x, gated)), state, bounds, scale=0.5)
+    o, final = launch_fused_recurrent(
+        *x[:4], state, False, bounds, 0.5, inplace_state=True, g=x.g if gated else None
+    )
+    assert final is state
+    assert relative_rms(o, expected) <= OPERATOR[torch.float32]
+    assert relative_rms(state, end) <= OPERATOR[torch.float32]
