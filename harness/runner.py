@@ -17,7 +17,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from harness.job import Job, Reply
 from harness.process import RESULT_LIMIT, Confinement, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
-from harness.source import missing_files, source_digest
+from harness.source import missing_files, source_digest, unreadable_files
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -173,7 +173,7 @@ def _work(
     with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         env = child_environment(os.environ, device=device, cache=folder if cold_cache else None)
-        argv = [sys.executable, "-m", "harness.worker"]
+        argv = [sys.executable, "-m", "harness.worker", str(job["task"])]
         if confinement:
             tree = [Path(str(job["tree"]))] if "tree" in job else []
             argv = confinement.command(argv, env, folder, [*_OWN_CODE, *tree])
@@ -195,6 +195,9 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
         raise MeasurementError(
             f"{tree} has no {missing[0]}; name the root of a fork that holds it", "protocol"
         )
+    if compiled := unreadable_files(tree):
+        reason = f"fla/{compiled[0]} is compiled: nobody can read what it does"
+        raise MeasurementError(reason, "gate", remedy="Publish its source instead.")
     digest = source_digest(tree)
     return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}
 
@@ -252,7 +255,7 @@ def check_import(
     """Import the layer and the operator of `tree` in a fresh process without a GPU.
 
     Returns:
-        Seconds that it took, with torch, which it imports.
+        Seconds that it took, without torch, which was there.
 
     Raises:
         MeasurementError: they cannot be imported, of kind `import` where a module is missing.

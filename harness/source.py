@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from quasar_kernels.contract import compiled_files
 
 OPERATOR_FILE = Path("fla/ops/quasar/chunk.py")
 LAYER_FILE = Path("fla/layers/quasar.py")
@@ -16,10 +18,18 @@ def missing_files(tree: Path) -> list[Path]:
     return [name for name in (OPERATOR_FILE, LAYER_FILE) if not (tree / name).is_file()]
 
 
+def unreadable_files(tree: Path) -> list[PurePosixPath]:
+    """Return the files below the tree's `fla` folder that run without a source, relative to that.
+
+    Byte code in `__pycache__` is none of them: workers compile every source file anew.
+    """
+    return [path for path in compiled_files(tree / "fla") if path.parent.name != "__pycache__"]
+
+
 def source_digest(tree: Path) -> str:
     """Return the SHA-256 over names and contents of all files below the tree's `fla` folder.
 
-    Byte code is left out: workers never write it, and Python checks it against its source.
+    Byte code is left out: workers neither write nor read it.
     """
     digest = hashlib.sha256()
     for folder, names, files in os.walk(tree / "fla"):

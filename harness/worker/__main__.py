@@ -1,7 +1,7 @@
-"""`python -m harness.worker`: take a job from stdin, do it, answer on a private descriptor.
+"""`python -m harness.worker TASK`: take a job from stdin, do it, answer on a private descriptor.
 
-Only what is sent there counts; stdout and stderr belong to the code under test. torch is imported
-by a task, after the process has tied its life to its parent's.
+Only what is sent there counts; stdout and stderr belong to the code under test. That runs in a
+process of its own, which this one starts before it reads the job.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from pydantic import ValidationError
 
 from harness.job import Exit, Job
 from harness.process import die_with_parent
-from harness.worker.tasks import perform
+from harness.worker.tasks import WITH_SUBJECT, perform
 
 
 def main() -> int:
-    """Read a job from stdin, do it, send the reply."""
+    """Start the subject if the task has one, read the job from stdin, do it, send the reply."""
     die_with_parent()
+    subject = None
+    if sys.argv[1:] and sys.argv[1] in WITH_SUBJECT:
+        from harness.worker.referee import fork_subject
+
+        subject = fork_subject()
     try:
         job = Job.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
@@ -28,12 +33,14 @@ def main() -> int:
     if os.getppid() != job.parent:
         return Exit.PARENT_GONE  # it died before the kernel was asked
     os.set_inheritable(job.result_fd, False)
-    reply, status = perform(job)
+    reply, status = perform(job, subject)
     sys.stdout.flush()
     sys.stderr.flush()
     with os.fdopen(job.result_fd, "wb") as channel:
         channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
     # Not through exit handlers: a crash while CUDA is torn down would say nothing about the run.
+    if subject is not None:
+        subject.end()
     os._exit(status)
 
 

@@ -95,6 +95,11 @@ class Checker:
         """The limits for this dtype."""
         return LIMITS[self.dtype]
 
+    @property
+    def passed(self) -> bool:
+        """Whether every check so far passed."""
+        return all(check.passed for check in self.worst.values())
+
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal fp32 values."""
         return torch.randn(*shape, generator=self.generator, device=self.device)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +19,8 @@ from torch import Tensor
 
 from harness.report import GateResult
 from harness.worker.compare import Checker
-from harness.worker.timing import InvalidRunError, recording, tampered
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
-
-Operator = Callable[..., tuple[Tensor, Tensor | None]]
-
 
 LENGTHS = (1, 65, 257, 512)
 """Lengths, in tokens, at which every gate compares the operator, besides the measured one."""
@@ -35,141 +30,227 @@ LAYER_EXACT = 4096
 
 GRADIENT_LENGTH = 130
 
+SAMPLED = 4096
+"""Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""
 
-class _Inputs(NamedTuple):
-    """Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    beta: Tensor
-
-    def clone(self) -> _Inputs:
-        return _Inputs(*(tensor.detach().clone() for tensor in self))
+BURST = 1000.0
+"""By this factor some values are larger; whatever keeps a trace of them shows behind them."""
 
 
-def _layer_like(checker: Checker, length: int, *, correlated: bool = False) -> _Inputs:
+class Subject(Protocol):
+    """The code under test: `subject.Local` in this process, `referee.Remote` in another."""
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take new values, in the same memory where the shape is that of before."""
+
+    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what is held, or these rows of the token dimension."""
+
+    def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
+        """Call the operator; return `o`, and `state` when asked for."""
+
+    def build(self) -> dict[str, Tensor]:
+        """Make a new layer and return its weights."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the layer's weights."""
+
+    def forward(self) -> dict[str, Tensor]:
+        """Call the layer on x; return `y`."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of sum(layer(x) * toward)."""
+
+    def tampered(self) -> list[str]:
+        """Return the names of guarded functions that were replaced."""
+
+
+Inputs = dict[str, Tensor]
+"""Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
+
+
+def _layer_like(checker: Checker, length: int) -> Inputs:
     """Return inputs distributed as behind the short convolutions, with one key of zeros."""
     shape = (1, length, WORKLOAD.num_heads, WORKLOAD.head_dim)
     q, k, v = (F.silu(0.5 * checker.normal(*shape)) for _ in range(3))
-    if correlated:
-        k = F.silu(0.5 * checker.normal(1, 1, *shape[2:])) * (1 + 0.1 * checker.normal(*shape))
-    elif length > 1:
+    if length > 1:
         k[:, checker.below(length)] = 0
     uniform = torch.rand(WORKLOAD.num_heads, generator=checker.generator, device=checker.device)
     beta = F.softplus(torch.log(1 + 15 * uniform))
-    tensors = [*(tensor.to(checker.dtype) for tensor in (q, k, v)), beta]
-    if checker.device.type == "cuda":  # the timed calls record gradients there
-        tensors = [tensor.requires_grad_() for tensor in tensors]
-    return _Inputs(*tensors)
+    return {**{n: t.to(checker.dtype) for n, t in zip("qkv", (q, k, v), strict=True)}, "beta": beta}
 
 
-@contextmanager
-def _poisoned() -> Iterator[None]:
-    """Let torch fill new memory with NaN, so that an element that is never written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+def _with_keys_alike(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
+    """Return the inputs with keys that differ from one another by this share, or not at all."""
+    shape = inputs["k"].shape
+    one = F.silu(0.5 * checker.normal(1, 1, *shape[2:]))
+    return {**inputs, "k": (one * (1 + noise * checker.normal(*shape))).to(checker.dtype)}
 
 
-def _call(checker: Checker, operator: Operator, inputs: _Inputs) -> Tensor:
-    # The result is used on the caller's stream at once: work left on another one is missed.
-    with recording(checker.device):
-        return operator(*inputs)[0].detach()
-
-
-def _oracle(inputs: _Inputs) -> tuple[Tensor, Tensor]:
+def _oracle(inputs: Inputs, initial: Tensor | None = None) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        return quasar_chunked(*inputs)
+        return quasar_chunked(inputs["q"], inputs["k"], inputs["v"], inputs["beta"], initial)
 
 
-def _check_length(checker: Checker, operator: Operator, length: int, *, correlated: bool) -> None:
-    name, where = "operator", f"{length} tokens"
-    limit = checker.limits.operator
-    if correlated:
-        name, limit = "operator on correlated keys", checker.limits.correlated
-    inputs = _layer_like(checker, length, correlated=correlated)
-    saved = inputs.clone()
-    actual = _call(checker, operator, inputs)
-    for label, now, then in zip(inputs._fields, inputs, saved, strict=True):
-        checker.unchanged("operator: inputs changed", f"{label}, {where}", now, then)
-    checker.bound(
-        "operator: outputs of another dtype", where, int(actual.dtype != checker.dtype), 0
-    )
-    checker.compare(name, where, actual, _oracle(saved)[0], limit)
+def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies, which later calls of the subject cannot reach."""
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
-def _check_state(checker: Checker, operator: Operator) -> None:
-    where = "257 tokens"
-    inputs = _layer_like(checker, 257)
-    with recording(checker.device):
-        _, state = operator(*inputs, output_final_state=True)
-    checker.bound("final state: missing", where, int(state is None), 0)
-    if state is not None:
+class _Gate:
+    """The checks in their order, each of which notes in `checker` what it found."""
+
+    def __init__(self, checker: Checker, subject: Subject) -> None:
+        self.checker, self.subject = checker, subject
+
+    def _operate(self, inputs: Inputs, *, initial: bool = False, final: bool = False) -> Inputs:
+        self.subject.put(inputs)
+        return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
+
+    def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
+        """Compare what the subject holds, in part where it is long, with what it was given."""
+        length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
+        rows = None
+        if length > ORACLE_LENGTH:
+            rows = torch.tensor([self.checker.below(length) for _ in range(SAMPLED)])
+            expected = {n: t[:, rows.to(t.device)] for n, t in expected.items() if t.ndim > 1}
+        held = self.subject.fetch(tuple(expected), rows)
+        for label, tensor in expected.items():
+            now = held[label].to(tensor.device)
+            self.checker.unchanged(name, f"{label}, {where}", now, tensor)
+
+    def lengths(self, length: int) -> None:
+        """Compare the operator at fixed lengths, at one that nobody knows, and at `length`."""
+        secret = 2 + self.checker.below(max(LENGTHS))
+        for tokens in sorted({*LENGTHS, secret, length}):
+            self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
+        inputs = _layer_like(self.checker, 512)
+        correlated = self.checker.limits.correlated
+        for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):
+            alike = _with_keys_alike(self.checker, inputs, noise)
+            self._compare(alike, "512 tokens", f"operator on {name}", correlated)
+
+    def _compare(
+        self, inputs: Inputs, where: str, name: str = "operator", limit: float | None = None
+    ) -> None:
+        checker = self.checker
+        actual = self._operate(inputs)["o"]
+        self._same("operator: inputs changed", where, inputs)
+        other = int(actual.dtype != checker.dtype)
+        checker.bound("operator: outputs of another dtype", where, other, 0)
+        expected = _oracle(inputs)[0]
+        checker.compare(name, where, actual, expected, limit or checker.limits.operator)
+
+    def burst(self) -> None:
+        """Small values behind large ones must come out as accurate as without those."""
+        inputs = _layer_like(self.checker, 600)
+        inputs["v"][:, :20] *= BURST
+        actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]
+        where, limit = "600 tokens, the last 64", 2 * self.checker.limits.correlated
+        self.checker.compare(
+            "operator behind a burst", where, actual[:, -64:], expected[:, -64:], limit
+        )
+
+    def state(self) -> None:
+        """The final state, without and with an initial one that the outputs depend on."""
+        checker, where = self.checker, "257 tokens"
         limit = checker.limits.operator
-        checker.compare("final state", where, state.detach(), _oracle(inputs)[1], limit)
+        inputs = _layer_like(checker, 257)
+        size = WORKLOAD.head_dim
+        initial = checker.normal(1, WORKLOAD.num_heads, size, size)
+        for given in (None, initial):
+            if given is not None:
+                self.subject.put({"initial": given})
+                where = "257 tokens, from an initial state"
+            found = self._operate(inputs, initial=given is not None, final=True)
+            o, state = _oracle(inputs, given)
+            checker.bound("final state: missing", where, int("state" not in found), 0)
+            if given is not None:
+                checker.compare("operator", where, found["o"], o, limit)
+            if "state" in found:
+                checker.compare("final state", where, found["state"], state, limit)
+
+    def reuse(self) -> None:
+        """New values in the same memory must give new outputs, and leave the old ones alone."""
+        checker, where = self.checker, "257 tokens, inputs rewritten unseen"
+        first = self._operate(_layer_like(checker, 257))["o"]
+        fresh = _layer_like(checker, 257)
+        second = self._operate(fresh)["o"]
+        checker.compare("operator", where, second, _oracle(fresh)[0], checker.limits.operator)
+        self._same("operator: earlier outputs changed", where, {"earlier": first})
+
+    def causality(self, length: int) -> None:
+        """Changing the future must leave every bit of the past."""
+        checker = self.checker
+        inputs, other = _layer_like(checker, length), _layer_like(checker, length)
+        cut = 1 + checker.below(length - 1)
+        before = self._operate(inputs)["o"]
+        for name in "qkv":  # beta has no time
+            inputs[name][:, cut:] = other[name][:, cut:]
+        after = self._operate(inputs)["o"]
+        name = "operator: past outputs that see the future"
+        checker.unchanged(name, f"{length} tokens", after[:, :cut], before[:, :cut])
+
+    def layer(self, length: int) -> None:
+        """Compare the layer twice, the second time with other values in the same memory."""
+        checker = self.checker
+        weights = _on(checker.device, self.subject.build())
+        for where in (f"{length} tokens", f"{length} tokens, input rewritten unseen"):
+            x = checker.normal(1, length, WORKLOAD.hidden_size)
+            self.subject.put({"x": x})
+            y = _on(checker.device, self.subject.forward())["y"]
+            self._same("layer: inputs changed", where, {"x": x})
+            compare_layer(checker, where, weights, x, y)
+        for name, value in _on(checker.device, self.subject.weights()).items():
+            checker.unchanged("layer: weights changed", name, value, weights[name])
+
+    def gradients(self) -> None:
+        """Every parameter must get a real gradient, that of the definition in float64."""
+        checker = self.checker
+        weights = _on(checker.device, self.subject.build())
+        x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size)
+        toward = checker.normal(*x.shape)
+        self.subject.put({"x": x, "toward": toward})
+        found = _on(checker.device, self.subject.gradients())
+
+        exact = {n: value.double().requires_grad_() for n, value in weights.items()}
+        exact_x = x.double().requires_grad_()
+        wanted = quasar_layer(
+            exact, exact_x, num_heads=WORKLOAD.num_heads, head_dim=WORKLOAD.head_dim
+        )
+        torch.autograd.backward((wanted * toward.double()).sum())
+        actual, expected = [], []
+        for name, leaf in {**exact, "input": exact_x}.items():
+            assert leaf.grad is not None  # noqa: S101 # the definition depends on all of them
+            grad = found.get(name, torch.zeros(0))
+            same = grad.shape == leaf.grad.shape
+            actual.append((grad.double() if same else torch.zeros_like(leaf.grad)).flatten())
+            expected.append(leaf.grad.flatten())
+            cosine = F.cosine_similarity(actual[-1], expected[-1], dim=0)
+            limit = checker.limits.parameter_gradient_cosine
+            checker.bound("gradients: cosine", name, float(cosine), limit, at_least=True)
+        cosine = F.cosine_similarity(torch.cat(actual), torch.cat(expected), dim=0)
+        limit = checker.limits.layer_gradient_cosine
+        checker.bound("gradients together: cosine", "all", float(cosine), limit, at_least=True)
 
 
-def _check_reuse(checker: Checker, operator: Operator) -> None:
-    """New values in the same memory must give new outputs, and leave the old ones alone."""
-    where = "257 tokens, inputs refilled in place"
-    inputs, fresh = _layer_like(checker, 257), _layer_like(checker, 257)
-    first = _call(checker, operator, inputs)
-    kept = first.clone()
-    with torch.no_grad():
-        for old, new in zip(inputs, fresh, strict=True):
-            old.copy_(new)
-    second = _call(checker, operator, inputs)
-    checker.compare("operator", where, second, _oracle(fresh)[0], checker.limits.operator)
-    checker.unchanged("operator: earlier outputs changed", where, first, kept)
+def compare_layer(
+    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor | None
+) -> Tensor:
+    """Compare the layer's output, if given, with the definition, all of it where memory allows.
 
-
-def _check_causality(checker: Checker, operator: Operator, length: int) -> None:
-    """Changing the future must leave every bit of the past."""
-    inputs, other = _layer_like(checker, length), _layer_like(checker, length)
-    cut = 1 + checker.below(length - 1)
-    before = _call(checker, operator, inputs)
-    with torch.no_grad():
-        for mine, new in zip(inputs[:3], other[:3], strict=True):  # beta has no time
-            mine[:, cut:] = new[:, cut:]
-    after = _call(checker, operator, inputs)
-    where = f"{length} tokens"
-    checker.unchanged(
-        "operator: past outputs that see the future", where, after[:, :cut], before[:, :cut]
-    )
-
-
-def _check_layer(checker: Checker, layer_class: Any, length: int) -> None:
-    """Compare the layer twice, the second time with other values in the same memory."""
-    layer = layer_class(**WORKLOAD.layer_arguments()).to(checker.device)
-    weights = {name: value.detach().clone() for name, value in layer.state_dict().items()}
-    x = checker.normal(1, length, WORKLOAD.hidden_size)
-    for where in (f"{length} tokens", f"{length} tokens, input refilled in place"):
-        saved = x.clone()
-        with recording(checker.device):
-            y = layer(x)[0].detach()
-        checker.unchanged("layer: inputs changed", where, x, saved)
-        _compare_layer(checker, where, weights, x, y)
-        x.copy_(checker.normal(*x.shape))
-    for name, value in layer.state_dict().items():
-        checker.unchanged("layer: weights changed", name, value, weights[name])
-
-
-def _compare_layer(
-    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
-) -> None:
-    """Compare the layer's output with the definition, all of it where memory allows."""
+    Returns:
+        The expected output `[1, T, hidden_size]`, or what memory allowed of its beginning.
+    """
     length = x.shape[1]
     compared, dtype = length, torch.float64
     if length > LAYER_EXACT:
         dtype = torch.float32
         if not _fits(checker.device, 20 * 4 * length * WORKLOAD.hidden_size):
             compared = LAYER_EXACT  # exact all the same: the output there does not see the rest
-            checker.bound("layer: values not finite", where, int((~y.isfinite()).sum()), 0)
+            if y is not None:
+                bad = int((~y.isfinite()).sum())
+                checker.bound("layer: values not finite", where, bad, 0)
     with torch.no_grad():
         expected = quasar_layer(
             weights,
@@ -178,41 +259,9 @@ def _compare_layer(
             head_dim=WORKLOAD.head_dim,
             dtype=dtype,
         )
-    checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
-
-
-def _check_gradients(checker: Checker, layer_class: Any) -> None:
-    """Every parameter must get a real gradient, that of the definition in float64."""
-    layer = layer_class(**WORKLOAD.layer_arguments()).to(checker.device)
-    x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size).requires_grad_()
-    toward = checker.normal(*x.shape)
-    with torch.autocast("cuda", torch.bfloat16, enabled=checker.device.type == "cuda"):
-        y = layer(x)[0]
-    torch.autograd.backward((y.float() * toward).sum())
-
-    exact = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
-    exact_x = x.detach().double().requires_grad_()
-    wanted = quasar_layer(exact, exact_x, num_heads=WORKLOAD.num_heads, head_dim=WORKLOAD.head_dim)
-    torch.autograd.backward((wanted * toward.double()).sum())
-
-    pairs = {n: (p.grad, exact[n].grad) for n, p in layer.named_parameters()}
-    pairs["input"] = (x.grad, exact_x.grad)
-    found, expected = [], []
-    for name, (grad, exact_grad) in pairs.items():
-        assert exact_grad is not None  # noqa: S101 # the definition depends on all of them
-        actual = torch.zeros_like(exact_grad) if grad is None else grad.double()
-        found.append(actual.flatten())
-        expected.append(exact_grad.flatten())
-        checker.bound(
-            "gradients: cosine",
-            name,
-            float(F.cosine_similarity(found[-1], expected[-1], dim=0)),
-            checker.limits.parameter_gradient_cosine,
-            at_least=True,
-        )
-    cosine = F.cosine_similarity(torch.cat(found), torch.cat(expected), dim=0)
-    limit = checker.limits.layer_gradient_cosine
-    checker.bound("gradients together: cosine", "all", float(cosine), limit, at_least=True)
+    if y is not None:
+        checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
+    return expected
 
 
 def _fits(device: torch.device, size: int) -> bool:
@@ -229,32 +278,19 @@ def _longest(device: torch.device, length: int) -> int:
     return length if _fits(device, 12 * 8 * length * width) else min(length, ORACLE_LENGTH)
 
 
-def _checker_for(device: torch.device, seed: int) -> Checker:
-    """Return an empty checker: bf16 inputs on CUDA, fp32 on a CPU, as the validator's loop has."""
+def checker_for(device: torch.device, seed: int | None = None) -> Checker:
+    """Return an empty checker: bf16 inputs on CUDA, fp32 on a CPU, as the validator's loop has.
+
+    Args:
+        seed: of its inputs; None draws a secret one.
+    """
+    seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return Checker(device, dtype, torch.Generator(device).manual_seed(seed))
 
 
-def inspect_timed(layer: Any, x: Tensor, y: Tensor) -> None:
-    """Compare the beginning of the last timed output with the definition, and see all finite.
-
-    Raises:
-        InvalidRunError: what was timed did not compute the layer.
-    """
-    checker = _checker_for(x.device, seed=0)  # draws nothing
-    start = slice(0, min(257, x.shape[1]))
-    weights = {name: value.detach() for name, value in layer.state_dict().items()}
-    where = "last timed output"
-    _compare_layer(checker, where, weights, x[:, start], y[:, start])
-    checker.bound("layer: values not finite", where, int((~y.isfinite()).sum()), 0)
-    wrong = [str(check) for check in checker.worst.values() if not check.passed]
-    if wrong:
-        raise InvalidRunError(wrong[0])
-
-
 def run_gate(
-    operator: Operator,
-    layer_class: Any,
+    subject: Subject,
     length: int,
     device: torch.device,
     *,
@@ -263,34 +299,41 @@ def run_gate(
 ) -> GateResult:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
+    The first stage that finds a fault is the last one.
+
     Args:
         seed: of the inputs; None draws a secret one.
 
-    Raises whatever the code under test raises.
+    Raises whatever the subject raises.
     """
     started = time.monotonic()
-    seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
-    checker = _checker_for(device, seed)
+    checker = checker_for(device, seed)
     longest = _longest(device, length)
-    with _poisoned():
-        for tokens in sorted({*LENGTHS, longest}):
-            _check_length(checker, operator, tokens, correlated=False)
-        _check_length(checker, operator, 512, correlated=True)
-        _check_state(checker, operator)
-        _check_reuse(checker, operator)
-        for tokens in sorted({300, min(max(longest, 1000), 5000)}):
-            _check_causality(checker, operator, tokens)
-        _check_gradients(checker, layer_class)
-        for tokens in sorted({257, length}):
-            _check_layer(checker, layer_class, tokens)
-    checker.bound("functions replaced", ", ".join(tampered()) or "none", len(tampered()), 0)
+    gate = _Gate(checker, subject)
+    stages: tuple[Callable[[], None], ...] = (
+        gate.reuse,
+        lambda: gate.lengths(longest),
+        gate.burst,
+        gate.state,
+        lambda: gate.causality(300),
+        lambda: gate.causality(min(max(longest, 1000), 5000)),
+        lambda: gate.layer(257),
+        lambda: gate.layer(length),
+        gate.gradients,
+    )
+    for stage in stages:
+        stage()
+        if not checker.passed:
+            break  # what is wrong here need not even run there
+    replaced = subject.tampered()
+    checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
     return GateResult(
-        passed=all(check.passed for check in checker.worst.values()),
+        passed=checker.passed,
         checks=tuple(checker.worst.values()),
         device=device.type,
         dtype=str(checker.dtype).removeprefix("torch."),
         longest=max(*LENGTHS, longest),
         seconds=time.monotonic() - started,
-        seed=f"{seed:014x}",
+        seed=f"{checker.generator.initial_seed():014x}",
         source_digest=source_digest,
     )

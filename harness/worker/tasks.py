@@ -7,92 +7,89 @@ import time
 import traceback
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.job import Exit, Job, Reply
 from harness.report import Telemetry
-from harness.worker.tree import WorkerError, load_tree
+from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.turn import Turn
 
-
-def _device(asked: str) -> Any:
-    import torch
-
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")
-    return torch.device("cuda" if available and asked != "cpu" else "cpu")
+if TYPE_CHECKING:
+    from harness.worker.referee import Remote
 
 
-def _probe(job: Job) -> Mapping[str, Any]:
+def _probe(job: Job, _subject: Remote | None) -> Mapping[str, Any]:
     from harness.worker.environment import describe
+    from harness.worker.referee import device_of
 
-    return describe(_device(job.device)).model_dump(mode="json")
+    return describe(device_of(job.device)).model_dump(mode="json")
 
 
-def _call(job: Job) -> Mapping[str, Any]:
+def _call(job: Job, _subject: Remote | None) -> Mapping[str, Any]:
     module, _, name = job.function.partition(":")
     found = getattr(importlib.import_module(module), name)(*job.arguments)
     return found.model_dump(mode="json")  # type: ignore[no-any-return]
 
 
-def _import(job: Job) -> Mapping[str, Any]:
-    return {"import_seconds": load_tree(Path(job.tree or "")).import_seconds}
+def _load(job: Job, subject: Remote | None) -> tuple[Remote, dict[str, Any]]:
+    assert subject is not None  # noqa: S101 # see WITH_SUBJECT
+    return subject, subject.ask("load", tree=job.tree)[0]
 
 
-def _gate(job: Job) -> Mapping[str, Any]:
+def _import(job: Job, subject: Remote | None) -> Mapping[str, Any]:
+    return {"import_seconds": _load(job, subject)[1]["import_seconds"]}
+
+
+def _gate(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     import torch
 
-    from harness.worker.gate import run_gate  # remembers the true clock before the tree comes in
+    from harness.worker.gate import run_gate
+    from harness.worker.referee import device_of
 
-    loaded = load_tree(Path(job.tree or ""))
-    device = _device(job.device)
+    remote, _ = _load(job, subject)
+    device = device_of(job.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
-    result = run_gate(
-        loaded.operator, loaded.layer_class, job.length, device, source_digest=job.source_digest
-    )
+    remote.ask("use", device=str(device), single=True)
+    result = run_gate(remote, job.length, device, source_digest=job.source_digest)
     return result.model_dump(mode="json")
 
 
-def _time(job: Job) -> Mapping[str, Any]:
+def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     turn = Turn(job.turn, job.seconds)
     from harness.worker.environment import describe
-    from harness.worker.gate import inspect_timed
-    from harness.worker.telemetry import quiet_snapshot
-    from harness.worker.timing import InvalidRunError, time_layer
+    from harness.worker.proof import prove
+    from harness.worker.referee import device_of
     from harness.workload import WORKLOAD
 
     started_at = datetime.now(timezone.utc)
-    loaded = load_tree(Path(job.tree or ""))
-    device = _device(job.device)
+    remote, loaded = _load(job, subject)
+    device = device_of(job.device)
     turn.wait()
-    before = None if device.type == "cpu" else quiet_snapshot()
-    try:
-        timing = time_layer(
-            loaded.layer_class, job.length, device, inspect=inspect_timed if job.checked else None
-        )
-    except InvalidRunError as error:
-        raise WorkerError(str(error), "gate") from error
-    used = turn.used
+    before = remote.ask("use", device=str(device), single=False)[0].get("gpu")
+    timing, _ = remote.ask("time", length=job.length)
+    used = turn.used - (time.monotonic() - float(timing["ended"]))
+    elapsed = float(timing["elapsed_seconds"])
+    if job.checked:
+        prove(remote, job.length, device, elapsed / WORKLOAD.timed_calls)
+    remote.end()
     telemetry = None
-    if before is not None and timing.gpu is not None:
-        telemetry = Telemetry(before=before, after=timing.gpu).model_dump(mode="json")
+    if before is not None and timing["gpu"] is not None:
+        telemetry = Telemetry(before=before, after=timing["gpu"]).model_dump(mode="json")
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
     return {
         "length": job.length,
-        "tokens_per_sec": tokens / timing.elapsed_seconds,
-        "vram_mb": timing.vram_bytes / 2**20,
-        "elapsed_seconds": timing.elapsed_seconds,
-        "host_seconds": timing.host_seconds,
-        "process_seconds": used - (time.monotonic() - timing.ended),
-        "call_seconds": list(timing.call_seconds),
+        "tokens_per_sec": tokens / elapsed,
+        "vram_mb": timing["vram_bytes"] / 2**20,
+        "elapsed_seconds": elapsed,
+        "host_seconds": timing["host_seconds"],
+        "process_seconds": used,
+        "call_seconds": timing["call_seconds"],
         "runs": WORKLOAD.timed_calls,
-        "first_call_seconds": timing.first_call_seconds,
-        "import_seconds": loaded.import_seconds,
-        "source_file": loaded.operator_file,
-        "layer_file": loaded.layer_file,
+        "first_call_seconds": timing["first_call_seconds"],
+        "import_seconds": loaded["import_seconds"],
+        "source_file": loaded["operator_file"],
+        "layer_file": loaded["layer_file"],
         "source_digest": job.source_digest,
         "telemetry": telemetry,
         "environment": describe(device).model_dump(mode="json"),
@@ -101,33 +98,26 @@ def _time(job: Job) -> Mapping[str, Any]:
 
 
 _TASKS = {"probe": _probe, "import": _import, "gate": _gate, "time": _time, "call": _call}
-_STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT}
+WITH_SUBJECT = frozenset({"import", "gate", "time"})
+"""The tasks that need the code under test."""
+
+_STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT, "out_of_memory": Exit.OUT_OF_MEMORY}
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and (
-        "out of memory" in text
-        or "can't allocate memory" in text
-        or "cublas_status_alloc_failed" in text  # cuBLAS's own words for it
-    )
+def perform(job: Job, subject: Remote | None) -> tuple[Reply, Exit]:
+    """Do the job and return the reply with the status to exit with.
 
-
-def perform(job: Job) -> tuple[Reply, Exit]:
-    """Do the job and return the reply with the status to exit with."""
+    Args:
+        subject: the process for the code under test; None for a task that has no tree.
+    """
     try:
-        body = _TASKS[job.task](job)
+        body = _TASKS[job.task](job, subject)
         return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
-    except WorkerError as error:
-        reply = Reply(nonce=job.nonce, failure=error.kind, reason=str(error), remedy=error.remedy)
-        return reply, _STATUS.get(error.kind, Exit.CRASH)
-    except Exception as error:  # the code under test may raise anything
-        traceback.print_exc()
-        first = (str(error).splitlines() or [""])[0]
-        reason = f"{type(error).__name__}: {first}"
-        if _out_of_memory(error):
-            reply = Reply(nonce=job.nonce, failure="out_of_memory", reason=reason)
-            return reply, Exit.OUT_OF_MEMORY
-        return Reply(nonce=job.nonce, failure="crash", reason=reason), Exit.CRASH
+    except Exception as error:  # whatever it is, the runner is told
+        if not isinstance(error, WorkerError):
+            traceback.print_exc()
+        told = describe_failure(error)
+        reply = Reply(
+            nonce=job.nonce, failure=told["kind"], reason=told["reason"], remedy=told["remedy"]
+        )
+        return reply, _STATUS.get(told["kind"], Exit.CRASH)

@@ -74,7 +74,8 @@ def recording(device: torch.device) -> AbstractContextManager[Any]:
     return torch.no_grad()
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for the device's work; a CPU has none left."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -106,9 +107,9 @@ def time_layer(
         with recording(device):
             _ = layer(x)
         if call == 0:
-            _synchronize(device)
+            synchronize(device)
             first_call = _monotonic() - called
-    _synchronize(device)
+    synchronize(device)
 
     outer = _monotonic()
     start = time.time()
@@ -117,7 +118,7 @@ def time_layer(
         with recording(device):
             _ = layer(x)
     host = _monotonic() - inner
-    _synchronize(device)
+    synchronize(device)
     inner = _monotonic() - inner
     elapsed = time.time() - start
     ended = _monotonic()

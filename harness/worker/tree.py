@@ -6,23 +6,16 @@ import importlib
 import sys
 import time
 from dataclasses import dataclass
+from importlib.abc import PathEntryFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from harness.imports import explain_import
-from harness.report import Kind
+from harness.worker.failures import WorkerError
 
 _ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
-
-
-class WorkerError(Exception):
-    """A failure whose kind is known."""
-
-    def __init__(self, reason: str, kind: Kind, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.kind: Kind = kind
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,7 @@ def load_tree(tree: Path) -> Loaded:
     Raises:
         WorkerError: they were loaded from somewhere else, or this Python lacks what they import.
     """
+    _compile_anew(tree)
     sys.path.insert(0, str(tree))
     started = time.monotonic()
     try:
@@ -66,6 +60,28 @@ def load_tree(tree: Path) -> Loaded:
         layer_file=_relative(layer, tree),
         import_seconds=import_seconds,
     )
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a module from its source, whatever byte code lies beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+def _compile_anew(tree: Path) -> None:
+    """Let Python find nothing but source files below `tree`: no byte code, no extension module."""
+    finder = FileFinder.path_hook((_FromSource, SOURCE_SUFFIXES))
+
+    def within(path: str) -> PathEntryFinder:
+        if not Path(path).resolve().is_relative_to(tree):
+            raise ImportError(f"{path} is not in {tree}", path=path)
+        return finder(path)
+
+    sys.path_hooks.insert(0, within)
+    sys.path_importer_cache.clear()
 
 
 def _relative(module: ModuleType, tree: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from harness.report import Measurement
 from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
+from harness.worker.confine import signals_are_scoped
 from quasar_kernels.contract import OVERLAY
 from tests.harness.samples import WhenThere, gate_result
 from tests.processes import is_alive, run_python, wait_for
@@ -203,13 +205,9 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ("os.kill(os.getpid(), 9)", "out_of_memory", "killed from outside"),
         ("raise torch.OutOfMemoryError('CUDA out of memory.')", "out_of_memory", "CUDA out"),
         ("time.time = lambda: 0.0", "gate", "time.time"),
-        ("to_every_descriptor(b'{}\\n')", "protocol", "exactly one"),
-        ("to_every_descriptor(b'[0] * 3\\n'); os._exit(0)", "protocol", "malformed"),
-        (
-            'to_every_descriptor(b\'{"nonce": "0", "body": {}}\\n\'); os._exit(0)',
-            "protocol",
-            "did not come from the worker",
-        ),
+        ("to_every_descriptor(b'{}\\n')", "protocol", "malformed"),
+        ("to_every_descriptor(b'\\xff' * 64); os._exit(0)", "protocol", "malformed"),
+        ("to_every_descriptor(b'\\2\\0\\0\\0{}'); os._exit(0)", "protocol", "malformed"),
     ],
 )
 def test_row_21_every_failure_has_its_kind(
@@ -220,7 +218,7 @@ def test_row_21_every_failure_has_its_kind(
         "def to_every_descriptor(data):\n"
         "    for name in os.listdir('/proc/self/fd'):\n"
         "        try:\n"
-        "            if int(name) > 2 and 'pipe' in os.readlink(f'/proc/self/fd/{name}'):\n"
+        "            if int(name) > 2:\n"
         "                os.write(int(name), data)\n"
         "        except OSError:\n"
         "            pass\n"
@@ -229,6 +227,52 @@ def test_row_21_every_failure_has_its_kind(
     error = fails(tree)
     assert (error.kind, reason in error.reason) == (kind, True), error.reason
     assert "a last word" in error.log_tail
+
+
+def test_the_code_finds_no_secret_of_its_judge(make_tree: Any) -> None:
+    """Its own memory holds no nonce, and its judge's memory, descriptors and life are closed."""
+    tree = make_tree(
+        "import gc, os, signal\n"
+        "from pathlib import Path\n"
+        "from harness.job import Job\n"
+        "judge = os.getppid()\n"
+        "found = [type(one).__name__ for one in gc.get_objects() if isinstance(one, Job)]\n"
+        "for name in ('mem', 'environ', 'fd/0'):\n"
+        "    try:\n"
+        "        found += Path(f'/proc/{judge}/{name}').open('rb') and [name]\n"
+        "    except PermissionError:\n"
+        "        pass\n"
+        "found += [fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2\n"
+        "          and Path(f'/proc/self/fd/{fd}').exists() and 'pipe' in os.readlink(\n"
+        "              f'/proc/self/fd/{fd}')]\n"
+        "raise RuntimeError(f'found {found}')\n"
+    )
+    assert fails(tree).reason == "RuntimeError: found []"
+
+
+@pytest.mark.skipif(not signals_are_scoped(), reason="needs Landlock of Linux 6.12")
+def test_the_code_cannot_end_its_judge(make_tree: Any) -> None:
+    error = fails(make_tree("import os; os.kill(os.getppid(), 9)"))
+    assert (error.kind, error.reason[:15]) == ("crash", "PermissionError")
+
+
+def test_byte_code_in_the_tree_is_not_run(make_tree: Any) -> None:
+    tree = make_tree()
+    layer = tree / "fla/layers/quasar.py"
+    source = layer.read_text()
+    layer.write_text("raise RuntimeError('the byte code ran')")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(layer), invalidation_mode=unchecked)
+    layer.write_text(source)
+    assert measure(tree, 16, **CPU, gate=False).length == 16  # type: ignore[arg-type]
+
+
+def test_compiled_code_in_the_tree_is_refused(make_tree: Any) -> None:
+    tree = make_tree()
+    (tree / "fla/ops/fast.so").write_bytes(b"\x7fELF")
+    error = fails(tree)
+    assert error.kind == "gate"
+    assert "fla/ops/fast.so is compiled" in error.reason
 
 
 def test_code_from_outside_the_tree_is_refused(make_tree: Any, tmp_path: Path) -> None:

@@ -3,65 +3,70 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from harness.job import Exit, Job
 from harness.report import Measurement, Snapshot
-from harness.worker import environment, tasks, telemetry, timing
-from harness.worker.tree import Loaded
-from tests.harness import honest, samples
+from harness.worker import environment, referee, tasks
+from tests.harness import samples
+
+
+class Answers:
+    """A subject that answers what it was told to, or raises it."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    def ask(self, op: str, _tensors: object = None, **_fields: Any) -> tuple[dict[str, Any], Any]:
+        answer = self.answers.get(op, {})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, {}
+
+    def end(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "status"),
+    ("error", "kind"),
     [
-        (RuntimeError("CUDA error: out of memory"), "out_of_memory", Exit.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
         (
             RuntimeError(
                 "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
             ),
             "out_of_memory",
-            Exit.OUT_OF_MEMORY,
         ),
-        (MemoryError(), "out_of_memory", Exit.OUT_OF_MEMORY),
-        (RuntimeError("CUDA error: an illegal memory access"), "crash", Exit.CRASH),
-        (ValueError("out of memory, says the code under test"), "crash", Exit.CRASH),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("CUDA error: an illegal memory access"), "crash"),
+        (ValueError("out of memory, says the code under test"), "crash"),
     ],
 )
-def test_row_22_only_a_lack_of_memory_counts_as_one(
-    error: Exception, kind: str, status: Exit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(tree: object) -> Loaded:
-        raise error
-
-    monkeypatch.setattr(tasks, "load_tree", fail)
+def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str) -> None:
     job = Job(task="time", tree="/t", device="cpu", result_fd=9, nonce="n", parent=1)
-    reply, ended = tasks.perform(job)
-    assert (reply.failure, ended) == (kind, status)
+    reply, ended = tasks.perform(job, cast(Any, Answers(load=error)))
+    assert reply.failure == kind
+    assert ended == (Exit.OUT_OF_MEMORY if kind == "out_of_memory" else Exit.CRASH)
 
 
 def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
-    loaded = Loaded(None, honest.QuasarAttention, "a.py", "b.py", 1.0)
-
-    def timed(*_arguments: Any, **_options: Any) -> timing.Timing:
-        return timing.Timing(
-            *(0.5, 2.0, 3 << 20, state),
-            host_seconds=0.1,
-            ended=time.monotonic(),
-            call_seconds=(0.04, 0.05),
-        )
-
-    monkeypatch.setattr(tasks, "load_tree", lambda tree: loaded)
-    monkeypatch.setattr(telemetry, "snapshot", lambda: state)
-    monkeypatch.setattr(tasks, "_device", lambda asked: torch.device("cuda"))
+    loaded = {"import_seconds": 1.0, "operator_file": "a.py", "layer_file": "b.py"}
+    gpu = state.model_dump(mode="json")
+    timing: dict[str, Any] = {
+        "elapsed_seconds": 0.5,
+        "first_call_seconds": 2.0,
+        "vram_bytes": 3 << 20,
+    }
+    timing |= {"host_seconds": 0.1, "ended": time.monotonic(), "call_seconds": [0.04, 0.05]}
+    subject = Answers(load=loaded, use={"gpu": gpu}, time={**timing, "gpu": gpu})
+    monkeypatch.setattr(referee, "device_of", lambda asked: torch.device("cuda"))
     monkeypatch.setattr(environment, "describe", lambda device: samples.environment())
-    monkeypatch.setattr(timing, "time_layer", timed)
-    job = Job(task="time", tree="/t", length=100, result_fd=9, nonce="n", parent=1)
-    reply, status = tasks.perform(job)
+    job = Job(task="time", tree="/t", length=100, checked=False, result_fd=9, nonce="n", parent=1)
+    reply, status = tasks.perform(job, cast(Any, subject))
     assert (status, reply.failure) == (Exit.DONE, None), reply.reason
     found = Measurement.model_validate({**(reply.body or {}), "gate": None, "cache": "shared"})
     assert found.telemetry is not None

@@ -1,0 +1,44 @@
+"""What an exception of the code under test means to who asked."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from harness.report import Kind
+
+
+class WorkerError(Exception):
+    """A failure whose kind is known."""
+
+    def __init__(self, reason: str, kind: Kind, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.kind: Kind = kind
+        self.remedy = remedy
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text
+        or "can't allocate memory" in text
+        or "cublas_status_alloc_failed" in text  # cuBLAS's own words for it
+    )
+
+
+class Told(TypedDict):
+    """A failure as it is told to another process."""
+
+    reason: str
+    kind: Kind
+    remedy: str
+
+
+def describe_failure(error: Exception) -> Told:
+    """Return what an exception is told as."""
+    if isinstance(error, WorkerError):
+        return {"reason": str(error), "kind": error.kind, "remedy": error.remedy}
+    first = (str(error).splitlines() or [""])[0]
+    kind: Kind = "out_of_memory" if _out_of_memory(error) else "crash"
+    return {"reason": f"{type(error).__name__}: {first}", "kind": kind, "remedy": ""}

@@ -1,0 +1,161 @@
+"""The subject as its referee sees it: another process, asked over a channel, never believed.
+
+They share no address space and no descriptor but the channel, and the subject can neither look
+into the referee nor, where Linux has Landlock's scopes, signal it. What it says of its own clock
+is bounded by what the referee sees: see `proof.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.job import Exit
+from harness.process import die_with_parent
+from harness.report import Kind
+from harness.worker.confine import give_up_privileges, hide, show
+from harness.worker.failures import WorkerError
+from harness.worker.subject import serve
+from harness.worker.wire import Channel, WireError
+
+_SPARE = 64 << 20
+_GRACE = 2.0
+_KINDS: tuple[Kind, ...] = ("gate", "import", "crash", "out_of_memory")
+
+
+def fork_subject() -> Remote:
+    """Start the subject as a copy of this process, which has torch and no secret yet.
+
+    To be called before the job is read, CUDA touched or a thread started.
+    """
+    ours, theirs = socket.socketpair()
+    hide()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_subject(parent, theirs)
+        finally:  # never into the referee's code, nor through exit handlers
+            os._exit(Exit.CRASH)
+    theirs.close()
+    return Remote(Channel(ours), pid)
+
+
+def _become_subject(parent: int, end: socket.socket) -> None:
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(Exit.PARENT_GONE)
+    keep = end.fileno()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    show()
+    give_up_privileges()
+    serve(Channel(end))
+
+
+class Remote:
+    """The code under test in the process `pid`, which is asked over `channel`: a `gate.Subject`."""
+
+    def __init__(self, channel: Channel, pid: int) -> None:
+        self._channel, self._pid = channel, pid
+        self._given = 0
+
+    def ask(
+        self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Have something done and return the answer: JSON values and tensors on the CPU.
+
+        Raises:
+            WorkerError: it failed, ended or does not keep to the protocol.
+        """
+        for tensor in (tensors or {}).values():
+            self._given = max(self._given, tensor.numel() * tensor.element_size())
+        try:
+            self._channel.send({"op": op, **fields}, tensors)
+            body, found = self._channel.receive(8 * self._given + _SPARE)
+        except WireError as error:
+            if error.gone:
+                raise self._ended() from None
+            raise WorkerError(f"the worker's answer is malformed: {error}", "protocol") from None
+        except OSError:
+            raise self._ended() from None
+        failure = body.get("failure")
+        if isinstance(failure, dict):
+            raise _told(failure)
+        return body, found
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        self.ask("put", tensors)
+
+    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
+        return self.ask("fetch", None if rows is None else {"rows": rows}, names=names)[1]
+
+    def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
+        return self.ask("operate", initial=initial, final=final)[1]
+
+    def build(self) -> dict[str, Tensor]:
+        return self.ask("build")[1]
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.ask("weights")[1]
+
+    def forward(self) -> dict[str, Tensor]:
+        return self.ask("forward")[1]
+
+    def gradients(self) -> dict[str, Tensor]:
+        return self.ask("gradients")[1]
+
+    def tampered(self) -> list[str]:
+        return [str(name) for name in self.ask("tampered")[0].get("names", ())]
+
+    def end(self) -> None:
+        """End the process; its memory, on the GPU too, is free afterwards."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+
+    def _ended(self) -> WorkerError:
+        deadline = time.monotonic() + _GRACE
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        while not pid and time.monotonic() < deadline:
+            time.sleep(0.01)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if not pid:
+            self.end()
+            return WorkerError("the code under test closed the referee's channel", "protocol")
+        self._pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL:
+            why = "the worker was killed from outside, most often by the kernel for lack of memory"
+            return WorkerError(why, "out_of_memory")
+        if code == 0:
+            return WorkerError("the worker ended without a result", "protocol")
+        return WorkerError(f"the worker died with status {code}", "crash")
+
+
+def _told(failure: dict[str, Any]) -> WorkerError:
+    reason, remedy = (str(failure.get(name, ""))[:2000] for name in ("reason", "remedy"))
+    kinds: dict[object, Kind] = {kind: kind for kind in _KINDS}
+    return WorkerError(reason, kinds.get(failure.get("kind"), "protocol"), remedy)
+
+
+def device_of(asked: str) -> torch.device:
+    """Return the device that `cuda`, `cpu` or `auto` means here.
+
+    Raises:
+        WorkerError: CUDA is asked for and not there.
+    """
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")
+    return torch.device("cuda" if available and asked != "cpu" else "cpu")

@@ -1,0 +1,236 @@
+"""The process that holds the code under test, and does with it what the referee asks.
+
+It knows nothing that would be worth stealing: neither the nonce of the reply nor its descriptor,
+and no expected value. Everything that it answers is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from harness.machine import Snapshot
+from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.telemetry import quiet_snapshot
+from harness.worker.timing import (
+    InvalidRunError,
+    recording,
+    synchronize,
+    tampered,
+    time_layer,
+)
+from harness.worker.tree import load_tree
+from harness.worker.wire import Channel, WireError
+from harness.workload import WORKLOAD
+
+OPERANDS = ("q", "k", "v", "beta")
+Tensors = dict[str, Tensor]
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Let torch fill new memory with NaN, so that an element that is never written shows."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+class Local:
+    """The code under test in this very process, and the tensors that it is called on.
+
+    Args:
+        operator: `chunk_quasar`.
+        layer_class: `QuasarAttention`.
+    """
+
+    def __init__(self, operator: Any, layer_class: Any, device: torch.device) -> None:
+        self._operator, self._layer_class, self._device = operator, layer_class, device
+        self._held: Tensors = {}
+        self._layer: Any = None
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take new values: into the same memory where shape and dtype are those of before.
+
+        The tensors' version counters do not tell that they were rewritten.
+        """
+        for name, new in tensors.items():
+            old = self._held.get(name)
+            if old is not None and (old.shape, old.dtype) == (new.shape, new.dtype):
+                old.data.copy_(new)
+                continue
+            tensor = new.detach().to(self._device, copy=True)
+            # The timed calls record gradients on CUDA.
+            self._held[name] = tensor.requires_grad_(name != "x" and self._device.type == "cuda")
+
+    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> Tensors:
+        """Return what is held now, all of it or these rows of the token dimension."""
+        held = {name: self._held[name].detach() for name in names}
+        return held if rows is None else {n: t[:, rows.to(t.device)] for n, t in held.items()}
+
+    def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
+        """Call the operator on q, k, v and beta; return `o` and, when `final`, `state` if it came.
+
+        The result of the call before is held as `earlier`.
+        """
+        options: dict[str, Any] = {"output_final_state": True} if final else {}
+        if initial:
+            options["initial_state"] = self._held["initial"]
+        # The result is used on the caller's stream at once: work left on another one is missed.
+        with recording(self._device), _poisoned():
+            o, state = self._operator(*(self._held[name] for name in OPERANDS), **options)
+        if "o" in self._held:
+            self._held["earlier"] = self._held["o"]
+        self._held["o"] = o.detach()
+        return {"o": o.detach()} | ({} if state is None else {"state": state.detach()})
+
+    def build(self) -> Tensors:
+        """Make a new layer and return its weights by name."""
+        self._layer = self._layer_class(**WORKLOAD.layer_arguments()).to(self._device)
+        return self.weights()
+
+    def weights(self) -> Tensors:
+        """Return the layer's weights as they are now."""
+        return {name: value.detach() for name, value in self._layer.state_dict().items()}
+
+    def forward(self) -> Tensors:
+        """Call the layer on x; return `y`."""
+        with recording(self._device), _poisoned():
+            return {"y": self._layer(self._held["x"])[0].detach()}
+
+    def gradients(self) -> Tensors:
+        """Return the gradients of sum(layer(x) * toward) by x, as `input`, and by all weights."""
+        x = self._held["x"].detach().clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
+            y = self._layer(x)[0]
+        torch.autograd.backward((y.float() * self._held["toward"]).sum())
+        found = {name: p.grad for name, p in self._layer.named_parameters()} | {"input": x.grad}
+        return {name: grad for name, grad in found.items() if grad is not None}
+
+    def time(self, length: int) -> dict[str, Any]:
+        """Run the validator's loop; its layer, input and last output stay for what follows."""
+
+        def keep(layer: Any, x: Tensor, y: Tensor) -> None:
+            self._layer, self._held = layer, {"x": x, "y": y}
+
+        try:
+            timing = time_layer(self._layer_class, length, self._device, inspect=keep)
+        except InvalidRunError as error:
+            raise WorkerError(str(error), "gate") from error
+        return {
+            "elapsed_seconds": timing.elapsed_seconds,
+            "first_call_seconds": timing.first_call_seconds,
+            "vram_bytes": timing.vram_bytes,
+            "host_seconds": timing.host_seconds,
+            "ended": timing.ended,
+            "call_seconds": list(timing.call_seconds),
+            "gpu": _told(timing.gpu),
+        }
+
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights, into the memory of the present ones, and call the layer twice."""
+        for name, value in self._layer.state_dict().items():
+            value.data.copy_(weights[name])
+        for _ in range(2):
+            self._held.pop("y", None)
+            self.call()
+        synchronize(self._device)
+
+    def call(self) -> None:
+        """Call the layer on x as the validator's loop does; its output is held as `y`."""
+        with recording(self._device):
+            self._held["y"] = self._layer(self._held["x"])[0].detach()
+
+    def prove(self, scales: Mapping[str, Tensor], rows: Tensor) -> Tensors:
+        """Scale the rows of some weights, call the layer, and return these rows of its output."""
+        weights = self._layer.state_dict()
+        for name, scale in scales.items():
+            weights[name].data.mul_(scale.to(self._device)[:, None])
+        self.call()
+        return {"rows": self._held["y"][:, rows.to(self._device)].float().cpu()}
+
+    def tampered(self) -> list[str]:
+        """Return the names of the guarded functions that the code under test replaced."""
+        return tampered()
+
+
+def _told(gpu: Snapshot | None) -> Any:
+    return None if gpu is None else gpu.model_dump(mode="json")
+
+
+class _Server:
+    """A `Local` behind a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._local: Local | None = None
+
+    def load(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        loaded = load_tree(Path(body["tree"]))
+        self._loaded = loaded
+        return {
+            "import_seconds": loaded.import_seconds,
+            "operator_file": loaded.operator_file,
+            "layer_file": loaded.layer_file,
+        }
+
+    def use(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        device = torch.device(body["device"])
+        if device.type == "cpu" and body["single"]:
+            torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
+        self._local = Local(self._loaded.operator, self._loaded.layer_class, device)
+        timed = device.type == "cuda" and not body["single"]
+        return {"gpu": _told(quiet_snapshot()) if timed else None}
+
+    def answer(self, body: dict[str, Any], tensors: Tensors) -> dict[str, Any] | Tensors | None:
+        op = body.pop("op")
+        if self._local is None:
+            return {"load": self.load, "use": self.use}[op](body, tensors)
+        local = self._local
+        calls: dict[str, Callable[[], Any]] = {
+            "put": lambda: local.put(tensors),
+            "fetch": lambda: local.fetch(tuple(body["names"]), tensors.get("rows")),
+            "operate": lambda: local.operate(initial=body["initial"], final=body["final"]),
+            "build": local.build,
+            "weights": local.weights,
+            "forward": local.forward,
+            "gradients": local.gradients,
+            "time": lambda: local.time(body["length"]),
+            "adopt": lambda: local.adopt(tensors),
+            "prove": lambda: local.prove(
+                {name: t for name, t in tensors.items() if name != "rows"}, tensors["rows"]
+            ),
+            "tampered": lambda: {"names": local.tampered()},
+        }
+        return calls[op]()  # type: ignore[no-any-return]
+
+    def serve(self) -> None:
+        while True:
+            body, tensors = self._channel.receive(1 << 62)
+            try:
+                answer = self.answer(body, tensors) or {}
+            except Exception as error:  # the code under test may raise anything
+                if not isinstance(error, WorkerError):
+                    traceback.print_exc()
+                self._channel.send({"failure": describe_failure(error)})
+                continue
+            found = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
+            self._channel.send({n: a for n, a in answer.items() if n not in found}, found)
+
+
+def serve(channel: Channel) -> NoReturn:
+    """Answer the referee until it is gone."""
+    try:
+        _Server(channel).serve()
+    except (WireError, OSError):
+        sys.exit(0)
+    raise AssertionError

@@ -1,0 +1,130 @@
+"""Cheating and broken kernels: the harness catches each by name, with the reason that it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import PROJECT
+
+ZOO = Path(__file__).with_name("zoo")
+TOKENS = 1024
+STALE = "after the timed calls, layer"
+IDLE = "the timed calls did not compute the layer"
+EITHER = f"{STALE}|{IDLE}"
+"""What a stale answer is caught by depends on how fast this machine is at answering at all."""
+
+OPERATORS = {
+    "wrong_decay": "operator: relative RMS error",
+    "reads_the_future": "operator: past outputs that see the future",
+    "mutates_its_input": "operator: inputs changed (k",
+    "leaves_its_tail_unwritten": "operator: relative RMS error",
+    "lower_precision": "operator: relative RMS error",
+    "another_dtype": "operator: outputs of another dtype",
+    "another_shape": "operator: outputs of another shape",
+    "skips_its_last_chunk": "operator: error of the worst eighth",
+    "forgets_between_chunks": "operator: relative RMS error",
+    "overflows": "operator: largest difference",
+    "returns_no_state": "final state: missing",
+    "wrong_state": "final state: relative RMS error",
+    "ignores_the_initial_state": "operator: relative RMS error (257 tokens, from an initial state)",
+    "wrong_for_one_head": "operator: relative RMS error",
+    "wrong_on_repeated_keys": "operator on repeated keys: relative RMS error",
+    "wrong_behind_a_burst": "operator behind a burst",
+    "knows_the_gates_lengths": "operator: relative RMS error",
+    "remembers_by_address": "inputs rewritten unseen",
+    "remembers_by_version": "inputs rewritten unseen",
+    "writes_into_one_buffer": "operator: earlier outputs changed",
+    "writes_later": "operator: relative RMS error",
+}
+LAYERS = {
+    "WithoutItsGate": "layer: relative RMS error",
+    "ChangesItsWeights": "layer: weights changed (g_proj.1.bias)",
+    "WithoutGradients": "gradients: cosine (k_",
+    "WithWrongGradients": "gradients: cosine (v_",
+    "ReplaysItsFirstOutput": "input rewritten unseen",
+    "ScribblesOnItsInput": "layer: inputs changed (x",
+    "SkipsTheConvolution": "layer: relative RMS error",
+}
+TIMED = {
+    "RestsWhileTimed": IDLE,
+    "RemembersByVersion": EITHER,
+    "RemembersByContent": IDLE,
+    "RightWhereLookedAt": EITHER,
+    "SkipsEveryOtherChunk": STALE,
+    "KnowsItsProcess": STALE,
+    "ComputesWhenRead": IDLE,
+    "PatchesTheClock": "replaced time.time",
+    "PatchesSynchronize": "replaced torch.cuda.synchronize",
+    "ForgesItsTime": IDLE,
+    "ForgesItsProof": STALE,
+    "ComputesItsProofBeforehand": EITHER,
+}
+CHEATS = [
+    *(("gate", "operators", name, 64) for name in OPERATORS),
+    *(("gate", "layers", name, 64) for name in LAYERS),
+    *(("time", "timed", name, TOKENS) for name in TIMED),
+]
+REASONS = {**OPERATORS, **LAYERS, **TIMED}
+
+
+def make_tree(root: Path, module: str, name: str) -> Path:
+    """Write a fork whose kernels are one animal of the zoo; `right` of `honest` is none."""
+    operator = root / "fla/ops/quasar"
+    for folder in (operator, root / "fla/layers"):
+        folder.mkdir(parents=True)
+    for package in ("fla", "fla/ops", "fla/ops/quasar", "fla/layers"):
+        (root / package / "__init__.py").touch()
+    for source in ZOO.glob("*.py"):
+        shutil.copy(source, operator)
+    part = "QuasarAttention" if name[0].isupper() else "chunk_quasar"
+    (operator / "chunk.py").write_text(
+        "from fla.ops.quasar import honest\n"
+        f"from fla.ops.quasar.{module} import {name}\n"
+        f"honest.{part} = {name}\n"
+        "from fla.ops.quasar.honest import QuasarAttention, chunk_quasar\n"
+    )
+    (root / "fla/layers/quasar.py").write_text("from fla.ops.quasar.chunk import QuasarAttention\n")
+    if name.startswith("Forges"):  # their work is done when they are subclassed
+        with (operator / "chunk.py").open("a") as file:
+            file.write(f"class QuasarAttention({name}): pass\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the harness says of every animal, and of the honest kernel as `gate` and as `time`."""
+    folder = tmp_path_factory.mktemp("zoo")
+    honest = make_tree(folder / "honest", "honest", "right")
+    names = ["gate", "time", *(name for _, _, name, _ in CHEATS)]
+    work = [["gate", str(honest), 64], ["time", str(honest), TOKENS]]
+    for task, module, name, length in CHEATS:
+        work.append([task, str(make_tree(folder / name, module, name)), length])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adversarial.arena", "time"],
+        input=json.dumps(work),
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)},
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(names, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("task", ["gate", "time"])
+def test_the_honest_kernel_passes(verdicts: dict[str, str], task: str) -> None:
+    assert verdicts[task] == ""
+
+
+@pytest.mark.parametrize("name", [name for _, _, name, _ in CHEATS])
+def test_row_26_a_cheat_is_caught_for_its_reason(verdicts: dict[str, str], name: str) -> None:
+    found = any(reason in verdicts[name] for reason in REASONS[name].split("|"))
+    assert found, verdicts[name] or "not caught"
