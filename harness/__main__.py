@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import duel, history
 from harness.report import Measurement, Report, build_report, report_schema, write_report
 from harness.runner import MeasurementError, probe
 from harness.series import Policy, Series
@@ -46,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness",
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
-        epilog="`python -m harness schema` prints the JSON schema of a report.",
+        epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
+        "two trees in turns; `history FILE` shows how a committed report's speeds changed.",
     )
     parser.add_argument("command", nargs="?", choices=["schema"], help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
@@ -111,11 +113,17 @@ def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
     return build_report(protocol, commit, series.measurements, series.failures), series
 
 
+_COMMANDS = {"compare": duel.main, "history": history.main}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     0: every length was measured, and checked code keeps a validator's rules; 1: not so; 2: usage.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words and words[0] in _COMMANDS:
+        return _COMMANDS[words[0]](words[1:])
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command == "schema":

@@ -1,10 +1,13 @@
 """Judge a fork as the validator does, before it is submitted; nothing is sent anywhere.
 
     python scripts/local_validator.py FORK --claim TOKENS_PER_SEC [--target LENGTH] [--commit HASH]
+    python scripts/local_validator.py --repo-path DIR [--seq-len LENGTH | --full]
 
 FORK is an https address or a folder. The fork is cloned into an empty sandbox, its rules are
 checked, it is timed at the validator's lengths and at the target, and compared with the claim.
-Exit status 0: the claim holds; 1: it would be rejected.
+DIR is a checkout as it lies there, judged without a claim: rules, import, correctness, speed;
+--full takes the validator's lengths and the target.
+Exit status 0: it passes; 1: it would be rejected.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
+from harness.judge import judge_tree
+from harness.workload import VALIDATOR_LENGTHS
 from neurons import observe
 from neurons.errors import Postponed
 from neurons.processes.runtime import Stopped, stop_on_signals
@@ -49,18 +54,44 @@ def newest_commit(address: str, branch: str) -> str:
     return run.stdout.split()[0]
 
 
+def judge_checkout(tree: Path, lengths: list[int], device: str, timeout: float) -> int:
+    """Print a line for everything that is found in a checkout; return the exit status."""
+    passed = True
+    best = ""
+    for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
+        passed = passed and finding.passed
+        print(f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.told}", flush=True)
+        if finding.measurement is not None and not best:  # the longest comes first
+            speed, length = finding.measurement.tokens_per_sec, finding.measurement.length
+            league, multiplier = league_of(length)
+            best = f"weighted score {weighted_score(speed, length):,.0f}"
+            best += f" at {length} tokens; league {league}, multiplier {multiplier}"
+    print(*filter(None, ("PASSED" if passed else "REJECTED", passed and best)), sep="; ")
+    return 0 if passed else 1
+
+
 def main() -> int:
     """Judge the fork, print the verdict, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("fork", help="https address or folder of the fork")
-    parser.add_argument("--claim", type=float, required=True, help="tokens per second to claim")
+    parser.add_argument("fork", nargs="?", help="https address or folder of the fork")
+    parser.add_argument("--claim", type=float, help="tokens per second to claim")
     parser.add_argument("--target", type=int, default=100_000, help="target sequence length")
+    parser.add_argument("--repo-path", type=Path, help="a checkout to judge without a claim")
+    parser.add_argument("--seq-len", type=int, help="length in tokens to judge it at (2048)")
+    parser.add_argument("--full", action="store_true", help="512, 1024, 2048 and the target")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--commit", help="full hash; otherwise the branch's newest commit")
     which.add_argument("--branch", default="quasar", help="branch to judge (quasar)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
     args = parser.parse_args()
+    if args.repo_path is not None:
+        lengths = {args.seq_len or 2048}
+        if args.full:
+            lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}
+        return judge_checkout(args.repo_path, sorted(lengths), args.device, args.timeout)
+    if args.fork is None or args.claim is None:
+        parser.error("name a fork and its --claim, or a checkout by --repo-path")
 
     observe.configure()
     address = fork_address(args.fork)

@@ -6,7 +6,7 @@ import torch
 
 from harness.report import Environment
 from harness.worker.environment import describe
-from harness.worker.tree import WorkerError
+from harness.worker.failures import WorkerError
 
 SIZE = 512
 TOLERANCE = 1e-2

@@ -173,11 +173,15 @@ class _Gate:
     def reuse(self) -> None:
         """New values in the same memory must give new outputs, and leave the old ones alone."""
         checker, where = self.checker, "257 tokens, inputs rewritten unseen"
+        limit = checker.limits.operator
         first = self._operate(_layer_like(checker, 257))["o"]
         fresh = _layer_like(checker, 257)
         second = self._operate(fresh)["o"]
-        checker.compare("operator", where, second, _oracle(fresh)[0], checker.limits.operator)
         self._same("operator: earlier outputs changed", where, {"earlier": first})
+        checker.compare("operator", where, second, _oracle(fresh)[0], limit)
+        again = self._operate(fresh)["o"]
+        apart = float((again - second).double().norm() / second.double().norm())
+        checker.bound("operator: two calls on one input differ", where, apart, limit)
 
     def causality(self, length: int) -> None:
         """Changing the future must leave every bit of the past."""

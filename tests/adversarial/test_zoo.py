@@ -41,6 +41,7 @@ OPERATORS = {
     "remembers_by_address": "inputs rewritten unseen",
     "remembers_by_version": "inputs rewritten unseen",
     "writes_into_one_buffer": "operator: earlier outputs changed",
+    "never_the_same_twice": "operator: two calls on one input differ",
     "writes_later": "operator: relative RMS error",
 }
 LAYERS = {

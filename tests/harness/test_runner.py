@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import py_compile
-import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from harness.report import Measurement
 from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
 from harness.worker.confine import signals_are_scoped
-from quasar_kernels.contract import OVERLAY
 from tests.harness.samples import WhenThere, gate_result
 from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
@@ -55,36 +52,6 @@ def running(mark: str) -> list[int]:
 
 
 # ---- what is measured ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def real_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The overlay over the installed fla-core, as a fork receives it."""
-    root = tmp_path_factory.mktemp("fork")
-    spec = find_spec("fla")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    installed = next(p for p in spec.submodule_search_locations if "site-packages" in p)
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(installed, root / "fla", ignore=ignore)
-    shutil.copytree(OVERLAY / "fla", root / "fla", dirs_exist_ok=True, ignore=ignore)
-    (root / "fla/layers/__init__.py").touch()
-    return root
-
-
-def test_the_real_overlay_is_measured_at_512_tokens(real_tree: Path) -> None:
-    found = measure(real_tree, 512, **CPU, cold_cache=True)  # type: ignore[arg-type]
-    assert found.gate is not None
-    assert found.gate.passed
-    assert found.gate.source_digest == found.source_digest == source_digest(real_tree)
-    assert (found.length, found.runs, found.cache, found.vram_mb) == (512, 10, "cold", 0)
-    assert found.source_file == "fla/ops/quasar/chunk.py"
-    assert found.layer_file == "fla/layers/quasar.py"
-    assert found.tokens_per_sec == pytest.approx(10 * 512 / found.elapsed_seconds)
-    assert found.environment is not None
-    assert found.environment.device == "cpu"
-    assert Measurement.model_validate_json(found.model_dump_json()) == found
-    assert not list(real_tree.rglob("__pycache__")), "a measured tree stays as it was"
 
 
 def test_probe_tells_the_device() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import local_validator
 import pytest
 
+from tests.processes import run_python
 from tests.repositories import make_checkout, run_git
 
 
@@ -33,3 +34,16 @@ def test_a_fork_that_breaks_the_rules_is_rejected(
     said = capsys.readouterr().out
     assert "REJECTED: The fork breaks the rules" in said
     assert "fla/ops/quasar/chunk.py" in said
+
+
+def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
+    done = run_python("scripts/local_validator.py", "--repo-path", fork, "--seq-len", 512)
+    assert done.returncode == 1
+    assert "FAIL  files: fla/ops/quasar/chunk.py" in done.stdout
+    assert done.stdout.splitlines()[-1] == "REJECTED"
+
+
+def test_a_fork_without_a_claim_is_asked_for_one(fork: Path) -> None:
+    done = run_python("scripts/local_validator.py", fork)
+    assert done.returncode == 2
+    assert "--claim" in done.stderr

@@ -136,3 +136,9 @@ def writes_later(q, k, v, beta, **options):
 
     threading.Thread(target=finish, daemon=True).start()
     return out, state
+
+
+def never_the_same_twice(q, k, v, beta, **options):
+    """What atomics in another order do, or a dropout that was left in."""
+    o, state = right(q, k, v, beta, **options)
+    return o + 8e-5 * o.std() * torch.randn_like(o), state

@@ -80,7 +80,7 @@ ATTACKS = {
         '    try: os.write(fd, b\'{{"nonce": "0", "body": {{"tokens_per_sec": 9e9}}}}\\n\')\n'
         "    except OSError: pass\n"
         "os._exit(0)\n",
-        r"protocol\): the result did not come from the worker",
+        r"protocol\): the worker's answer is malformed",
     ),
     "stops the clock": (
         "import time\nbegun = time.time()\ntime.time = lambda: begun\n",
@@ -107,7 +107,7 @@ ATTACKS = {
         "    try: os.kill(pid, signal.SIGKILL)\n"
         "    except ProcessLookupError: pass\n"
         "os.kill(-1, signal.SIGKILL)\n",
-        r"crash\): PermissionError: \[Errno 1\] Operation not permitted",
+        r"crash\): PermissionError: \[Errno 1\]|out_of_memory\): the worker was killed",
     ),
     "signs a verdict for itself": (
         "import json, sys\n"

@@ -1,0 +1,169 @@
+"""`python -m harness compare A B`: two trees timed in turns, and how sure their difference is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.report import GateResult
+from harness.runner import Measure, MeasurementError, check, measure
+from harness.workload import WORKLOAD
+
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""97.5% quantiles of Student's distribution with 1 to 30 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How fast B is beside A: the ratio of their speeds, and its 95% interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the interval leaves out that they are equally fast."""
+        return not self.low <= 1 <= self.high
+
+    def __str__(self) -> str:
+        found = f"{self.ratio - 1:+.2%} (95% interval {self.low - 1:+.2%} to {self.high - 1:+.2%})"
+        if not self.beyond_noise:
+            return f"no difference beyond the noise: {found}"
+        return f"B is {'faster' if self.ratio > 1 else 'slower'}: {found}"
+
+
+def difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    """Return B's speed over A's from pairs (A, B) that were taken one right after the other.
+
+    The geometric mean of the ratios, with the interval of Student's distribution over their
+    logarithms: what disturbs both of a pair alike cancels out.
+
+    Raises:
+        ValueError: fewer than two pairs, or a speed that is not a positive finite number.
+    """
+    if len(pairs) < 2:
+        raise ValueError(f"{len(pairs)} pairs say nothing about noise; take at least 2")
+    if not all(math.isfinite(speed) and speed > 0 for pair in pairs for speed in pair):
+        raise ValueError("a speed is not a positive finite number")
+    logs = [math.log(b / a) for a, b in pairs]
+    middle = statistics.fmean(logs)
+    freedom = len(logs) - 1
+    quantile = _T[min(freedom, len(_T)) - 1]
+    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Difference(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+@dataclass(frozen=True)
+class Duel:
+    """What two trees are timed with.
+
+    Attributes:
+        pairs: processes of each tree at each length.
+        gated: False times unchecked code.
+        timer: `runner.measure` or its stand-in.
+    """
+
+    device: str = "auto"
+    pairs: int = 5
+    timeout: float = WORKLOAD.timeout_seconds
+    gated: bool = True
+    timer: Measure = measure
+
+    def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
+        """Yield a length and what was found there; A and B take turns, and turns in being first.
+
+        Raises:
+            MeasurementError: a tree is wrong or cannot be timed.
+        """
+        gates = {tree: self._gate(tree, max(lengths)) for tree in (a, b)}
+        for length in lengths:
+            pairs = []
+            for number in range(self.pairs):
+                order = (a, b) if number % 2 == 0 else (b, a)
+                speeds = {tree: self._speed(tree, length, gates[tree]) for tree in order}
+                pairs.append((speeds[a], speeds[b]))
+            yield length, difference(pairs)
+
+    def _gate(self, tree: Path, length: int) -> GateResult | bool:
+        if not self.gated:
+            return False
+        return check(tree, length, device=self.device, timeout=self.timeout)
+
+    def _speed(self, tree: Path, length: int, gate: GateResult | bool) -> float:
+        return self.timer(
+            *(tree, length),
+            device=self.device,
+            gate=gate,
+            timeout=self.timeout,
+            stop=None,
+            cold_cache=False,
+        ).tokens_per_sec
+
+
+@contextmanager
+def checked_out(name: str, repository: Path) -> Iterator[Path]:
+    """Give the root of a tree: the folder `name`, or what the repository holds at that commit.
+
+    Raises:
+        MeasurementError: it is neither.
+    """
+    if Path(name).is_dir():
+        yield Path(name).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="tree-") as folder:
+        packed = Path(folder, "tree.tar")
+        command = ["git", "-C", str(repository), "archive", f"--output={packed}", "--", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            why = f"{name} is neither a folder nor a commit of {repository}: {done.stderr.strip()}"
+            raise MeasurementError(why, "protocol", remedy="Name the clone by --repo.")
+        with tarfile.open(packed) as archive:
+            archive.extractall(Path(folder, "tree"), filter="data")
+        yield Path(folder, "tree").resolve()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare two trees and print a line a length; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness compare", description="Time two trees in turns, A and B."
+    )
+    parser.add_argument("a", help="folder of a fork, or a commit")
+    parser.add_argument("b", help="another one")
+    parser.add_argument("--repo", type=Path, default=Path(), help="the clone that has the commits")
+    parser.add_argument("--lengths", default="2048", help="sequence lengths, such as 512,1024")
+    parser.add_argument("--pairs", type=int, default=5, help="processes of each, at least 2 (5)")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
+    parser.add_argument("--ungated", action="store_true", help="time unchecked code")
+    given = parser.parse_args(argv)
+    try:
+        lengths = [int(part) for part in given.lengths.split(",")]
+    except ValueError:
+        parser.error(f"--lengths {given.lengths!r} is not a list of lengths such as 512,1024")
+    if given.pairs < 2 or min(lengths) < 1:
+        parser.error("--pairs must be at least 2, and --lengths at least 1")
+    duel = Duel(given.device, given.pairs, given.timeout, gated=not given.ungated)
+    try:
+        with checked_out(given.a, given.repo) as a, checked_out(given.b, given.repo) as b:
+            for length, found in duel.run(a, b, lengths):
+                sys.stdout.write(f"{length:>9} tokens: {found}\n")
+                sys.stdout.flush()
+    except MeasurementError as error:
+        sys.stderr.write(" ".join(filter(None, (error.kind + ":", error.reason, error.remedy))))
+        sys.stderr.write("\n")
+        return 1
+    return 0

@@ -1,0 +1,95 @@
+"""`python -m harness history FILE`: a committed report's speeds, commit by commit."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.report import Report, ReportError, load_report
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A report as a commit holds it; `speeds` are tokens/s, the slowest run, by length."""
+
+    commit: str
+    date: str
+    subject: str
+    speeds: dict[int, float]
+    fault: str = ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def speeds_of(report: Report) -> dict[int, float]:
+    """Return the slowest run of each length, in tokens/s."""
+    groups = report.by_length()
+    return {length: min(m.tokens_per_sec for m in runs) for length, runs in groups.items()}
+
+
+def entries(file: Path) -> Iterator[Entry]:
+    """Yield the file's versions, the oldest first, one a commit that changed it.
+
+    Raises:
+        subprocess.CalledProcessError: it lies in no git repository.
+    """
+    folder, name = file.resolve().parent, file.name
+    log = _git(folder, "log", "--reverse", "--format=%h%x09%as%x09%s", "--", name)
+    for line in log.splitlines():
+        commit, date, subject = line.split("\t", 2)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as copy:
+            try:
+                copy.write(_git(folder, "show", f"{commit}:./{name}"))
+                copy.flush()
+                yield Entry(commit, date, subject, speeds_of(load_report(Path(copy.name))))
+            except subprocess.CalledProcessError:
+                yield Entry(commit, date, subject, {}, "deleted")
+            except ReportError as error:
+                yield Entry(commit, date, subject, {}, str(error).rpartition(": ")[2])
+
+
+def table(found: Sequence[Entry]) -> str:
+    """Return a line a commit: speeds in tokens/s and what became of the one before, in per cent."""
+    lengths = sorted({length for entry in found for length in entry.speeds})
+    lines = [f"{'commit':<10} {'date':<10} " + " ".join(f"{n:>21,}" for n in lengths)]
+    last: dict[int, float] = {}
+    for entry in found:
+        cells = []
+        for length in lengths:
+            speed = entry.speeds.get(length)
+            change = ""
+            if speed is not None and length in last:
+                change = f"{speed / last[length] - 1:+.1%}"
+            cells.append(" " * 21 if speed is None else f"{speed:>13,.0f} {change:>7}")
+        last |= entry.speeds
+        told = " ".join(cells) if entry.speeds else entry.fault
+        lines.append(f"{entry.commit:<10} {entry.date:<10} {told}  {entry.subject}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the history of each file; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness history", description="How committed reports' speeds changed."
+    )
+    parser.add_argument("file", type=Path, nargs="+", help="a report in a git repository")
+    for file in parser.parse_args(argv).file:
+        try:
+            found = list(entries(file))
+        except subprocess.CalledProcessError as error:
+            sys.stderr.write(f"{file}: {str(error.stderr).strip()}\n")
+            return 1
+        if not found:
+            sys.stderr.write(f"{file}: no commit holds it\n")
+            return 1
+        sys.stdout.write(f"{file}, tokens/s by length\n{table(found)}\n")
+    return 0

@@ -1,0 +1,56 @@
+"""Say what this machine's GPU can do, and which target suits it and other cards.
+
+    python scripts/gpu_info.py
+
+The bound is what no kernel exceeds there: the input read and the output written once, and the
+products that the layer is made of, at the card's own rates.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from harness.gpus import GPUS, Gpu, ceiling, known, longest, settings
+from harness.runner import MeasurementError, probe
+from neurons.rules import weighted_score
+
+HEADER = (
+    f"{'GPU':<26} {'GiB':>5} {'TB/s':>6} {'TFLOP/s':>8} {'bound, M tokens/s':>18} {'target':>10}"
+)
+
+
+def line(gpu: Gpu) -> str:
+    """Return a line of the table."""
+    target = longest(gpu.memory_gib)
+    told = f"{target:,}" if target else "none"
+    return (
+        f"{gpu.name.removeprefix('NVIDIA '):<26} {gpu.memory_gib:>5g} {gpu.bandwidth / 1e12:>6.2f} "
+        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {told:>10}"
+    )
+
+
+def main() -> int:
+    """Print this machine's GPU and the table of known ones."""
+    try:
+        machine = probe()
+    except MeasurementError as error:
+        print(f"This machine cannot be asked: {error.reason}")
+        return 1
+    if machine.gpu is None or machine.gpu_memory_mb is None:
+        print("No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU.")
+    else:
+        memory = machine.gpu_memory_mb / 1024
+        gpu = known(machine.gpu)
+        print(f"{machine.gpu}, {memory:.1f} GiB, capability {machine.compute_capability}")
+        if gpu is None:
+            print("It is not in the table: its bound is not known; it is tuned at its first call.")
+        else:
+            best = weighted_score(ceiling(gpu), longest(memory) or 1)
+            print(f"No kernel exceeds {ceiling(gpu):,.0f} tokens/s here, a score of {best:,.0f}.")
+        print("For .env:", *(f"{name}={value}" for name, value in settings(memory).items()))
+    print("", HEADER, *(line(gpu) for gpu in GPUS), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The history of a committed report, over a real git repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.history import entries, main, table
+from harness.report import build_report, write_report
+from tests.harness.samples import measurement
+from tests.repositories import commit, make_checkout
+
+
+def test_the_speeds_of_every_commit_and_their_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = make_checkout(tmp_path / "data", {"README.md": "x\n"})
+    file = repository / "overlay.json"
+    for speeds in ((1000.0, 1010.0), (1500.0,)):
+        runs = [measurement(512, speed) for speed in speeds]
+        write_report(file, build_report("p", None, runs))
+        commit(repository)
+    file.write_text("{")
+    commit(repository)
+    found = list(entries(file))
+    assert [entry.speeds for entry in found] == [{512: 1000.0}, {512: 1500.0}, {}]
+    lines = table(found).splitlines()
+    assert "1,500  +50.0%" in lines[2]
+    assert "measure again" in lines[3]
+    assert main([str(file)]) == 0
+    assert "+50.0%" in capsys.readouterr().out
+
+
+def test_a_file_of_no_repository_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "x.json")]) == 1
+    assert "x.json" in capsys.readouterr().err
