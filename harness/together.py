@@ -15,7 +15,7 @@ from typing import Protocol
 
 from harness.claim import RUNS_MOST, is_settled
 from harness.claim.rejection import accepted, rejection
-from harness.report import Failure, GateResult, Measurement
+from harness.report import Environment, Failure, GateResult, Measurement
 from harness.runner import MeasurementError, check
 from harness.series import Series
 from harness.workload import ORACLE_LENGTH
@@ -25,6 +25,15 @@ FIRST_RUNS = 5
 
 FURTHER_RUNS = 3
 """Runs that are started at once when those were too few."""
+
+AT_ONCE_MOST, MIB_EACH = 14, 4096
+"""Processes that import side by side, each on a core: most of them, and host memory for one."""
+
+
+def processes_at_once(machine: Environment) -> int:
+    """Return how many processes may import side by side on a machine."""
+    room = AT_ONCE_MOST if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
+    return max(1, min(machine.usable_cpus or machine.cpu_count, room, AT_ONCE_MOST))
 
 
 Outcome = tuple[int, Measurement | MeasurementError]
@@ -93,7 +102,7 @@ class ShortSeries(Series):
         wanted = [target] * more
         while wanted := wanted or self._missing(target, others):
             lengths, wanted = wanted[: self.at_once], wanted[self.at_once :]
-            self._round(max(target, *others), lengths)
+            self._round(max([target, *others]), lengths)
             if self._failed(target, others):
                 return False
         return not self._failed(target, others)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.results import Frozen, NotNegative, Positive
+from benchmarks.results import Frozen, NotNegative, Positive, Run
 
 
 class Simulated(Frozen):
@@ -30,6 +30,29 @@ class ClaimSimulation(Frozen):
     commit: str | None
     trials: int
     shapes: tuple[Simulated, ...]
+
+
+class Agreement(Frozen):
+    """One length by two loops: medians, tokens/s."""
+
+    tokens: int
+    harness: Positive
+    validator: Positive
+    host_share: NotNegative = Field(description="of the loop, until the host was done; largest")
+    cold_call_ms: Positive | None = Field(description="a single call behind a cold L2, median")
+
+
+class Acceptance(Run):
+    """What acceptance.py found on one GPU."""
+
+    target: int
+    cycle_seconds: Positive
+    confirm_seconds: Positive
+    claim: Positive
+    claim_runs: int
+    limits: dict[str, float]
+    validator: tuple[Positive, ...] = Field(description="tokens/s of each run at the target")
+    agreements: tuple[Agreement, ...]
 
 
 def load(path: Path) -> ClaimSimulation:

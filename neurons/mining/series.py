@@ -16,7 +16,7 @@ from harness.report import Environment, Kind, Measurement, Report, build_report,
 from harness.runner import MeasurementError, call, probe
 from harness.series import Policy
 from harness.source import source_digest
-from harness.together import ShortSeries
+from harness.together import ShortSeries, processes_at_once
 from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
 from neurons.configuration.settings import Settings
 from neurons.errors import Held, Retry
@@ -32,9 +32,6 @@ CPU_RUNS_MOST = 5
 
 LOWEST_LEAGUE = 100_000
 """Longest length that is tried in the lowest league."""
-
-AT_ONCE_MOST, MIB_EACH = 14, 4096
-"""Processes that import side by side, each on a core: most of them, and host memory for one."""
 
 SOAK, SOAK_SECONDS = "harness.worker.soak:soak", 12.0
 """What heats the GPU up before it is measured, and for how long at most."""
@@ -221,7 +218,7 @@ def new_series(
     return MinerSeries(
         *(tree, policy, settings.device, settings.bench_timeout_seconds),
         soak=None if on_cpu else partial(call, SOAK, SOAK_SECONDS, device="cuda", timeout=60.0),
-        at_once=_at_once(environment),
+        at_once=processes_at_once(environment),
         most=max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs),
         path=settings.state_dir / "reports" / f"{name}.json",
         commit=commit,
@@ -229,12 +226,6 @@ def new_series(
         log=log,
         **parts,
     )
-
-
-def _at_once(machine: Environment) -> int:
-    """Return how many processes may import side by side on this machine."""
-    room = AT_ONCE_MOST if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
-    return max(1, min(machine.usable_cpus or machine.cpu_count, room, AT_ONCE_MOST))
 
 
 def _meaning(error: MeasurementError, length: int, crashes: int) -> Held | Retry | Stopped:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.random import default_rng
 
+from benchmarks.honesty import acceptance
 from benchmarks.honesty.page import DATA, RATIO_LEAST, REFUTED_MOST, limits
-from benchmarks.honesty.results import load
+from benchmarks.honesty.results import Acceptance, Agreement, load
 from benchmarks.honesty.shapes import SHAPES, Shape
 from benchmarks.honesty.simulate import simulate
 from benchmarks.limits import missed
+from tests.harness import samples
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHEAP = [
@@ -52,6 +57,66 @@ def test_more_runs_of_the_same_noise_are_claimed_no_lower_on_average() -> None:
     means = [mean(count) for count in (3, 5, 10)]
     assert means == pytest.approx(sorted(means), rel=5e-4)
     assert means[0] < means[1]
+
+
+def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    layer = tmp_path / "fla/layers/quasar.py"
+    layer.parent.mkdir(parents=True)
+    # a layer that takes a hundredth of a second for a token: its speed is known
+    layer.write_text(
+        "import time\nimport torch\n"
+        "class QuasarAttention(torch.nn.Module):\n"
+        "    def __init__(self, hidden_size, head_dim, num_heads, mode, use_short_conv):\n"
+        "        super().__init__()\n"
+        "        assert (hidden_size, head_dim, num_heads) == (512, 64, 8)\n"
+        "    def forward(self, x):\n"
+        "        time.sleep(x.shape[1] / 100)\n"
+        "        return x, None, None\n"
+    )
+    found = acceptance.validator_runs(tmp_path, [4, 8, 8], "cpu", at_once=2)
+    assert [tokens for tokens, _ in found] == [4, 8, 8]
+    assert all(50 < speed <= 100 for _, speed in found)
+
+
+def judged(**changes: Any) -> Acceptance:
+    one = Agreement(tokens=1000, harness=101.0, validator=101.9, host_share=0.1, cold_call_ms=None)
+    values: dict[str, Any] = {
+        "created": "2026-01-01",
+        "commit": None,
+        "environment": samples.environment(),
+        "target": 1000,
+        "cycle_seconds": 100.0,
+        "confirm_seconds": 40.0,
+        "claim": 99.0,
+        "claim_runs": 5,
+        "limits": {},
+        "validator": (100.0, 101.0, 99.0),
+        "agreements": (one,),
+        **changes,
+    }
+    return Acceptance(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, None),
+        ({"validator": (100.0, 89.0, 100.0)}, "refute the claim: 1, limit 0"),
+        ({"claim": 96.0}, "claim / median"),
+        ({"cycle_seconds": 241.0}, "from nothing"),
+        ({"confirm_seconds": 61.0}, "confirming"),
+        (
+            {"agreements": (judged().agreements[0].model_copy(update={"validator": 99.0}),)},
+            "1,000 tokens, harness and validator's loop apart, %: 2.02, limit 1",
+        ),
+    ],
+)
+def test_what_must_hold_on_a_gpu(changes: dict[str, Any], what: str | None) -> None:
+    found = missed(acceptance.limits(judged(**changes)))
+    assert [what in line for line in found] == ([] if what is None else [True])
 
 
 def test_the_committed_simulation_keeps_every_promise() -> None:

@@ -78,6 +78,12 @@ def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
     assert stand.checks == [TARGET]
 
 
+def test_a_length_may_be_measured_alone(tmp_path: Path) -> None:
+    series = short(tmp_path, stand := Stand())
+    assert series.run_for(TARGET, ())
+    assert stand.calls == [TARGET] * FIRST_RUNS
+
+
 def test_few_cores_take_more_rounds(tmp_path: Path) -> None:
     series = short(tmp_path, stand := Stand(), at_once=2)
     assert series.run_for(TARGET, BESIDE)
