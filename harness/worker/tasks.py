@@ -60,6 +60,7 @@ def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     from harness.worker.environment import describe
     from harness.worker.proof import prove
     from harness.worker.referee import device_of
+    from harness.worker.telemetry import Watch, snapshot
     from harness.workload import WORKLOAD
 
     started_at = datetime.now(timezone.utc)
@@ -67,15 +68,20 @@ def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     device = device_of(job.device)
     turn.wait()
     before = remote.ask("use", device=str(device), single=False)[0].get("gpu")
-    timing, _ = remote.ask("time", length=job.length)
+    with Watch(snapshot if device.type == "cuda" else None) as watch:
+        timing, _ = remote.ask("time", length=job.length)
     used = turn.used - (time.monotonic() - float(timing["ended"]))
     elapsed = float(timing["elapsed_seconds"])
     if job.checked:
         prove(remote, job.length, device, elapsed / WORKLOAD.timed_calls)
     remote.end()
+    ended = float(timing["ended"])
+    during = watch.between(ended - elapsed, ended)
     telemetry = None
     if before is not None and timing["gpu"] is not None:
-        telemetry = Telemetry(before=before, after=timing["gpu"]).model_dump(mode="json")
+        telemetry = Telemetry(before=before, during=during, after=timing["gpu"]).model_dump(
+            mode="json"
+        )
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
     return {
         "length": job.length,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +13,9 @@ from harness.claim.rejection import OTHER_MEMORY_MB
 from harness.report import Snapshot
 
 QUIET_SECONDS = 3.0
+
+WATCHED = 20
+"""States of a GPU that are kept of one run, evenly spread over it."""
 
 Answer = TypeVar("Answer")
 
@@ -62,6 +66,40 @@ def quiet_snapshot(
         time.sleep(0.1)
         state = look()
     return state
+
+
+class Watch:
+    """Looks at the GPU now and then from another process than the one that is timed.
+
+    Args:
+        look: what reads its state; None for a machine without a GPU.
+        every: seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[], Snapshot | None] | None, every: float = 0.05) -> None:
+        self._look, self._every = look, every
+        self._seen: list[tuple[float, Snapshot]] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def between(self, start: float, stop: float) -> tuple[Snapshot, ...]:
+        """Return what was seen between two moments of the monotonic clock, at most WATCHED."""
+        states = [state for at, state in self._seen if start <= at <= stop]
+        return tuple(states[:: max(1, -(-len(states) // WATCHED))])
+
+    def _watch(self) -> None:
+        while self._look is not None and not self._done.wait(self._every):
+            at, state = time.monotonic(), self._look()
+            if state is not None:
+                self._seen.append((at, state))
 
 
 def _is_used(state: Snapshot) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.report import Snapshot
-from harness.worker.telemetry import facts, quiet_snapshot, snapshot
+from harness.worker.telemetry import WATCHED, Watch, facts, quiet_snapshot, snapshot
 
 
 class NVMLError(Exception):
@@ -159,3 +160,21 @@ def test_what_stays_the_same_of_a_gpu_is_read() -> None:
     }
     assert driver.open == 0
     assert facts(driver, {"CUDA_VISIBLE_DEVICES": "7"}) == {}
+
+
+def test_a_gpu_is_watched_while_another_process_is_timed() -> None:
+    temperatures = iter(range(10_000))
+    with Watch(lambda: Snapshot(temperature_c=next(temperatures)), every=0.001) as watch:
+        time.sleep(0.05)
+        start = time.monotonic()
+        time.sleep(0.3)
+        stop = time.monotonic()
+        time.sleep(0.05)
+    seen = [state.temperature_c for state in watch.between(start, stop)]
+    assert 0 < len(seen) <= WATCHED
+    assert seen == sorted(seen)
+    assert seen[0] > 0  # nothing from before
+    assert watch.between(stop + 60, stop + 61) == ()
+    with Watch(None) as nobody:
+        pass
+    assert nobody.between(0, time.monotonic()) == ()
