@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import duel, history
@@ -17,14 +18,10 @@ from harness.report import Measurement, Report, build_report, report_schema, wri
 from harness.runner import MeasurementError, probe
 from harness.series import Policy, Series
 from harness.source import missing_files, tree_commit
-from harness.stats import table
+from harness.stats import markdown
+from harness.terminal import Progress, show_table
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
 from quasar_kernels.contract import check_tree
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -64,40 +61,47 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ungated", action="store_true",
                         help="time unchecked code, and say so in the report")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the report to this file")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     return parser
 
 
+@dataclass(kw_only=True)
 class _PrintedSeries(Series):
     """Tells a person on stderr how it goes; the closing table tells what failed."""
 
-    last_log = ""
+    progress: Progress
+    last_log: str = ""
+
+    def started(self, length: int) -> None:
+        self.progress.doing(f"{length:,} tokens: the gate, then run 1 of {self.policy.runs}")
 
     def measured(self, measurement: Measurement) -> None:
         runs, gate = self.of(measurement.length), measurement.gate
         if gate is not None and len(runs) == 1:
             text = f"green, {len(gate.checks)} checks in {gate.seconds:.1f} s"
-            _say(f"{measurement.length:>9} tokens: gate {text}")
+            self.progress.say(f"{measurement.length:>9} tokens: gate {text}")
         speed = f"{measurement.tokens_per_sec:,.0f} tokens/s"
         run = f"run {len(runs)} of {self.policy.runs}"
-        _say(f"{measurement.length:>9} tokens: {run}: {speed}")
+        self.progress.say(f"{measurement.length:>9} tokens: {run}: {speed}")
+        self.progress.doing(f"{measurement.length:,} tokens: run {len(runs) + 1}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
         if error.kind not in self.policy.left_out:
             return  # it ends the series, and is told by who started that
         same = error.log_tail == self.last_log  # one fault of the tree fails every length
         if error.log_tail and error.kind != "gate" and not same:
-            _say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
+            self.progress.say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
         self.last_log = error.log_tail
-        _say(f"{length:>9} tokens: failed{', with the same log' if same else ''}")
+        self.progress.say(f"{length:>9} tokens: failed{', with the same log' if same else ''}")
 
 
-def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
+def _measure(arguments: argparse.Namespace, progress: Progress) -> tuple[Report, Series]:
     environment = probe(device=arguments.device)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
-    _say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
+    progress.say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
-        _say("no GPU: short lengths only, and no figure for a GPU follows from them")
+        progress.say("no GPU: short lengths only, and no figure for a GPU follows from them")
     lengths = arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device)
     policy = Policy(
         runs=arguments.runs,
@@ -106,7 +110,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[Report, Series]:
         left_out=frozenset({"timeout", "out_of_memory", "gate", "crash", "protocol"}),
         too_long=frozenset({"out_of_memory"}),
     )
-    series = _PrintedSeries(arguments.tree, policy, device=device, timeout=arguments.timeout)
+    series = _PrintedSeries(*(arguments.tree, policy, device, arguments.timeout), progress=progress)
     series.run(lengths)
     protocol = WORKLOAD.describe(device)
     commit = tree_commit(arguments.tree)
@@ -124,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in _COMMANDS:
         return _COMMANDS[words[0]](words[1:])
-    parser = _parser()
+    parser, progress = _parser(), Progress()
     arguments = parser.parse_args(argv)
     if arguments.command == "schema":
         sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
@@ -132,19 +136,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.tree is None:
         parser.error("--tree is required: the root of a fork")
     if missing := missing_files(arguments.tree):
-        _say(f"{arguments.tree} has no {missing[0]}; name the root of a fork that holds it")
+        progress.say(f"{arguments.tree} has no {missing[0]}; name the root of a fork that holds it")
         return 1
     broken = check_tree(arguments.tree)
     try:
-        report, series = _measure(arguments)
+        with progress:
+            report, series = _measure(arguments, progress)
     except MeasurementError as error:
-        _say(" ".join(filter(None, (f"{error.kind}: {error.reason}", error.remedy))))
-        _say(error.log_tail)
+        progress.say(" ".join(filter(None, (f"{error.kind}: {error.reason}", error.remedy))))
+        progress.say(error.log_tail)
         return 1
     if arguments.json:
         digest = write_report(arguments.json, report)
-        _say(f"report: {arguments.json} (sha256 {digest[:16]})")
-    sys.stdout.write(table(series.measurements, series.failures) + "\n")
+        progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(series.measurements, series.failures))
+    show_table(series.measurements, series.failures)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:

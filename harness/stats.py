@@ -1,12 +1,25 @@
-"""Pure functions over repeated measurements: how far they spread, and a table."""
+"""What repeated measurements say of each length, as a table for a terminal, a log or a page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
 
 from harness.claim.rejection import rejection
+from harness.claim.roofline import ceiling
 from harness.report import Failure, Measurement
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADER = (
+    *("tokens", "runs", "slowest tokens/s", "median", "spread", "of bound", "cold / loop"),
+    *("MiB", "first call", "note"),
+)
+"""Of the columns; `of bound` is the median beside what the hardware allows, `cold / loop` a single
+call behind a cold L2 by CUDA events beside a call of the loop."""
 
 
 def spread(values: Sequence[float]) -> float:
@@ -20,22 +33,77 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / min(values)
 
 
-def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
-    """Return a line for each length: the slowest run, the spread, and why it may not count."""
-    rows = [
-        f"{'tokens':>9} {'slowest tokens/s':>17} {'spread':>7} {'MiB':>9} {'first call':>11}  note"
+def agreement(measurement: Measurement) -> float | None:
+    """Return a single cold call's seconds beside those of a call in the loop, where it was timed.
+
+    About 1 where the GPU is the limit, below where calls wait for the host.
+    """
+    if not measurement.call_seconds:
+        return None
+    return median(measurement.call_seconds) * measurement.runs / measurement.elapsed_seconds
+
+
+def rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
+    """Return the cells of each length, under HEADER; a dash stands for what is not known."""
+    return [
+        _row([m for m in measurements if m.length == length])
+        for length in sorted({m.length for m in measurements})
     ]
-    for length in sorted({m.length for m in measurements}):
-        runs = [m for m in measurements if m.length == length]
-        speeds = [m.tokens_per_sec for m in runs]
-        notes = sorted({reason for m in runs if (reason := rejection(m))})
-        rows.append(
-            f"{length:>9} {min(speeds):>17,.0f} {spread(speeds):>7.1%} "
-            f"{max(m.vram_mb for m in runs):>9,.0f} "
-            f"{max(m.first_call_seconds for m in runs):>9.2f} s  " + ("; ".join(notes) or "checked")
-        )
+
+
+def _row(runs: Sequence[Measurement]) -> tuple[str, ...]:
+    speeds = [run.tokens_per_sec for run in runs]
+    bound = ceiling(runs[0].environment)
+    ratios = [ratio for run in runs if (ratio := agreement(run)) is not None]
+    notes = sorted({reason for run in runs if (reason := rejection(run))})
+    return (
+        f"{runs[0].length:,}",
+        f"{len(runs)}",
+        f"{min(speeds):,.0f}",
+        f"{median(speeds):,.0f}",
+        f"{spread(speeds):.1%}",
+        f"{median(speeds) / bound:.0%}" if bound else "-",
+        f"{median(ratios):.2f}" if ratios else "-",
+        f"{max(run.vram_mb for run in runs):,.0f}",
+        f"{max(run.first_call_seconds for run in runs):.2f} s",
+        "; ".join(notes) or "checked",
+    )
+
+
+def failure_lines(failures: Iterable[Failure]) -> list[str]:
+    """Return a line for each reason of failures, with the lengths that share it."""
     alike: dict[str, list[int]] = {}
     for failure in failures:
         alike.setdefault(f"{failure.kind}: {failure.reason}", []).append(failure.length)
-    rows += [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
-    return "\n".join(rows)
+    return [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
+
+
+def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
+    """Return a line for each length, for a log or a file."""
+    cells = [HEADER, *rows(measurements)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER) - 1)]
+    lines = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in cells
+    ]
+    return "\n".join([*lines, *failure_lines(failures)])
+
+
+def markdown(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
+    """Return the same as a Markdown table, failures as a list below it."""
+    cells = [HEADER, ("---:",) * (len(HEADER) - 1) + ("---",), *rows(measurements)]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    told = [f"- {line.strip()}" for line in failure_lines(failures)]
+    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
+
+
+def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> Table:
+    """Return the same for a terminal; what does not count is red."""
+    from rich.table import Table
+
+    made = Table(caption="\n".join(failure_lines(failures)) or None, caption_style="red")
+    for name in HEADER:
+        made.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
+    for row in rows(measurements):
+        made.add_row(*row, style=None if row[-1] == "checked" else "red")
+    return made

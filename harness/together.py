@@ -214,7 +214,8 @@ class ShortSeries(Series):
                 checked = gate.result()
             except MeasurementError as error:
                 stop.set()
-                return [(longest, error)]
+                ended = zip(lengths, [run.result() for run in runs], strict=True)
+                return [(longest, error), *ended]  # a run may have stopped the gate
             if not checked.passed:
                 stop.set()
                 failed = "; ".join(str(one) for one in checked.failed[:3])

@@ -16,7 +16,7 @@ from typing import TextIO
 import click
 
 from harness.source import tree_commit
-from harness.stats import table
+from harness.terminal import show_table
 from harness.workload import LENGTHS, lengths_for
 from neurons import observe
 from neurons.command_line import doctor as doctor_checks
@@ -165,7 +165,7 @@ def bench(given: Given, all_lengths: bool = False) -> int:
             lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
             _insist(series, lambda: series.run(lengths))
             series.round_done()
-    say(table(series.measurements, series.failures))
+    show_table(series.measurements, series.failures)
     say(f"report: {series.path}")
     return int(bool(series.failures))
 

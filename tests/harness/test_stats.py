@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from harness.stats import spread
+from harness.report import Failure
+from harness.stats import HEADER, agreement, markdown, rows, spread, table
+from harness.terminal import Progress, show_table
+from tests.harness.claim.test_roofline import H200
+from tests.harness.samples import measurement
 
 
 def test_spread_is_relative_to_the_slowest() -> None:
@@ -16,3 +22,59 @@ def test_spread_is_relative_to_the_slowest() -> None:
 def test_spread_refuses_what_is_no_speed(values: list[float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         spread(values)
+
+
+RUNS = [
+    measurement(512, 1000.0),
+    measurement(2048, 2000.0, gate=None),
+    measurement(512, 1250.0, vram_mb=1500.0),
+]
+FAILURES = [Failure(length=4096, kind="timeout", reason="not done within 300 s")]
+
+
+def test_a_row_says_what_the_runs_of_a_length_say() -> None:
+    first, second = (dict(zip(HEADER, row, strict=True)) for row in rows(RUNS))
+    assert (first["tokens"], first["runs"], first["slowest tokens/s"]) == ("512", "2", "1,000")
+    assert (first["median"], first["spread"], first["MiB"]) == ("1,125", "25.0%", "1,500")
+    assert (first["of bound"], first["cold / loop"], first["note"]) == ("-", "-", "checked")
+    assert second["note"] == "its correctness was not checked"
+
+
+def test_a_row_shows_the_hardwares_bound_and_both_clocks() -> None:
+    # ten calls in 50 ms; single cold calls take 6 ms
+    run = measurement(
+        1_000_000, 2e8, elapsed_seconds=0.05, call_seconds=(6e-3, 5e-3, 7e-3), environment=H200
+    )
+    assert agreement(run) == pytest.approx(1.2)
+    row = dict(zip(HEADER, rows([run])[0], strict=True))
+    assert (row["of bound"], row["cold / loop"]) == ("45%", "1.20")  # of 441 M tokens/s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_and_a_file_get_the_same_figures() -> None:
+    file, terminal = io.StringIO(), Terminal()
+    for stream in (file, terminal):
+        show_table(RUNS, FAILURES, stream)
+    page = markdown(RUNS, FAILURES)
+    for text in (file.getvalue(), terminal.getvalue().replace("\n", " "), page):
+        assert "1,125" in text
+        assert "25.0%" in text
+        assert "timeout" in text
+    assert file.getvalue() == table(RUNS, FAILURES) + "\n"
+    assert "\x1b" not in file.getvalue()
+    assert page.splitlines()[1].count("|") == len(HEADER) + 1
+
+
+def test_progress_is_live_on_a_terminal_and_lines_elsewhere() -> None:
+    file, terminal = io.StringIO(), Terminal()
+    for stream in (file, terminal):
+        with Progress(stream) as progress:
+            progress.doing("2,048 tokens: run 1")
+            progress.say("a [bold] line")
+    assert file.getvalue() == "a [bold] line\n"
+    assert "a [bold] line" in terminal.getvalue()
+    assert "2,048 tokens: run 1" in terminal.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.claim import RUNS_MOST, derive_claim
-from harness.report import GateResult, Measurement
+from harness.report import GateResult, Kind, Measurement
 from harness.runner import MeasurementError
 from harness.series import Policy
 from harness.together import FIRST_RUNS, ShortSeries
@@ -19,7 +19,7 @@ from tests.harness.samples import gate_result, measurement, telemetry
 
 BESIDE = (512, 1024)
 TARGET = 2048
-LEFT_OUT = frozenset({"out_of_memory", "timeout"})
+LEFT_OUT: frozenset[Kind] = frozenset({"out_of_memory", "timeout"})
 
 
 class Stand:
@@ -141,6 +141,25 @@ def test_an_error_that_is_not_left_out_ends_the_series_and_keeps_what_it_has(
     with pytest.raises(MeasurementError, match="it died"):
         series.run_for(TARGET, BESIDE)
     assert [m.length for m in series.measurements] == [*BESIDE]
+
+
+def test_the_run_that_stopped_the_gate_is_blamed(tmp_path: Path) -> None:
+    stand, died = Stand(), threading.Event()
+
+    def check(tree: Path, length: int, *, stop: Any, **_: Any) -> GateResult:
+        died.set()
+        while not stop.is_set():
+            time.sleep(0.01)
+        raise MeasurementError("stopped on request", "stopped")
+
+    def measure(tree: Path, length: int, **_: Any) -> Measurement:
+        died.wait()
+        raise MeasurementError("it died while it was imported", "crash")
+
+    series = short(tmp_path, stand)
+    series.check, series.measure = check, measure
+    with pytest.raises(MeasurementError, match="while it was imported"):
+        series.run_for(TARGET, BESIDE)
 
 
 DISTURBED = {"telemetry": telemetry({"processes": 1}, {})}
