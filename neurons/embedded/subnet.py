@@ -35,6 +35,7 @@ OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 VALIDATOR_TAKES = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
+    *("enable_logit_verification", "inference_servers", "reference_inference_url"),
 )
 """Settings of the run that its validator has too."""
 
@@ -121,7 +122,7 @@ class EmbeddedSubnet:
         self.identity: Identity = create_throwaway(settings.wallet_path, MINER)
         validator = create_throwaway(settings.wallet_path, VALIDATOR)
         upstream = make_upstream(folder / "upstream.git")
-        self._port = _choose_port(folder / "port")
+        self._port = choose_port(folder / "port")
         self.settings = settings.model_copy(
             update={
                 "validator_api_url": f"http://127.0.0.1:{self._port}",
@@ -185,7 +186,7 @@ class EmbeddedSubnet:
         raise QuasarError(f"The embedded validator API does not start; see {api.log_file}.")
 
 
-def _choose_port(file: Path) -> int:
+def choose_port(file: Path) -> int:
     """Return the port of the last run, which a live submission names, or a free one."""
     try:
         last = int(file.read_text())
@@ -202,7 +203,8 @@ def _choose_port(file: Path) -> int:
     raise ConfigError("No free port on 127.0.0.1: check this machine's network settings.")
 
 
-def _common(settings: Settings) -> dict[str, str]:
+def common_environment(settings: Settings) -> dict[str, str]:
+    """Return what every process of an embedded run has in its environment."""
     return {
         **child_environment(os.environ, device=settings.device),
         "ENV_FILE": os.devnull,
@@ -212,7 +214,7 @@ def _common(settings: Settings) -> dict[str, str]:
 
 def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
     return {
-        **_common(settings),
+        **common_environment(settings),
         **_passed_on(settings, "state_dir", "blocks_until_reveal", "block_time_seconds"),
         "HOST": "127.0.0.1",
         "PORT": str(port),
@@ -222,11 +224,15 @@ def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> di
 
 def _validator_environment(settings: Settings) -> dict[str, str]:
     return {
-        **_common(settings),
+        **common_environment(settings),
         **_passed_on(settings, *VALIDATOR_TAKES),
         "STATE_DIR": str(settings.state_dir / "validator"),
     }
 
 
 def _passed_on(settings: Settings, *names: str) -> dict[str, str]:
-    return {name.upper(): str(getattr(settings, name)) for name in names}
+    values = {name: getattr(settings, name) for name in names}
+    return {
+        name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+        for name, value in values.items()
+    }

@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from neurons.errors import ConfigError, Held
@@ -45,8 +46,11 @@ the public fork imports.
 """
 
 
-def make_upstream(path: Path) -> str:
+def make_upstream(path: Path, change: Callable[[Path], object] = lambda source: None) -> str:
     """Make, or bring up to date, the bare repository at `path`; return its file:// address.
+
+    Args:
+        change: given the folder of the source before it is committed, may write into it.
 
     Raises:
         ConfigError: fla-core is not installed.
@@ -57,6 +61,7 @@ def make_upstream(path: Path) -> str:
         raise Held(f"{path} is in the way and no git repository.", "Move it away.")
     with scratch_beside(path) as scratch:
         _write_source(scratch / "source")
+        change(scratch / "source")
         repository = path if path.exists() else scratch / "repository.git"
         _commit(repository, scratch / "source", scratch / "index")
         if repository != path:

@@ -1,0 +1,45 @@
+"""`python -m neurons.embedded`: a competition on this machine, from nothing to its ranking."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from neurons import observe
+from neurons.configuration import flags
+from neurons.embedded.competition import Competition
+from neurons.processes.runtime import stop_on_signals
+
+log = observe.get_logger("embedded")
+
+
+@click.command(
+    help="Runs API, validator and miners on this machine, and shows the ranking.",
+    context_settings=flags.CONTEXT,
+)
+@click.option("--miners", default=2, type=click.IntRange(1, 6), help="Honest miners.")
+@click.option("--inference", is_flag=True, help="An inference server for each, and verification.")
+@click.option("--cheat/--no-cheat", default=True, help="One more miner, whose kernel is wrong.")
+@click.option("--folder", type=flags.Folder(), metavar="DIR", help="Where everything lies.")
+def command(miners: int, inference: bool, cheat: bool, folder: Path | None) -> int:
+    """Run the competition, print its ranking, and return the exit status."""
+    observe.configure()
+    stop = threading.Event()
+    with stop_on_signals(stop):
+        competition = Competition(folder, miners, inference=inference, cheat=cheat, stop=stop)
+        for line in competition.run():
+            click.echo(line)
+    return 0 if competition.as_it_should_be else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    return flags.run_command(command, "python -m neurons.embedded", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

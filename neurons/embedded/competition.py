@@ -1,0 +1,298 @@
+"""A competition on this machine: miners with kernels of their own, a cheat, and the ranking."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from neurons.configuration.settings import Settings
+from neurons.configuration.values import PROJECT
+from neurons.embedded.subnet import (
+    CPU_LENGTH,
+    EmbeddedSubnet,
+    choose_port,
+    common_environment,
+    embedded_settings,
+)
+from neurons.embedded.upstream import make_upstream
+from neurons.errors import QuasarError
+from neurons.identity import Identity, create_throwaway
+from neurons.processes.child import Child
+from neurons.processes.runtime import Stopped
+from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
+from neurons.rules import TOP_SHARES
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR
+
+CODE = ("neurons", "harness", "quasar_kernels")
+CHUNK = "chunk_size: int = 64"
+"""What the second miner and later ones change: a chunk half as long, twice as many steps."""
+
+CHEAT = '''
+
+def chunk_quasar(q, k, v, beta, *_, **__):
+    """Skip the recurrence: much faster, and wrong."""
+    return v + 0 * (q + k + beta.sum()), None
+'''
+CHEATS_CLAIM = 5e6
+READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
+
+
+@dataclass
+class Entry:
+    """One participant: who, with which kernel, and what came of it."""
+
+    name: str
+    kernel: str
+    identity: Identity
+    row: dict[str, Any] | None = None
+    reason: str = ""
+
+    @property
+    def rank(self) -> int | None:
+        """Its place, None where it has none."""
+        return None if self.row is None else self.row.get("rank")
+
+
+class Competition:
+    """What `python -m neurons.embedded` runs.
+
+    Args:
+        folder: where everything lies; the embedded run's own state without it.
+        miners: how many honest ones; each is the real daemon, for one cycle.
+        inference: whether each has an inference server, and the validator verifies it.
+        cheat: whether one more submits a kernel that skips the recurrence.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        miners: int,
+        *,
+        inference: bool,
+        cheat: bool,
+        stop: threading.Event,
+    ) -> None:
+        flags: dict[str, object] = {"state_dir": folder} if folder else {}
+        settings = embedded_settings({**flags, "log_format": "json"}, os.environ)
+        self.folder = settings.state_dir
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.entries = [
+            Entry(f"miner-{n}", f"overlay, chunks of {64 >> (n - 1)}", self._key(settings, n))
+            for n in range(1, miners + 1)
+        ]
+        self.cheat = None
+        if cheat:
+            self.cheat = Entry("cheat", "skips the recurrence", self._key(settings, 0))
+        self._stop, self._servers = stop, {}
+        if inference:
+            names = ["reference", *(entry.name for entry in self.entries)]
+            self._servers = {name: choose_port(self.folder / f"{name}.port") for name in names}
+            settings = settings.model_copy(update=self._verification())
+        self.settings = settings
+
+    @property
+    def as_it_should_be(self) -> bool:
+        """Whether every honest miner is ranked and the cheat is not."""
+        honest = all(entry.rank for entry in self.entries)
+        return honest and (self.cheat is None or bool(self.cheat.reason and not self.cheat.rank))
+
+    def run(self) -> Iterator[str]:
+        """Run everything; yield lines that say what happens, the ranking last.
+
+        Raises:
+            QuasarError: a part does not start or does not end.
+        """
+        with EmbeddedSubnet(self.settings, self._stop) as subnet, self._inference():
+            url = str(subnet.settings.validator_api_url)
+            yield f"the API answers at {url}; the validator polls it"
+            if self._servers:
+                yield f"{len(self._servers)} inference servers are loaded"
+            if self.cheat is not None:
+                self._submit_cheat(url, self.cheat)
+                yield "the cheat has submitted"
+            for number, entry in enumerate(self.entries):
+                status = self._mine(subnet.settings, entry, 64 >> number)
+                yield f"{entry.name} ended with status {status} ({self.folder / entry.name}.log)"
+            self._wait_for_verdicts(url)
+        yield from self._table()
+
+    def _key(self, settings: Settings, number: int) -> Identity:
+        return create_throwaway(settings.wallet_path, f"miner-{number}" if number else "cheat")
+
+    def _verification(self) -> dict[str, object]:
+        address = "http://127.0.0.1:{}".format
+        servers = [
+            f"{entry.identity.hotkey}={address(self._servers[entry.name])}"
+            for entry in self.entries
+        ]
+        return {
+            "enable_logit_verification": True,
+            "inference_servers": tuple(servers),
+            "reference_inference_url": address(self._servers["reference"]),
+        }
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """Serve a small model, made here, on every port until the block is left."""
+        if not self._servers:
+            yield
+            return
+        model = self.folder / "model"
+        environment = {**common_environment(self.settings), "DEVICE": self.settings.device}
+        if not (model / "config.json").is_file():
+            command = [sys.executable, "-m", "neurons.inference.sample", str(model)]
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+        children = [
+            Child(
+                f"inference server of {name}",
+                ["neurons.inference_server"],
+                {
+                    **environment,
+                    "REFERENCE_MODEL": str(model),
+                    "MINER_INFERENCE_PORT": str(port),
+                    "INFERENCE_DTYPE": "float32",
+                },
+                self.folder / f"inference-{name}.log",
+            )
+            for name, port in self._servers.items()
+        ]
+        try:
+            for child in children:
+                child.watch()
+            for port in self._servers.values():
+                self._wait(READY_SECONDS, lambda: _is_healthy(port), "an inference server")  # noqa: B023
+            yield
+        finally:
+            for child in children:
+                child.ask_to_stop()
+            for child in children:
+                child.stop()
+
+    def _mine(self, settings: Settings, entry: Entry, chunk: int) -> int:
+        """Run the daemon for one cycle with the code and the kernels of this miner."""
+        home = self.folder / entry.name
+        code = home / "code"
+        shutil.rmtree(code, ignore_errors=True)
+        ignored = shutil.ignore_patterns("__pycache__")
+        for part in CODE:
+            shutil.copytree(PROJECT / part, code / part, ignore=ignored)
+        file = code / "quasar_kernels/overlay" / QUASAR_DIR / "chunk_torch.py"
+        file.write_text(file.read_text().replace(CHUNK, f"chunk_size: int = {chunk}"))
+        environment = {
+            **common_environment(settings),
+            "PYTHONPATH": str(code),
+            "DEVICE": settings.device,
+            "VALIDATOR_API_URL": str(settings.validator_api_url),
+            "FORK_REMOTE": str(home / "fork.git"),
+            "FORK_UPSTREAM_URL": str(settings.fork_upstream_url),
+            "STATE_DIR": str(home / "state"),
+            "WALLET_PATH": str(settings.wallet_path),
+            "WALLET_MINER_NAME": entry.name,
+            "SUBMISSION_MODE": "direct",
+            "TARGET_SEQUENCE_LENGTH": str(settings.target_sequence_length),
+            "CLAIM_RUNS": str(settings.claim_runs),
+            "CLAIM_HEADROOM": str(settings.claim_headroom),
+        }
+        with (home.with_suffix(".log")).open("ab") as log:
+            command = [sys.executable, "-m", "neurons.miner", "once"]
+            process = subprocess.Popen(
+                command, cwd=code, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                while process.poll() is None:
+                    if self._stop.wait(0.5):
+                        raise Stopped("asked to stop")
+            finally:
+                process.terminate()
+                process.wait()
+        return process.returncode
+
+    def _submit_cheat(self, url: str, entry: Entry) -> None:
+        def change(source: Path) -> None:
+            shutil.copytree(OVERLAY, source, dirs_exist_ok=True)
+            file = source / QUASAR_DIR / "chunk.py"
+            file.write_text(file.read_text() + CHEAT)
+
+        fork = make_upstream(self.folder / "cheat.git", change)
+        head = self.folder / "cheat.git/refs/heads/main"
+        commit, key = head.read_text().strip(), entry.identity
+        target = self.settings.target_sequence_length
+        body = {
+            "miner_hotkey": key.hotkey,
+            "fork_url": fork,
+            "commit_hash": commit,
+            "target_sequence_length": target if isinstance(target, int) else CPU_LENGTH,
+            "tokens_per_sec": CHEATS_CLAIM,
+            "signature": key.sign(submission_text(fork, commit, CHEATS_CLAIM, None)),
+        }
+        headers = {HOTKEY_HEADER: key.hotkey, SIGNATURE_HEADER: key.sign(key.hotkey)}
+        registration = {"hotkey": key.hotkey, "model_name": "cheat", "league": "100k"}
+        with httpx.Client(base_url=url, headers=headers, trust_env=False) as http:
+            for route, content in (("register_miner", registration), ("submit_kernel", body)):
+                http.post(f"/{route}", json=content).raise_for_status()
+
+    def _wait_for_verdicts(self, url: str) -> None:
+        entries = [*self.entries, *([self.cheat] if self.cheat else [])]
+
+        def all_judged() -> bool:
+            reply = httpx.get(f"{url}/get_submission_stats", params={"limit": 100})
+            rows = reply.json()["top_performers"]
+            for entry in entries:
+                own = [row for row in rows if row["miner_hotkey"] == entry.identity.hotkey]
+                entry.row = next((row for row in own if row.get("validated")), entry.row)
+            return all(entry.row for entry in entries)
+
+        self._wait(VERDICT_SECONDS, all_judged, "the last verdict")
+        told = _verdicts(self.folder / "validator.log")
+        for entry in entries:
+            entry.reason = told.get(int((entry.row or {})["id"]), "")
+
+    def _wait(self, seconds: float, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(httpx.HTTPError, KeyError):
+                if condition():
+                    return
+            if time.monotonic() > deadline:
+                raise QuasarError(f"After {seconds:g} s {what} is missing; see {self.folder}.")
+            if self._stop.wait(0.5):
+                raise Stopped("asked to stop")
+
+    def _table(self) -> Iterator[str]:
+        entries = [*self.entries, *([self.cheat] if self.cheat else [])]
+        yield f"{'rank':>4}  {'miner':<8} {'kernel':<24} {'claim':>11} {'weight':>6}  verdict"
+        for entry in sorted(entries, key=lambda entry: entry.rank or 99):
+            rank, row = entry.rank, entry.row or {}
+            share = TOP_SHARES[rank - 1] if rank and rank <= len(TOP_SHARES) else 0.0
+            yield (
+                f"{rank or '-':>4}  {entry.name:<8} {entry.kernel:<24} "
+                f"{row.get('tokens_per_sec', 0.0):>11,.1f} {share:>6.2f}  {entry.reason}"
+            )
+
+
+def _is_healthy(port: int) -> bool:
+    reply = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+    return bool(reply.json()["status"] == "healthy")
+
+
+def _verdicts(log_file: Path) -> dict[int, str]:
+    """Return the reasons in the validator's log by submission."""
+    found = {}
+    for line in log_file.read_text().splitlines():
+        with suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict) and told.get("event") == "verdict":
+                found[int(told["submission"])] = str(told["reason"])
+    return found

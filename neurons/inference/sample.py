@@ -1,0 +1,37 @@
+"""`python -m neurons.inference.sample FOLDER`: makes a small Qwen2 of random weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+SPREAD = 0.15
+"""Standard deviation of the weights: logits as far apart as a trained model's."""
+
+
+def make_model(folder: Path, seed: int = 1) -> None:
+    """Write the model to `folder`; the same seed gives the same weights."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, SPREAD)
+        model.lm_head.weight.mul_(4.0)
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make_model(Path(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""A competition's parts against a live API; the whole of it is one command that takes minutes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from neurons.embedded.competition import CHUNK, Competition
+from neurons.validation.clone import Sources, clone
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree
+from tests.neurons.live_api import Hotkey, LiveApi, submission
+from tests.repositories import run_git
+
+
+@pytest.fixture
+def competition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Competition:
+    monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
+    stop = threading.Event()
+    return Competition(tmp_path / "home", 2, inference=True, cheat=True, stop=stop)
+
+
+def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competition) -> None:
+    assert competition.cheat is not None
+    hotkeys = [entry.identity.hotkey for entry in (*competition.entries, competition.cheat)]
+    assert len(set(hotkeys)) == 3
+    assert len({entry.kernel for entry in competition.entries}) == 2
+    servers = competition.settings.inference_servers
+    assert [server.split("=")[0] for server in servers] == hotkeys[:2]
+    addresses = {*(server.split("=")[1] for server in servers)}
+    assert len(addresses | {competition.settings.reference_inference_url}) == 3
+    text = (OVERLAY / QUASAR_DIR / "chunk_torch.py").read_text()
+    assert text.count(CHUNK) == 1  # what a miner's copy changes
+
+
+def test_the_cheat_submits_a_fork_that_keeps_the_rules_and_is_told_why_it_fails(
+    competition: Competition, api: LiveApi, tmp_path: Path
+) -> None:
+    cheat = competition.cheat
+    assert cheat is not None
+    competition._submit_cheat(api.url, cheat)
+    (row,) = api.get("/get_submission_stats")["recent_submissions"]
+    assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
+    home = Sources(files=True)
+    tree = clone(row["fork_url"], row["commit_hash"], tmp_path, sources=home)
+    assert check_tree(tree) == []
+    assert "Skip the recurrence" in (tree / QUASAR_DIR / "chunk.py").read_text()
+    assert run_git(tree, "rev-parse", "HEAD") == row["commit_hash"]
+
+
+class _Key(Hotkey):
+    """A participant's identity, as the live API's helpers take one."""
+
+    def __init__(self, identity: object) -> None:
+        self._identity = identity
+        self.hotkey = identity.hotkey  # type: ignore[attr-defined]
+
+    def sign(self, text: str) -> str:
+        return str(self._identity.sign(text))  # type: ignore[attr-defined]
+
+
+def test_the_table_has_ranks_weights_and_reasons(competition: Competition, api: LiveApi) -> None:
+    assert competition.cheat is not None
+    entries = [*competition.entries, competition.cheat]
+    lines = []
+    for entry, speed, score in zip(entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
+        key = _Key(entry.identity)
+        api.register(key)
+        row = api.ok("/submit_kernel", submission(key, speed), key)["submission_id"]
+        api.mark(row, score)
+        told = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
+        lines.append(json.dumps(told))
+    competition.folder.mkdir(parents=True, exist_ok=True)
+    (competition.folder / "validator.log").write_text("\n".join(["no JSON", *lines]))
+    assert not competition.as_it_should_be
+    competition._wait_for_verdicts(api.url)
+    head, first, second, last = competition._table()
+    assert head.split() == ["rank", "miner", "kernel", "claim", "weight", "verdict"]
+    assert first.split()[:2] == ["1", "miner-2"]
+    assert "0.60  because of miner-2" in first
+    assert "0.25  because of miner-1" in second
+    assert last.split()[:2] == ["-", "cheat"]
+    assert "0.00  because of cheat" in last
+    assert competition.as_it_should_be
