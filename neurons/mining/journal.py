@@ -142,6 +142,10 @@ class Journal:
         """Return the `limit` newest submissions, newest first, of one hotkey or of all."""
         return self._select("(? IS NULL OR hotkey = ?)", (hotkey, hotkey), limit)
 
+    def in_round(self, hotkey: str, round_id: int | None) -> list[Submission]:
+        """Return the hotkey's submissions to a round of this number, newest first."""
+        return self._select("hotkey = ? AND round_id IS ?", (hotkey, round_id), 1000)
+
     def last_closed(self, hotkey: str, target_sequence_length: int | None) -> Submission | None:
         """Return the newest closed submission; without a target, of those with `auto_target`."""
         return self._newest(f"state IN {CLOSED_STATES}", hotkey, target_sequence_length)

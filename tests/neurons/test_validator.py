@@ -224,7 +224,8 @@ class Home:
         return subprocess.Popen(
             [sys.executable, "-m", "neurons.validator", *flags],
             env=environment,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
 
@@ -249,7 +250,7 @@ def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -
         api.register(ALICE)
         row = home.submit(api, {})
         process = home.start(api.url, "--once", SANDBOX="preferred")
-        _, log = process.communicate(timeout=240)
+        log, _ = process.communicate(timeout=240)
         assert process.returncode == 0, log
         assert scores(api)[row] > 1.0, log
     assert list((tmp_path / "state" / "validator" / "clones").iterdir()) == []
@@ -272,7 +273,7 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
             wait_for(lambda: note.exists() and note.read_text(), 120, process)
             start = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=10)
+            log, _ = process.communicate(timeout=10)
         finally:
             process.kill()
         assert process.returncode == 0, log
@@ -291,11 +292,11 @@ def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path
     }
     for words, variables in cases.items():
         process = home.start("http://127.0.0.1:1", "--once", **variables)
-        _, log = process.communicate(timeout=60)
+        log, _ = process.communicate(timeout=60)
         assert process.returncode == 78, log
         assert words in log
     process = home.start("http://127.0.0.1:1", "--once")
-    _, log = process.communicate(timeout=60)
+    log, _ = process.communicate(timeout=60)
     assert process.returncode == 1, log
     assert "Traceback" not in log
 

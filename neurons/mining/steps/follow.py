@@ -127,9 +127,9 @@ def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
     """Return this hotkey's other submissions that its round may rank."""
     return [
         other
-        for other in context.journal.latest(1000, hotkey=submission.hotkey)
+        for other in context.journal.in_round(submission.hotkey, submission.round_id)
         if other.id != submission.id
-        and (other.round_id, other.round_start) == (submission.round_id, submission.round_start)
+        and other.round_start == submission.round_start
         and other.state in cycle.VERDICTS
         and other.weighted_score is not None
     ]

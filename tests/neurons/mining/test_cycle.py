@@ -117,6 +117,13 @@ def test_what_is_closed_is_neither_held_nor_failed(state: State) -> None:
         cycle.fail(closed, "reason", 1.0, 0.0)
 
 
+def test_a_failure_comes_back_after_its_pause() -> None:
+    failed = cycle.fail(draft(), "down", 1000.0, 0.5, after=60.0)
+    assert failed.retry_at == 1000.0 + cycle.backoff_seconds(1, 0.5, 60.0)
+    again = cycle.fail(cycle.resume(failed, 2000.0), "down", 2000.0, 1.0)
+    assert (again.attempts, again.retry_at) == (2, 2000.0 + 2 * cycle.RETRY_FIRST_SECONDS)
+
+
 @given(
     attempts=st.integers(1, 10_000),
     jitter=st.floats(0, 1),

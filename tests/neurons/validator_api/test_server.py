@@ -29,7 +29,7 @@ def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
     port_file, state = folder / "port", str(folder / "state")
     env = {**os.environ, "ENV_FILE": os.devnull, "STATE_DIR": state, "PORT": "0", **variables}
     command = ("-m", "neurons.validator_api", "--port-file", str(port_file))
-    with started(*command, env=env, stderr=subprocess.PIPE) as child:
+    with started(*command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
         yield child, port_file
 
 
@@ -50,10 +50,10 @@ def test_serves_until_it_is_told_to_stop(
         headers = ALICE.headers()
         body = {"hotkey": ALICE.hotkey, "model_name": "m", "league": "1M"}
         forwarded = {**headers, "X-Forwarded-For": "203.0.113.9"}
-        reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded)
+        reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded, timeout=30)
         assert reply.json()["status"] == "registered"
         child.send_signal(number)
-        _, log = child.communicate(timeout=10)
+        log, _ = child.communicate(timeout=10)
     assert child.returncode == 0
     assert f"url={url}" in log
     assert "path=/register_miner status=200" in log
@@ -76,7 +76,7 @@ def test_what_only_a_person_can_mend_exits_78(
     tmp_path: Path, variable: str, value: str, words: str
 ) -> None:
     with process(tmp_path, **{variable: value}) as (child, _):
-        _, log = child.communicate(timeout=60)
+        log, _ = child.communicate(timeout=60)
     assert child.returncode == 78
     assert words in log
     assert "Traceback" not in log
