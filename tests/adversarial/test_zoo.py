@@ -98,6 +98,9 @@ def make_tree(root: Path, module: str, name: str) -> Path:
     return root
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]  # all of them run before the first
+
+
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the harness says of every animal, and of the honest kernel as `gate` and as `time`."""
@@ -114,7 +117,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         text=True,
         cwd=PROJECT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)},
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(names, json.loads(done.stdout), strict=True))

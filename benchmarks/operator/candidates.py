@@ -1,0 +1,81 @@
+"""Candidates of a search for tiles on this GPU: checked against the definition, then timed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.clocks import graph_ms, soak
+from benchmarks.operator.inputs import WIDTH, layer_like
+from benchmarks.operator.study import Objective, Refused, Report, Tiles
+from benchmarks.operator.tune import LIMITS, errors_of
+from quasar_kernels.mount import mount
+
+
+class Candidates:
+    """Tiles of the Triton operator, heads of `WIDTH` in bf16, on the first GPU.
+
+    Args:
+        lengths: in tokens, ascending; a candidate that is slow at the first ones is not timed at
+            the others.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        mount()
+        from fla.ops.quasar import chunk
+        from fla.ops.quasar.triton_kernels import tuning
+
+        self._chunk, self._lengths = chunk, lengths
+        found = torch.cuda.get_device_properties(0)
+        self.gpu = {"gpu": found.name, "capability": f"{found.major}.{found.minor}"}
+        self.name = f"{found.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
+        shipped = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))
+        self._of = type(shipped)
+        self.shipped: Tiles = shipped._asdict()
+        torch.manual_seed(0)
+        self._inputs = {tokens: layer_like(tokens) for tokens in lengths}
+        soak(2)
+
+    def objective(self, start: Tiles) -> Objective:
+        """Return the geometric mean of the times over those of the start."""
+        before = {tokens: self._ms(start, tokens) for tokens in self._lengths}
+
+        def mean_of_times(tiles: Tiles, report: Report) -> float:
+            self._check(tiles)
+            logs: list[float] = []
+            for step, tokens in enumerate(self._lengths):
+                logs.append(math.log(self._ms(tiles, tokens) / before[tokens]))
+                report(step, math.exp(sum(logs) / len(logs)))
+            return math.exp(sum(logs) / len(logs))
+
+        return mean_of_times
+
+    def in_turns(self, start: Tiles, best: Tiles, pairs: int) -> Iterator[tuple[float, float]]:
+        """Yield speeds of both at the longest length, each pair one right after the other."""
+        tokens = self._lengths[-1]
+        for number in range(pairs):
+            order = (start, best) if number % 2 == 0 else (best, start)
+            first, second = (tokens / self._ms(tiles, tokens) for tiles in order)
+            yield (first, second) if number % 2 == 0 else (second, first)
+
+    def _check(self, tiles: Tiles) -> None:
+        chosen = self._of(**tiles)
+        try:
+            errors = errors_of(self._chunk, [chosen])[chosen]
+        except Exception as error:  # too many resources, or a fault of the compiler
+            text = (str(error).splitlines() or [""])[0]
+            raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
+        for kind, limit in LIMITS.items():
+            if not errors[kind] <= limit:
+                raise Refused(f"wrong on {kind} inputs: {errors[kind]:.1e} is over {limit:.1e}")
+
+    def _ms(self, tiles: Tiles, tokens: int) -> float:
+        inputs: Any = self._inputs[tokens]
+        plan = self._chunk.plan_segments(inputs[0], None, self._of(**tiles), None)
+        return graph_ms(
+            functools.partial(self._chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03
+        )

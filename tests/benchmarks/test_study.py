@@ -1,0 +1,100 @@
+"""The search for tiles: what it finds, refuses and keeps, also over a real kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from benchmarks.operator.study import (
+    CHOICES,
+    Refused,
+    Report,
+    Tiles,
+    best_tiles,
+    conclude,
+    done,
+    open_study,
+    search,
+)
+from tests.processes import started, wait_for
+
+START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
+
+
+def cost(tiles: Tiles, report: Report) -> float:
+    """Least, 0.5, at two warps and three stages everywhere; chunks of 32 are wrong."""
+    if tiles["chunk"] == 32:
+        raise Refused("wrong on layer inputs")
+    far = sum(abs(v.bit_length() - 2) for n, v in tiles.items() if n.endswith("_warps"))
+    far += sum(abs(v - 3) for n, v in tiles.items() if n.endswith("_stages"))
+    report(0, 0.5 + 0.05 * far)
+    return 0.5 + 0.05 * far
+
+
+def test_a_search_improves_a_bad_start_and_never_takes_what_is_wrong(tmp_path: Path) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    search(study, START, cost, trials=60)
+    assert done(study) == 60
+    best = best_tiles(study)
+    assert best["chunk"] == 16
+    assert best["grad_warps"] == 4
+    assert cost(best, lambda *_: None) < 0.75 * cost(START, lambda *_: None)
+    assert any("refused" in trial.user_attrs for trial in study.trials)
+
+
+def test_the_start_is_the_first_trial_and_earlier_trials_count(tmp_path: Path) -> None:
+    for trials in (5, 5, 8):
+        study = open_study(tmp_path / "s.sqlite", "gpu")
+        search(study, START, cost, trials=trials)
+        assert done(study) == trials
+    assert study.trials[0].params == {name: START[name] for name in CHOICES}
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(1.10, True), (1.001, False), (0.9, False)])
+def test_a_gain_is_taken_only_beyond_the_noise(tmp_path: Path, gain: float, taken: bool) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    search(study, START, cost, trials=20)
+    noise = (0.99, 1.01, 1.0, 0.995, 1.005)
+    tiles, _, evidence = conclude(study, [(100.0, 100.0 * gain * n) for n in noise])
+    assert evidence["taken"] is taken
+    assert tiles == (best_tiles(study) if taken else START)
+    assert evidence["trials"] == 20
+
+
+def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from benchmarks.operator.study import open_study, search\n"
+        "from tests.benchmarks.test_study import START, cost\n"
+        "def slow(tiles, report):\n"
+        "    time.sleep(0.05)\n"
+        "    return cost(tiles, report)\n"
+        f"search(open_study(Path({str(file)!r}), 'gpu'), START, slow, trials=10_000)\n"
+    )
+
+    def kept() -> int:
+        if not file.exists():
+            return 0
+        with sqlite3.connect(file) as database:
+            try:
+                row = database.execute("SELECT count(*) FROM trials WHERE state != 'RUNNING'")
+                return int(row.fetchone()[0])
+            except sqlite3.OperationalError:
+                return 0
+
+    with started("-c", code) as process:
+        wait_for(lambda: kept() >= 6, 120)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    study = open_study(file, "gpu")
+    survived = done(study)
+    assert survived >= 5
+    before = [trial.value for trial in study.trials if trial.value is not None]
+    search(study, START, cost, trials=survived + 4)
+    assert done(study) == survived + 4
+    assert study.best_value <= min(before)
