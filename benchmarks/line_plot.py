@@ -8,8 +8,10 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP, BOTTOM = 70, 150, 45, 55
+WIDTH, HEIGHT = 560, 440
+LEFT, RIGHT, TOP, BOTTOM = 66, 124, 45, 58
+LETTERS = 15
+"""Size of all text. A telephone is 360 to 430 pixels wide, so that it shows ten pixels of it."""
 
 
 class Line(NamedTuple):
@@ -46,10 +48,10 @@ def line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> 
     y = _axis([p[1] for p in points], HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="13">',
+        f'font-family="sans-serif" font-size="{LETTERS}">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="26" font-size="15">{escape(title)}</text>',
+        f'<text x="12" y="26">{escape(title)}</text>',
         *_grid(x, y),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">'
         f"{escape(x_label)}</text>",
@@ -69,7 +71,7 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
         parts.append(f'<path d="M{at} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
         text = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
         parts.append(
-            f'<text x="{at}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{text}</text>'
+            f'<text x="{at}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text}</text>'
         )
     for power in range(y.low, y.high + 1):
         at = y.at(10.0**power)
@@ -84,14 +86,14 @@ def _drawn(line: Line, x: _Axis, y: _Axis, label_height: float) -> list[str]:
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
     dots = [f'<circle cx="{a}" cy="{b}" r="3" fill="{line.colour}"/>' for a, b in places]
     return [
-        f'<path d="M{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>',
+        f'<path d="M{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>',
         *dots,
         f'<text x="{places[-1][0] + 10}" y="{label_height + 4}" fill="{line.colour}">'
         f"{escape(line.label)}</text>",
     ]
 
 
-def _apart(heights: Sequence[float], gap: float = 16) -> list[float]:
+def _apart(heights: Sequence[float], gap: float = LETTERS + 3) -> list[float]:
     """Move labels down until no two are closer than `gap`."""
     placed = list(heights)
     order = sorted(range(len(placed)), key=placed.__getitem__)
