@@ -28,7 +28,12 @@ CRASH = MeasurementError("died", "crash")
 
 
 def bench(
-    folder: Path, measure: StandInBench, monkeypatch: pytest.MonkeyPatch, **flags: Any
+    folder: Path,
+    measure: StandInBench,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    all_lengths: bool = False,
+    **flags: Any,
 ) -> int:
     """Return the exit status of `bench` with stand-ins for the fork and the harness."""
     settings = make_settings(folder, **flags)
@@ -39,7 +44,7 @@ def bench(
         commands, "new_series", partial(new_series, measure=measure, check=measure.check)
     )
     monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
-    return commands.bench(Given())
+    return commands.bench(Given(), all_lengths)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +81,16 @@ def test_bench_keeps_a_report_and_shows_a_table(
     report = load_report(tmp_path / "reports" / "bench.json")
     assert [m.length for m in report.measurements] == [512, 1024, *SETTLED]
     assert "slowest tokens/s" in capsys.readouterr().out
+
+
+def test_the_other_lengths_are_measured_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, flags = StandInBench(), {"claim_runs": 2, "target_sequence_length": 512}
+    assert bench(tmp_path, measure, monkeypatch, all_lengths=True, **flags) == 0
+    assert sorted(measure.calls) == [*[512] * 5, 1024, 1024, 2048, 2048]
+    report = load_report(tmp_path / "reports" / "bench.json")
+    assert len(report.measurements) == len(measure.calls)
 
 
 def test_bench_refuses_what_the_miner_holds(
