@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -19,12 +19,31 @@ from neurons.rules import ROUND_HOURS
 
 HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
+TIMESTAMP_HEADER = "Timestamp"
+NONCE_HEADER = "Nonce"
+"""The last two go with a validator's request, which `binding.request_text` signs as a whole."""
+
+WIRE_VERSION = 2
+"""What this project's own server offers beside the public wire, which is version 1: commitments
+and signatures that bind all of a submission (`neurons.binding`)."""
+
+HIGHEST_CLAIM = 1e10
+"""The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
+
+KNOWN_LENGTHS = frozenset(
+    {*(2**n for n in range(7, 25)), *range(100_000, 1_000_001, 100_000), 250_000}
+)
+"""The lengths, beside a submission's own target, whose figures the server keeps."""
 
 
 def commitment_hash(salt: str, fork_url: str) -> str:
     """Return the lower-case SHA-256 hex of the salt's text followed by the URL, to the letter."""
     return hashlib.sha256((salt + fork_url).encode()).hexdigest()
 
+
+FIGURES = ("tokens_per_sec", "vram_mb")
+LARGEST = 1e12
+"""No figure of a request is larger: sums and means of what is stored stay finite."""
 
 Benchmarks = dict[str, dict[str, float]]
 """Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
@@ -52,17 +71,34 @@ def _hex(digits: int, meaning: str) -> AfterValidator:
 
 
 def _plain(value: str) -> str:
-    if any(ord(character) < 32 for character in value):
+    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise ValueError("must not contain control characters")
     return value
+
+
+def _printable(value: str | None) -> str | None:
+    """Take out what a database or a page cannot show of a reason that others' code may word."""
+    if value is None:
+        return None
+    return "".join(c for c in value if c == "\n" or c.isprintable())
 
 
 def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-Text = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_plain)]
-"""A short text; PostgreSQL cannot store NUL, and nothing here needs the other controls."""
+_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL, and nothing needs the others
+
+Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
+"""A name, a hotkey or another short text."""
+
+Address = Annotated[str, Field(min_length=1, max_length=512), _Plain]
+"""Where a fork or an image lies."""
+
+Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
+
+SignatureText = Annotated[str, Field(min_length=1, max_length=160), _Plain]
+"""A signature in hex: 128 digits, and a little room."""
 
 Length = Annotated[int, Field(gt=0, le=2**31 - 1)]
 """A sequence length in tokens."""
@@ -81,17 +117,33 @@ Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
 Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
 """A figure that a server shows; what is not a finite number says nothing."""
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Mebibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Cosine = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
+"""A cosine, with room for its rounding."""
+Magnitude = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Speed = Annotated[float, Field(gt=0, le=HIGHEST_CLAIM, allow_inf_nan=False)]
+Mebibytes = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+LengthText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]
+"""A sequence length as the key of a JSON object."""
+
 FiniteBenchmarks = Annotated[
     dict[
-        Annotated[str, Field(max_length=16)],
-        Annotated[dict[Annotated[str, Field(max_length=32)], Mebibytes], Field(max_length=8)],
+        LengthText,
+        Annotated[dict[Annotated[str, Field(max_length=32)], Magnitude], Field(max_length=8)],
     ],
-    Field(max_length=64),
+    Field(max_length=32),
 ]
 """`Benchmarks` as a request may carry them: finite, not negative, and few enough to list."""
+
+
+def known_figures(benchmarks: Benchmarks | None, target: int) -> Benchmarks | None:
+    """Return the figures that a server keeps: those of known lengths and of the target."""
+    if benchmarks is None:
+        return None
+    return {
+        length: {name: row[name] for name in FIGURES if name in row}
+        for length, row in benchmarks.items()
+        if int(length) in KNOWN_LENGTHS or int(length) == target
+    }
 
 
 class Message(BaseModel):
@@ -133,15 +185,22 @@ class Round(Message):
     baseline_submission_id: int | None = None
     winner_hotkey: str | None = None
     total_submissions: int = 0
+    wire_version: int = 1
+    """This project's own server's addition: the newest version of the wire that it takes."""
+
+
+Version = Literal[2] | None
+"""2 where `signature` signs `binding.bound_text`; the public wire has no such field."""
 
 
 class CommitRequest(Message):
-    """Body of POST /commit_submission; `signature` signs `commitment_hash`."""
+    """Body of POST /commit_submission; `signature` signs `commitment_hash` in version 1."""
 
     miner_hotkey: Text
     commitment_hash: Sha256
     target_sequence_length: Length
-    signature: Text
+    signature: SignatureText
+    version: Version = None
 
 
 class CommitReply(Message):
@@ -155,23 +214,27 @@ class CommitReply(Message):
 
 
 class ClaimRequest(Message):
-    """What a reveal and a direct submission say alike; `signature` signs `submission_text(...)`."""
+    """What a reveal and a direct submission say alike.
+
+    `signature` signs `submission_text(...)` in version 1.
+    """
 
     miner_hotkey: Text
-    fork_url: Text
+    fork_url: Address
     commit_hash: CommitHash
     tokens_per_sec: Speed
-    signature: Text
+    signature: SignatureText
     vram_mb: Mebibytes | None = None
     benchmarks: FiniteBenchmarks | None = None
+    version: Version = None
 
 
 class RevealRequest(ClaimRequest):
     """Body of POST /reveal_submission."""
 
     submission_id: RowId
-    commitment_salt: Text
-    docker_image: Text | None = None
+    commitment_salt: Salt
+    docker_image: Address | None = None
 
 
 class RevealReply(Message):
@@ -299,14 +362,29 @@ class Weights(Message):
     weights: Sequence[Weight] = ()
 
 
+class ValidationQueue(Message):
+    """Reply of GET /validation_queue, this project's own server's list for validators.
+
+    Attributes:
+        submissions: the oldest first.
+        next_after: the `after` of the next page; None on the last.
+    """
+
+    submissions: Sequence[QueuedSubmission] = ()
+    next_after: RowId | None = None
+
+
 class MarkValidatedRequest(Message):
     """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking.
 
-    The server answers 400, not 422, when `submission_id` is missing.
+    The server answers 400, not 422, when `submission_id` is missing. `reason` and `measured` (by
+    length, as `benchmarks`) are this project's own additions: what the verdict rests on.
     """
 
     submission_id: RowId | None = None
-    score: float = Field(ge=0, allow_inf_nan=False)
+    score: Magnitude
+    reason: Annotated[str | None, Field(max_length=2048), AfterValidator(_printable)] = None
+    measured: FiniteBenchmarks | None = None
 
 
 class Verification(Message):
@@ -314,10 +392,10 @@ class Verification(Message):
 
     submission_id: RowId
     verified: bool
-    cosine_similarity: Finite | None = None
-    max_abs_diff: Finite | None = None
-    throughput: Finite | None = None
-    reason: Annotated[str | None, Field(max_length=2048)] = None
+    cosine_similarity: Cosine | None = None
+    max_abs_diff: Magnitude | None = None
+    throughput: Magnitude | None = None
+    reason: Annotated[str | None, Field(max_length=2048), AfterValidator(_printable)] = None
 
 
 class FailureRequest(Message):

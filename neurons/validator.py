@@ -121,7 +121,11 @@ class Validator:
             if found is not None:
                 log.info("logits", **found.model_dump(exclude_none=True))
                 self._api.record_verification(found)
-        self._api.mark(submission.id, verdict.score)
+        measured = None
+        if verdict.actual is not None:
+            target = str(submission.target_sequence_length)
+            measured = {target: {"tokens_per_sec": verdict.actual}}
+        self._api.mark(submission.id, verdict.score, verdict.reason, measured)
         self._attempts.forget(submission)
         log.info(
             "verdict",

@@ -15,6 +15,7 @@ from neurons.configuration.values import (
     Count,
     Folder,
     Name,
+    Networks,
     Remote,
     Repository,
     Seconds,
@@ -279,6 +280,12 @@ class Settings(BaseModel):
     blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
         100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
     )
+    reveal_window_blocks: Count = _setting(
+        300,
+        SERVER,
+        "a whole number",
+        "Blocks from then on in which the reveal is taken; a commitment that is older has expired.",
+    )
     block_time_seconds: Count = _setting(
         12, SERVER, "whole seconds", "How long a block lasts on the server's clock."
     )
@@ -303,11 +310,18 @@ class Settings(BaseModel):
         "ss58 addresses with commas between",
         "The hotkeys that may write verdicts: the registered validators.",
     )
-    trusted_proxies: Words = _setting(
+    rate_limit: Annotated[int, Field(ge=0)] = _setting(
+        10,
+        SERVER,
+        "a whole number",
+        "How often a hotkey may register, submit, commit and reveal in a minute; 0 means no limit.",
+    )
+    trusted_proxies: Networks = _setting(
         (),
         SERVER,
-        "IP addresses or networks with commas between",
-        "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names.",
+        "IP addresses or networks with commas between, or * for any",
+        "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names. "
+        "Behind any other proxy of this machine or network they count hotkeys.",
     )
 
     miner_inference_port: Annotated[int, Field(ge=0, le=65535)] = _setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,13 @@ def _words(value: Any) -> Any:
     return tuple(filter(None, re.split(r"[,\s]+", value))) if isinstance(value, str) else value
 
 
+def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if word != "*":
+            ipaddress.ip_network(word, strict=False)  # its ValueError names the word
+    return value
+
+
 Token = Annotated[SecretStr, AfterValidator(_token)]
 Url = Annotated[str, AfterValidator(_url)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
@@ -54,5 +62,6 @@ Name = Annotated[str, Field(pattern=r"^[\w.\-]+$"), AfterValidator(_not_placehol
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$")]
 Remote = Annotated[str, AfterValidator(_no_password)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_networks)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]

@@ -39,7 +39,12 @@ VALIDATOR_TAKES = (
 )
 """Settings of the run that its validator has too."""
 
+API_TAKES = ("state_dir", "blocks_until_reveal", "reveal_window_blocks", "block_time_seconds")
+"""Settings of the run that its API has too."""
+
 BLOCK_SECONDS = 2
+WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
+"""A week: a run that was stopped for the weekend goes on with its commitment."""
 MINER, VALIDATOR = "miner", "validator"
 CPU_LENGTH = 2048
 CPU_HEADROOM = 0.5
@@ -73,6 +78,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
     defaults: dict[str, object] = {
         "target_sequence_length": "auto",
         "blocks_until_reveal": 1,
+        "reveal_window_blocks": WINDOW_BLOCKS,
         "block_time_seconds": BLOCK_SECONDS,
         "polling_interval": 2.0,
         "sandbox": "preferred",  # it judges this miner's own fork alone
@@ -215,7 +221,7 @@ def common_environment(settings: Settings) -> dict[str, str]:
 def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
     return {
         **common_environment(settings),
-        **_passed_on(settings, "state_dir", "blocks_until_reveal", "block_time_seconds"),
+        **_passed_on(settings, *API_TAKES),
         "HOST": "127.0.0.1",
         "PORT": str(port),
         "VALIDATOR_HOTKEYS": validator_hotkey,

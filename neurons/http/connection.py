@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import ssl
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from neurons.binding import request_text
 from neurons.configuration.values import LOOPBACK
 from neurons.errors import ConfigError
 from neurons.http.outcomes import (
@@ -29,7 +31,14 @@ from neurons.http.outcomes import (
     http_date,
 )
 from neurons.observe import get_logger, redact, register_secret
-from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
+from neurons.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
+
+Query = Mapping[str, str | int | float | bool]
 
 REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
@@ -88,6 +97,7 @@ class Connection:
         self._now, self._reply_seconds, self._reply_bytes = now, reply_seconds, reply_bytes
         signature = identity.sign(identity.hotkey)
         register_secret(signature)
+        self._identity = identity
         self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
         self._http = httpx.Client(
             base_url=self.base_url,
@@ -108,15 +118,17 @@ class Connection:
         route: str,
         reply: type[Reply],
         *,
-        query: Mapping[str, str | int | float | bool] | None = None,
+        query: Query | None = None,
         body: BaseModel | None = None,
         signed: bool = False,
+        bound: bool = False,
         each: Callable[[dict[str, Any]], object] | None = None,
         reply_bytes: int | None = None,
     ) -> Reply:
         """Send one request, with the two headers when `signed`, and return its checked reply.
 
         Args:
+            bound: whether the headers sign this request as a whole, as a validator's must.
             each: makes of every JSON object in the reply what is kept of it, as it is read, so
                 that what others put into a list neither fills the memory nor spoils the rest.
             reply_bytes: the largest body that is read of this reply.
@@ -126,12 +138,16 @@ class Connection:
             ValueError: `body` has a number that is not finite; nothing was sent.
         """
         headers = dict(self._credentials) if signed else {}
-        content = None
+        content = b""
         if body is not None:
             values = body.model_dump(mode="json", exclude_none=True)
             content = json.dumps(values, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
-        sent = self._http.stream(method, route, params=query, content=content, headers=headers)
+        if bound:
+            headers |= self._bound_headers(method, route, query, content)
+        sent = self._http.stream(
+            method, route, params=query, content=content or None, headers=headers
+        )
         try:
             with sent as response:
                 data = self._read(route, response, reply_bytes or self._reply_bytes)
@@ -141,6 +157,20 @@ class Connection:
         if not response.is_success:
             raise fault_of(route, response.status_code, response.headers, data, self.server_time())
         return parse_reply(route, data, reply, each)
+
+    def _bound_headers(
+        self, method: str, route: str, query: Query | None, content: bytes
+    ) -> dict[str, str]:
+        """Return headers that sign this one request, by the server's clock where it is known."""
+        target = httpx.URL(route, params=query).raw_path.decode()
+        timestamp, nonce = str(round(self.server_time())), secrets.token_hex(16)
+        text = request_text(method, target, timestamp, nonce, content)
+        return {
+            HOTKEY_HEADER: self.hotkey,
+            SIGNATURE_HEADER: self._identity.sign(text),
+            TIMESTAMP_HEADER: timestamp,
+            NONCE_HEADER: nonce,
+        }
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
         """Return the body within one deadline; httpx's own starts anew with every packet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 import stamina
 from pydantic import BaseModel
 
-from neurons.http.connection import REPLY_SECONDS, Connection, Limiter, Reply, Signer
+from neurons.http.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply, Signer
 from neurons.http.outcomes import ReplyLost, ServerFault, Unreachable
 from neurons.protocol import (
     Block,
@@ -92,8 +92,11 @@ class ApiClient(Connection):
         return self._get("/get_current_round", Round)
 
     def pending_reveals(self) -> PendingReveals:
-        """GET /pending_reveals: this hotkey's open commitments, and the server's block."""
-        return self._list("/pending_reveals", _Pending).own()
+        """GET /pending_reveals: this hotkey's open commitments, and the server's block.
+
+        The public server does not know the question for one hotkey, and lists everybody's.
+        """
+        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
 
     def queue(self, limit: int) -> Queue:
         """GET /get_submission_stats with up to `limit` submissions that await a validator."""
@@ -120,9 +123,7 @@ class ApiClient(Connection):
         """POST /submit_kernel, which the server does not recognise when it comes twice."""
         return self._post("/submit_kernel", request, SubmitReply)
 
-    def _list(
-        self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None
-    ) -> Reply:
+    def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
         """GET a list in which only this hotkey's rows matter, whatever the others hold."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
@@ -133,7 +134,7 @@ class ApiClient(Connection):
         return number if type(number) is int else None
 
     def _get(
-        self, route: str, reply: type[Reply], query: Mapping[str, int] | None = None, **options: Any
+        self, route: str, reply: type[Reply], query: Query | None = None, **options: Any
     ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
         return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from neurons.http.connection import Connection, Reply, Signer
 from neurons.http.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.observe import get_logger
 from neurons.protocol import (
+    Benchmarks,
     FailureRequest,
     MarkValidatedRequest,
     Message,
@@ -25,9 +26,11 @@ from neurons.protocol import (
     Weights,
 )
 
-QUEUE_ROWS = 100
+QUEUE_PAGES = 10
+"""The most pages that are read at a look; what is behind them is older at the next."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
+REASON_LETTERS = 2000
 ATTEMPTS = 3
 PAUSE_SECONDS = 2.0
 
@@ -35,9 +38,10 @@ log = get_logger("validator")
 
 
 class _Queue(Message):
-    """The part of GET /get_submission_stats that a validator reads, its rows as they came."""
+    """A page of GET /validation_queue, its rows as they came."""
 
-    recent_submissions: Sequence[Any]
+    submissions: Sequence[Any]
+    next_after: int | None = None
 
 
 class ApiFault(QuasarError):
@@ -75,19 +79,37 @@ class ValidatorApi(Connection):
 
         A row that is not as the protocol says is left out, so that it cannot block the others.
         """
-        query = {"limit": QUEUE_ROWS}
-        rows = self._call("GET", "/get_submission_stats", _Queue, query=query).recent_submissions
         queued = []
-        for row in rows:
+        for row in self._queued_rows():
             try:
                 queued.append(QueuedSubmission.model_validate(row))
             except ValidationError as error:
                 log.warning("malformed row in the queue", problem=str(error.errors()[0]["msg"]))
         return sorted(filter(_may_be_judged, queued), key=lambda row: (row.created_at, row.id))
 
-    def mark(self, submission_id: int, score: float) -> None:
-        """Write the score."""
-        body = MarkValidatedRequest(submission_id=submission_id, score=score)
+    def _queued_rows(self) -> Iterator[Any]:
+        after = 0
+        for _ in range(QUEUE_PAGES):
+            page = self._call("GET", "/validation_queue", _Queue, query={"after": after})
+            yield from page.submissions
+            if page.next_after is None or page.next_after <= after:
+                return
+            after = page.next_after
+
+    def mark(
+        self,
+        submission_id: int,
+        score: float,
+        reason: str | None = None,
+        measured: Benchmarks | None = None,
+    ) -> None:
+        """Write the score, the sentence that explains it, and what was measured by length."""
+        body = MarkValidatedRequest(
+            submission_id=submission_id,
+            score=score,
+            reason=reason and reason[:REASON_LETTERS],
+            measured=measured,
+        )
         self._call("POST", "/mark_validated", Message, body=body)
 
     def record_verification(self, found: Verification) -> None:
@@ -126,7 +148,7 @@ class ValidatorApi(Connection):
         )
         try:
             return quickly(
-                self._passes, lambda: self.exchange(method, route, reply, signed=True, **options)
+                self._passes, lambda: self.exchange(method, route, reply, bound=True, **options)
             )
         except (Unauthorized, Forbidden) as refusal:
             raise ConfigError(

@@ -69,7 +69,10 @@ def config_of(settings: Settings) -> ApiConfig:
     return ApiConfig(
         database_url=database_url,
         blocks_until_reveal=settings.blocks_until_reveal,
+        reveal_window_blocks=settings.reveal_window_blocks,
         block_time_seconds=settings.block_time_seconds,
+        rate_limit=settings.rate_limit,
+        trusted_proxies=settings.trusted_proxies,
         validator_hotkeys=frozenset(settings.validator_hotkeys),
     )
 
@@ -92,8 +95,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,  # our own line shows neither the query nor headers
                 server_header=False,
-                proxy_headers=bool(settings.trusted_proxies),
-                forwarded_allow_ips=list(settings.trusted_proxies),
+                proxy_headers=False,  # `access.addresses` knows which proxies to believe
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from neurons.rules import BLOCK_SECONDS
+from neurons.rules import BLOCK_SECONDS, block_at
 
 Clock = Callable[[], float]
 """Returns the Unix time in seconds; a test puts its own in."""
@@ -20,26 +20,41 @@ class ApiConfig:
     Attributes:
         database_url: SQLAlchemy URL; `postgres://` and `postgresql://` use psycopg 3.
         blocks_until_reveal: blocks between a commit and the earliest reveal.
+        reveal_window_blocks: blocks from then on in which the reveal is taken.
         block_time_seconds: seconds in a block.
         validator_hotkeys: ss58 addresses that may mark, verify, record failures and end rounds.
-        rate_limit: submissions and commits a hotkey may send in a minute; 0 means no limit.
-            Clients on the loopback interface are exempt: they are this machine's own.
+        rate_limit: calls a hotkey may make in a minute of the four routes for miners, all
+            together; 0 means no limit.
+        trusted_proxies: addresses and networks whose X-Forwarded-For is believed.
         max_body_bytes: largest request body, in bytes.
-        clock: Unix time in seconds.
+        clock: Unix time in seconds, by which rounds, blocks and bans go.
+        wall_clock: Unix time in seconds, against which validators' signed times are held.
+        round_check_seconds: the pause between two looks whether the round is over.
     """
 
     database_url: str
     blocks_until_reveal: int = 100
+    reveal_window_blocks: int = 300
     block_time_seconds: int = BLOCK_SECONDS
     validator_hotkeys: frozenset[str] = frozenset()
     rate_limit: int = 10
-    limit_loopback: bool = False
-    max_body_bytes: int = 64 * 1024
+    trusted_proxies: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 1024
     clock: Clock = time.time
+    wall_clock: Clock = time.time
+    round_check_seconds: float = 5.0
 
     def now(self) -> datetime:
         """Return the time as the wire and the database know it: naive UTC."""
         return utc(self.clock())
+
+    def block(self) -> int:
+        """Return the block number of this moment."""
+        return block_at(self.clock(), self.block_time_seconds)
+
+    def oldest_reveal_block(self) -> int:
+        """Return the reveal block of the oldest commitment that may still be revealed."""
+        return self.block() - self.reveal_window_blocks
 
 
 def utc(unix: float) -> datetime:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +17,14 @@ import uvicorn
 from bittensor.sp_core import Keypair
 
 from neurons import protocol, rules
+from neurons.binding import request_text
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 
 FORK = "https://github.com/alice/flash-linear-attention"
 COMMIT = "a" * 40
 BLOCKS = 3
+JSON = {"Content-Type": "application/json"}
 
 
 class Clock:
@@ -48,6 +53,19 @@ class Hotkey:
     def headers(self) -> dict[str, str]:
         return {"Hotkey": self.hotkey, "Signature": self.sign(self.hotkey)}
 
+    def bound_headers(
+        self, method: str, target: str, at: float, body: bytes = b"", nonce: str | None = None
+    ) -> dict[str, str]:
+        """Return the headers with which a validator signs one request."""
+        nonce = nonce or secrets.token_hex(16)
+        timestamp = str(round(at))
+        return {
+            "Hotkey": self.hotkey,
+            "Signature": self.sign(request_text(method, target, timestamp, nonce, body)),
+            "Timestamp": timestamp,
+            "Nonce": nonce,
+        }
+
 
 ALICE, BOB, VALIDATOR = Hotkey("//Alice"), Hotkey("//Bob"), Hotkey("//Validator")
 
@@ -67,6 +85,27 @@ class LiveApi:
 
     def post(self, path: str, body: Any, key: Hotkey | None = None) -> httpx.Response:
         return self.http.post(path, json=body, headers=key.headers() if key else {})
+
+    def verdict(self, path: str, body: Any, key: Hotkey = VALIDATOR) -> httpx.Response:
+        """Send what only a validator may write, signed as a whole."""
+        content = json.dumps(body).encode()
+        headers = key.bound_headers("POST", path, time.time(), content)
+        return self.http.post(path, content=content, headers=headers | JSON)
+
+    def queue(self, **params: Any) -> Any:
+        """Return a page of the validators' queue."""
+        target = str(httpx.URL("/validation_queue", params=params))
+        response = self.http.get(
+            target, headers=VALIDATOR.bound_headers("GET", target, time.time())
+        )
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def judge(self, path: str, body: Any) -> Any:
+        """Return the answer to a validator's write, which must be taken."""
+        response = self.verdict(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     def ok(self, path: str, body: Any, key: Hotkey | None = None) -> Any:
         response = self.post(path, body, key)
@@ -90,8 +129,7 @@ class LiveApi:
         return int(self.ok("/commit_submission", commitment(key, salt, fork), key)["submission_id"])
 
     def mark(self, submission_id: int, score: float) -> None:
-        body = {"submission_id": submission_id, "score": score}
-        self.ok("/mark_validated", body, VALIDATOR)
+        self.judge("/mark_validated", {"submission_id": submission_id, "score": score})
 
     def pass_blocks(self, count: int) -> None:
         self.clock.now += count * rules.BLOCK_SECONDS
@@ -145,6 +183,7 @@ def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
             "database_url": f"sqlite:///{folder / 'api.db'}",
             "blocks_until_reveal": BLOCKS,
             "validator_hotkeys": frozenset({VALIDATOR.hotkey}),
+            "rate_limit": 0,
             "clock": clock,
             **settings,
         }

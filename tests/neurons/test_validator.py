@@ -81,7 +81,8 @@ Benches = Callable[[Judge], Bench]
 def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench: Benches) -> None:
     answers = Judge(s2=reject("too slow"))
     loop = bench(answers)
-    good, bad, committed = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0), api.commit(ALICE)
+    good, bad = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
+    committed = api.commit(ALICE)
     loop.run_once()
     assert scores(api) == {good: 1.0, bad: 0.0}
     assert answers.judged == [good, bad]
@@ -95,8 +96,8 @@ def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench
 
 def test_a_failed_submission_counts_against_its_address(api: LiveApi, bench: Benches) -> None:
     loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 6)}))
-    for _ in range(5):
-        api.submit(ALICE, 10.0)
+    for target in range(512, 517):
+        api.submit(ALICE, 10.0, target=target)
     loop.run_once()
     refused = api.post("/submit_kernel", {}, ALICE)
     assert refused.status_code == 422  # the body is looked at before the ban
@@ -110,12 +111,12 @@ def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
 ) -> None:
     answers = Judge(s1=fault)
     loop = bench(answers)
-    broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0)
+    broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
     loop.run_once()
     loop.run_once()
     assert (scores(api), answers.judged) == ({fine: 1.0}, [broken, fine])
     api.clock.now += 60
-    younger = api.submit(ALICE, 30.0)
+    younger = api.submit(ALICE, 30.0, target=1024)
     for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
         loop.now += pause + 1
         loop.run_once()
@@ -135,7 +136,7 @@ def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
 ) -> None:
     answers = Judge(s1=Killed())
     loop = bench(answers)
-    deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0)
+    deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
     for _ in range(DEATHS_ALLOWED):
         with pytest.raises(Killed):
             loop.run_once()
@@ -157,13 +158,13 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
     row = api.submit(ALICE, 10.0)
     real, calls = ValidatorApi.mark, []
 
-    def lost(self: ValidatorApi, submission_id: int, score: float) -> None:
+    def lost(self: ValidatorApi, submission_id: int, *verdict: Any) -> None:
         calls.append(submission_id)
         if len(calls) == 1:
             raise ApiFault("the API went away")
         if len(calls) == 2:
             raise Killed
-        real(self, submission_id, score)
+        real(self, submission_id, *verdict)
 
     monkeypatch.setattr(ValidatorApi, "mark", lost)
     loop.run_once()
@@ -177,8 +178,8 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
 def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:
     answers = Judge(s1=Stopped("asked to stop"))
     loop = bench(answers)
-    for speed in (10.0, 20.0):
-        api.submit(ALICE, speed)
+    for target in (512, 1024):
+        api.submit(ALICE, 10.0, target=target)
     for _ in range(DEATHS_ALLOWED + 1):  # which are no deaths
         loop.run_once()
     assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, DEATHS_ALLOWED + 1)

@@ -11,15 +11,16 @@ from neurons.http.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
+from neurons.mining.signing import commit_request, commitment_of
 from neurons.observe import register_secret
-from neurons.protocol import CommitReply, CommitRequest, PendingReveal, Round, commitment_hash
+from neurons.protocol import CommitReply, PendingReveal, Round
 
 SETTLE_SECONDS = 120.0
 """How long a commitment that the server says it holds may be missing from its list."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Commit to the fork's URL.
+    """Commit to the fork's URL, and on a server that offers it to the whole claim.
 
     After a crash or a lost reply the server's list is asked first, and what is sent again is the
     same commitment: the server holds at most one, and the journal holds its salt. The round is
@@ -37,7 +38,7 @@ def run(submission: Submission, context: Context) -> Submission:
             submission,
             State.COMMITTING,
             salt=salt,
-            commitment_hash=commitment_hash(salt, str(submission.fork_url)),
+            commitment_hash=commitment_of(submission, salt, now.wire_version),
             round_id=now.id,
             round_start=now.start_time,
         )
@@ -53,12 +54,7 @@ def find(submission: Submission, context: Context) -> PendingReveal | None:
 def _send(submission: Submission, context: Context, now: Round) -> Submission:
     commitment = str(submission.commitment_hash)
     target = submission.target_sequence_length
-    request = CommitRequest(
-        miner_hotkey=submission.hotkey,
-        commitment_hash=commitment,
-        target_sequence_length=target,
-        signature=context.identity.sign(commitment),
-    )
+    request = commit_request(submission, context.identity)
     try:
         reply = when_registered(context, target, lambda: context.client.commit(request))
         if reply.commitment_hash != commitment:

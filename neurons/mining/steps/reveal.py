@@ -10,9 +10,9 @@ from neurons.mining.cycle import State, Submission
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
 from neurons.mining.rounds import RoundNow, ask_round
-from neurons.mining.signing import reveal_request
+from neurons.mining.signing import committed_version, reveal_request
 from neurons.mining.standing import look
-from neurons.protocol import PendingReveal, commitment_hash
+from neurons.protocol import PendingReveal
 from neurons.rules import BLOCK_SECONDS, block_at
 
 LONGEST_WAIT_SECONDS = 60.0
@@ -129,9 +129,9 @@ def _is_held(submission: Submission, context: Context) -> bool:
 def _check(submission: Submission, context: Context) -> None:
     """Make sure, before anything is shown, that it matches the commitment and can be cloned."""
     url, commit = str(submission.fork_url), str(submission.commit_hash)
-    if commitment_hash(str(submission.salt), url) != submission.commitment_hash:
+    if committed_version(submission) is None:
         raise Held(
-            "The journal's salt and URL do not give the commitment: the journal was altered.",
+            "The journal's salt, URL and claim do not give the commitment: it was altered.",
             "Put a backup of it in place, or run `python -m neurons.miner abandon`.",
         )
     if context.fork.url != url:

@@ -10,9 +10,9 @@ from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
 from neurons.mining.rounds import RoundNow, compare_round
-from neurons.mining.signing import signed_claim
+from neurons.mining.signing import submit_request
 from neurons.mining.standing import LIMITS, look
-from neurons.protocol import Performer, QueuedSubmission, Round, SubmitRequest
+from neurons.protocol import Performer, QueuedSubmission, Round
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
 """After these the server certainly holds nothing."""
@@ -48,13 +48,12 @@ def run(submission: Submission, context: Context) -> Submission:
         submission = context.move(submission, State.SUBMITTING, **facts)
     else:
         submission = context.note(submission, **facts)
-    return _send(submission, context)
+    return _send(submission, context, now.wire_version)
 
 
-def _send(submission: Submission, context: Context) -> Submission:
+def _send(submission: Submission, context: Context, wire_version: int) -> Submission:
     target = submission.target_sequence_length
-    claim = signed_claim(submission, context.identity)
-    request = SubmitRequest(target_sequence_length=target, **claim)
+    request = submit_request(submission, context.identity, wire_version)
     try:
         reply = when_registered(context, target, lambda: context.client.submit(request))
     except NOT_SENT:

@@ -48,20 +48,21 @@ def answering(
 
 
 def queue_of(*rows: Any) -> httpx.Response:
-    return httpx.Response(200, content=json.dumps({"recent_submissions": list(rows)}))
+    return httpx.Response(200, content=json.dumps({"submissions": list(rows)}))
 
 
 def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
     api.register(ALICE)
     first = api.submit(ALICE, 10.0)
     api.clock.now += 1
-    second = api.submit(ALICE, 20.0)
+    second = api.submit(ALICE, 20.0, target=512)
     api.commit(ALICE)
     client = ValidatorApi(api.url, VALIDATOR)
     rows = client.queue()
     assert [row.id for row in rows] == [first, second]  # the oldest first
-    assert rows[0].ip_address == "127.0.0.1"
-    client.mark(first, 0.95)
+    assert rows[0].ip_address == f"hotkey {ALICE.hotkey}"
+    client.record_failure(rows[0].ip_address)
+    client.mark(first, 0.95, "Measured 9.5.", {"512": {"tokens_per_sec": 9.5}})
     assert [row.id for row in client.queue()] == [second]
     assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 0.95
     with pytest.raises(ApiFault, match="404: Submission not found"):
@@ -81,6 +82,19 @@ def test_commitments_of_the_public_server_are_left_alone() -> None:
     ours = {**ROW, "id": 3, "is_revealed": False}
     client, _ = answering(queue_of(committed, ours, {**ROW, "validated": True}, ROW))
     assert [row.id for row in client.queue()] == [1]
+
+
+def test_every_page_of_the_queue_is_read() -> None:
+    def page(number: int, following: int | None) -> httpx.Response:
+        rows = {"submissions": [{**ROW, "id": number}], "next_after": following}
+        return httpx.Response(200, content=json.dumps(rows))
+
+    client, sent = answering(page(1, 1), page(2, 2), page(3, None))
+    assert [row.id for row in client.queue()] == [1, 2, 3]
+    assert [request.url.params["after"] for request in sent] == ["0", "1", "2"]
+    client, sent = answering(page(1, 1))  # a server that never ends
+    assert len(client.queue()) == 2
+    assert len(sent) == 2
 
 
 def test_one_malformed_row_does_not_hide_the_others() -> None:
@@ -113,7 +127,7 @@ def test_nothing_is_tried_again_after_a_stop() -> None:
     [
         (httpx.Response(200, text="<html>"), "not JSON"),
         (httpx.Response(200, text="[]"), "wrong fields: the reply"),
-        (httpx.Response(200, text="{}"), "wrong fields: recent_submissions"),
+        (httpx.Response(200, text="{}"), "wrong fields: submissions"),
         (httpx.Response(200, content=b" " * (2**22 + 1)), "more than 4194304 bytes"),
         (
             httpx.Response(302, headers={"Location": "https://elsewhere.example"}),

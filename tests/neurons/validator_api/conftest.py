@@ -1,14 +1,36 @@
-"""Fixtures of the validator API's tests."""
+"""Fixtures of the validator API's tests, which run on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from tests import postgresql
+from tests.neurons import live_api
 from tests.neurons.live_api import ALICE, LiveApi
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgresql.Server]:
+    """A PostgreSQL server of this run's own."""
+    with postgresql.serve_or_skip() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'api.db'}"
+    server: postgresql.Server = request.getfixturevalue("server")
+    return server.new_database()
+
+
 @pytest.fixture
-def api(api: LiveApi) -> LiveApi:
+def api(tmp_path: Path, database_url: str) -> Iterator[LiveApi]:
     """A validator API at which Alice alone is registered."""
-    api.register(ALICE)
-    return api
+    with live_api.serve(tmp_path, database_url=database_url) as live:
+        live.register(ALICE)
+        yield live

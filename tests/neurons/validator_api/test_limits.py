@@ -1,55 +1,129 @@
-"""Bans, the rate limit, and whose address counts."""
+"""Bans, whose address counts, the rate limit, and how much one hotkey may leave lying."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from neurons.validator_api.auth import RateLimiter
+from neurons.validator_api.access.addresses import ban_key
+from neurons.validator_api.access.limits import RateLimiter
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
     BOB,
-    VALIDATOR,
+    Hotkey,
     LiveApi,
     commitment,
     revelation,
     serve,
+    submission,
 )
 
-HOME = "127.0.0.1"
+AWAY = "203.0.113.9"
+BANNED = (403, "IP address banned: IP banned for 24.0 more hours")
 
 
-def fail(api: LiveApi, times: int) -> None:
+def fail(api: LiveApi, times: int, client: str) -> None:
     for _ in range(times):
-        api.ok("/record_failure", {"ip_address": HOME}, VALIDATOR)
+        api.judge("/record_failure", {"ip_address": client})
 
 
-def test_the_fifth_failure_bans_the_address_for_a_day(api: LiveApi) -> None:
+def own(key: Hotkey) -> str:
+    return f"hotkey {key.hotkey}"
+
+
+def post_from(api: LiveApi, address: str, path: str, body: Any, key: Hotkey) -> httpx.Response:
+    headers = key.headers() | {"X-Forwarded-For": address}
+    return api.http.post(path, json=body, headers=headers)
+
+
+def test_the_fifth_failure_bans_the_address_for_a_day(tmp_path: Path, database_url: str) -> None:
+    options = {"database_url": database_url, "trusted_proxies": ("127.0.0.1",)}
+    with serve(tmp_path, **options) as api:
+        for key in (ALICE, BOB):
+            api.register(key)
+        fail(api, 4, AWAY)
+        assert post_from(api, AWAY, "/submit_kernel", submission(ALICE), ALICE).status_code == 200
+        fail(api, 1, AWAY)
+        api.clock.now += 3600 * 12
+        for key in (ALICE, BOB):
+            reply = post_from(api, AWAY, "/commit_submission", commitment(key), key)
+            assert reply.status_code == 403
+            assert reply.json()["detail"] == BANNED[1].replace("24.0", "12.0")
+        elsewhere = post_from(api, "203.0.113.10", "/commit_submission", commitment(BOB), BOB)
+        assert elsewhere.status_code == 200
+        api.clock.now += 3600 * 12
+        for salt in ("first", "second"):
+            body = commitment(ALICE, salt)
+            assert post_from(api, AWAY, "/commit_submission", body, ALICE).status_code == 200
+            fail(api, 2, AWAY)  # a served ban starts again from nothing
+
+
+def test_on_this_machine_a_ban_is_a_hotkeys_own(api: LiveApi) -> None:
     api.register(BOB)
-    fail(api, 4)
+    fail(api, 9, "127.0.0.1")
     api.submit(ALICE, 1.0)
-    fail(api, 1)
-    api.clock.now += 3600 * 12
-    banned = (403, "IP address banned: IP banned for 12.0 more hours")
-    for key in (ALICE, BOB):
-        assert api.refusal("/commit_submission", commitment(key), key) == banned
-    api.clock.now += 3600 * 12
-    api.commit(ALICE)
-    fail(api, 4)  # a served ban starts again from nothing
-    api.commit(ALICE, salt="another")
+    (row,) = api.queue()["submissions"]
+    assert row["ip_address"] == own(ALICE)
+    fail(api, 5, row["ip_address"])
+    assert api.refusal("/commit_submission", commitment(ALICE), ALICE) == BANNED
+    api.commit(BOB)
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+def test_behind_an_unnamed_proxy_nobody_is_banned_for_another(api: LiveApi, header: str) -> None:
+    api.register(BOB)
+    row = api.commit(ALICE)
+    api.pass_blocks(BLOCKS)
+    wrong = revelation(ALICE, row, salt="wrong")
+    forged = ALICE.headers() | {header: AWAY}
+    for _ in range(5):
+        reply = api.http.post("/reveal_submission", json=wrong, headers=forged)
+        assert reply.status_code == 400
+    body = commitment(ALICE, "new")
+    assert api.http.post("/commit_submission", json=body, headers=forged).status_code == 403
+    forged = BOB.headers() | {header: AWAY}
+    body = commitment(BOB, "bob")
+    assert api.http.post("/commit_submission", json=body, headers=forged).status_code == 200
+
+
+def test_a_trusted_proxys_last_foreign_hop_is_the_client(tmp_path: Path) -> None:
+    with serve(tmp_path, trusted_proxies=("127.0.0.1", "10.0.0.0/8")) as api:
+        api.register(ALICE)
+        forwarded = f"198.51.100.1, {AWAY}, 10.1.2.3"  # the first is the client's own invention
+        post_from(api, forwarded, "/submit_kernel", submission(ALICE), ALICE)
+        assert api.queue()["submissions"][0]["ip_address"] == AWAY
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("203.0.113.9:4711", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("[2001:db8::1:2]:80", "2001:db8::/64"),
+        ("2001:db8::3:4", "2001:db8::/64"),
+        ("127.8.9.1", "hotkey 5F"),
+        ("::1", "hotkey 5F"),
+        ("nonsense", "hotkey 5F"),
+        (None, "hotkey 5F"),
+    ],
+)
+def test_what_failures_are_counted_under(address: str | None, key: str) -> None:
+    assert ban_key(address, "5F") == key
 
 
 def test_a_success_clears_the_failures_and_a_zero_does_not(api: LiveApi) -> None:
-    good, bad = api.submit(ALICE, 1.0), api.submit(ALICE, 2.0)
-    fail(api, 4)
+    good = api.submit(ALICE, 1.0)
+    fail(api, 4, own(ALICE))
     api.mark(good, 1.0)
-    fail(api, 4)
-    api.mark(bad, 0.0)
+    fail(api, 4, own(ALICE))
+    api.mark(api.submit(ALICE, 2.0), 0.0)
     api.submit(ALICE, 3.0)
-    fail(api, 1)
+    fail(api, 1, own(ALICE))
     assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 403
 
 
@@ -61,50 +135,33 @@ def test_a_hash_mismatch_counts_and_other_refusals_do_not(api: LiveApi) -> None:
     assert api.post("/commit_submission", again, ALICE).status_code == 409
     api.pass_blocks(BLOCKS)
     wrong = revelation(ALICE, row, salt="wrong")
-    assert [api.post("/reveal_submission", wrong, ALICE).status_code for _ in range(4)] == [400] * 4
-    api.commit(ALICE, salt="still welcome")
-    assert api.post("/reveal_submission", wrong, ALICE).status_code == 400
-    assert api.post("/commit_submission", commitment(ALICE, "new"), ALICE).status_code == 403
+    assert [api.post("/reveal_submission", wrong, ALICE).status_code for _ in range(5)] == [400] * 5
+    assert api.refusal("/commit_submission", commitment(ALICE, "new"), ALICE) == BANNED
     api.ok("/reveal_submission", early, ALICE)  # a ban shuts out what is new, not what is due
 
 
 def test_unregistered_is_said_before_banned(api: LiveApi) -> None:
-    fail(api, 5)
+    fail(api, 5, own(BOB))
     assert api.post("/commit_submission", commitment(BOB), BOB).status_code == 404
 
 
-def test_a_forwarded_address_is_not_believed(api: LiveApi) -> None:
-    headers = {**ALICE.headers(), "X-Forwarded-For": "203.0.113.9"}
-    body = commitment(ALICE)
-    assert api.http.post("/commit_submission", json=body, headers=headers).status_code == 200
-    api.pass_blocks(BLOCKS)
-    api.ok("/reveal_submission", revelation(ALICE, 1), ALICE)
-    queue = api.http.get("/get_submission_stats", headers=VALIDATOR.headers()).json()
-    assert queue["recent_submissions"][0]["ip_address"] == HOME
-
-
 def test_the_rate_limit_is_a_hotkeys_own_and_tells_when_to_return(tmp_path: Path) -> None:
-    with serve(tmp_path, rate_limit=2, limit_loopback=True) as api:
+    with serve(tmp_path, rate_limit=3) as api:
         for key in (ALICE, BOB):
             api.register(key)
         api.submit(ALICE, 1.0)
         api.clock.now += 20
-        api.commit(ALICE)
-        response = api.post("/commit_submission", {}, ALICE)
-        assert response.status_code == 429
-        assert response.headers["Retry-After"] == "41"
-        assert "Max 2 requests per 60 seconds" in response.json()["detail"]
+        row = api.commit(ALICE)
+        paths = ("/register_miner", "/submit_kernel", "/commit_submission", "/reveal_submission")
+        for path in paths:
+            response = api.post(path, {}, ALICE)
+            assert response.status_code == 429
+            assert response.headers["Retry-After"] == "41"
+            assert "Max 3 requests per 60 seconds" in response.json()["detail"]
         api.commit(BOB, salt="bob")
         api.get("/get_submission_stats")
         api.clock.now += 41
-        api.submit(ALICE, 1.0)
-
-
-def test_loopback_clients_are_not_limited(tmp_path: Path) -> None:
-    with serve(tmp_path, rate_limit=1) as api:
-        api.register(ALICE)
-        for speed in (1.0, 2.0, 3.0):
-            api.submit(ALICE, speed)
+        api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -114,5 +171,59 @@ def test_the_limiter_forgets_what_the_window_left(limit: int) -> None:
     waits: list[Any] = []
     for now in range(0, 600, 10):
         waits.append(limiter.wait(f"hotkey {now}"))
+        assert len(limiter._of) <= 7
         assert len(limiter._calls) <= 7
     assert set(waits) == {0.0}
+
+
+def test_one_hotkey_waits_once_for_each_target(api: LiveApi) -> None:
+    api.register(BOB)
+    api.submit(ALICE, 1.0)
+    kept = [api.submit(BOB, 2.0), api.submit(ALICE, 3.0), api.submit(ALICE, 3.0, target=512)]
+    assert [row["id"] for row in api.queue()["submissions"]] == kept
+    open_ = [api.commit(ALICE, salt=f"{n}") for n in range(3)][-1]
+    assert [row["submission_id"] for row in api.get("/pending_reveals")["pending_reveals"]] == [
+        open_
+    ]
+    assert len(api.queue()["submissions"]) == 3  # what is revealed waits until the next reveal
+    api.pass_blocks(BLOCKS)
+    newer = "Submission not found: a newer one of this target took its place"
+    late = revelation(ALICE, open_ - 1, salt="1")
+    assert api.refusal("/reveal_submission", late, ALICE) == (404, newer)
+    api.ok("/reveal_submission", revelation(ALICE, open_, salt="2"), ALICE)
+    assert [row["id"] for row in api.queue()["submissions"]] == [kept[0], kept[2], open_]
+
+
+def test_one_hotkey_cannot_fill_the_queue(api: LiveApi) -> None:
+    api.register(BOB)
+    honest = api.submit(BOB, 1.0)
+    figures = {str(n): {"tokens_per_sec": 1.0, "vram_mb": 2.0, "x" * 32: 1.0} for n in range(1, 33)}
+    for target in range(1, 40):
+        api.submit(ALICE, 1.0, target=target, benchmarks=figures)
+    page = api.queue(limit=4)
+    assert page["submissions"][0]["id"] == honest
+    rest = api.queue(after=page["next_after"])
+    assert len(page["submissions"] + rest["submissions"]) == 11
+    assert rest["next_after"] is None
+    assert all(len(row["benchmarks"]) <= 1 for row in rest["submissions"])
+    assert len(str(rest)) < 8 * 1000
+
+
+@pytest.mark.parametrize(
+    "benchmarks",
+    [
+        {"x" * 10: {"tokens_per_sec": 1.0}},
+        {"512": {f"figure {n}": 1.0 for n in range(9)}},
+        {str(n): {"tokens_per_sec": 1.0} for n in range(1, 34)},
+        {"512": {"tokens_per_sec": 1e13}},
+        {"0512": {"tokens_per_sec": 1.0}},
+    ],
+)
+def test_benchmarks_that_no_miner_measures_are_422(api: LiveApi, benchmarks: Any) -> None:
+    body = submission(ALICE, benchmarks=benchmarks)
+    assert api.post("/submit_kernel", body, ALICE).status_code == 422
+
+
+def test_a_claim_beyond_the_ceiling_is_422(api: LiveApi) -> None:
+    status, problems = api.refusal("/submit_kernel", submission(ALICE, 1.7e308), ALICE)
+    assert (status, problems[0]["loc"]) == (422, ["body", "tokens_per_sec"])

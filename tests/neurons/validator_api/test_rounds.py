@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neurons.validator_api.ranking import Ranked, rank, shares
-from neurons.validator_api.storage import Submission
-from tests.neurons.live_api import ALICE, BLOCKS, BOB, VALIDATOR, Hotkey, LiveApi, revelation
+from neurons.validator_api.competition.ranking import Ranked, rank
+from neurons.validator_api.database.tables import Submission
+from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, revelation, serve
+from tests.processes import wait_for
 
 CAROL, DAVE, EVE = Hotkey("//Carol"), Hotkey("//Dave"), Hotkey("//Eve")
 START = datetime(2026, 1, 1)  # noqa: DTZ001 — the wire is naive UTC
@@ -69,13 +73,23 @@ def test_only_what_beats_the_baseline_ranks() -> None:
 
 def test_a_hotkey_earns_once_and_does_not_push_others_down() -> None:
     ranked = rank([row(1, "a", 9.0), row(2, "a", 8.0), row(3, "b", 7.0), row(4, "a", 6.0)])
-    assert [(p.submission.id, p.rank, p.best) for p in ranked] == [
-        (1, 1, True),
-        (2, 1, False),
-        (3, 2, True),
-        (4, 2, False),
+    assert [(p.submission.id, p.rank, p.weight) for p in ranked] == [
+        (1, 1, 0.60),
+        (2, 1, 0.0),
+        (3, 2, 0.25),
+        (4, 2, 0.0),
     ]
-    assert [(p.submission.id, share) for p, share in shares(ranked)] == [(1, 0.60), (3, 0.25)]
+
+
+def test_nothing_beyond_the_ceiling_ranks_or_is_a_baseline() -> None:
+    absurd = row(1, "a", 1.7e308)
+    assert order(rank([absurd, row(2, "b", 1.0)])) == [2]
+    assert order(rank([row(2, "b", 1.0)], baseline=absurd)) == [2]
+
+
+def test_a_refuted_baseline_need_not_be_beaten() -> None:
+    refuted = row(1, "a", 500.0, score=0.0)
+    assert order(rank([row(2, "b", 1.0)], baseline=refuted)) == [2]
 
 
 def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
@@ -90,6 +104,7 @@ def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
         "baseline_submission_id": None,
         "winner_hotkey": None,
         "total_submissions": 0,
+        "wire_version": 2,
     }
     api.clock.now += HOURS
     again = api.get("/get_current_round")
@@ -98,7 +113,7 @@ def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
 
 def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> None:
     api.submit(ALICE, 1.0)
-    api.ok("/finalize_round/1", {}, VALIDATOR)
+    api.judge("/finalize_round/1", {})
     api.commit(ALICE)  # the public server answers 500 here
     assert api.get("/get_current_round")["round_number"] == 2
 
@@ -137,7 +152,7 @@ def test_finalize(api: LiveApi) -> None:
         api.mark(api.submit(key, float(speed)), 1.0)
     cheat = api.submit(ALICE, 1e9)
     api.mark(cheat, 0.0)
-    final = api.ok("/finalize_round/1", {}, VALIDATOR)
+    final = api.judge("/finalize_round/1", {})
     assert (final["status"], final["round_id"], final["winner"]) == ("completed", 1, EVE.hotkey)
     assert [(r["rank"], r["miner_hotkey"], r["league"]) for r in final["rankings"]] == [
         (1, EVE.hotkey, "100k"),
@@ -151,33 +166,66 @@ def test_finalize(api: LiveApi) -> None:
         ("/finalize_round/1", 400, "Round already finalized"),
         ("/finalize_round/7", 404, "Round not found"),
     ):
-        assert api.refusal(path, {}, VALIDATOR) == (status, text)
+        reply = api.verdict(path, {})
+        assert (reply.status_code, reply.json()["detail"]) == (status, text)
 
 
 def test_create_round_ends_the_one_before(api: LiveApi) -> None:
     row = api.submit(ALICE, 5.0)
     api.mark(row, 1.0)
-    created = api.ok("/create_round", {"duration_hours": 2}, VALIDATOR)
+    created = api.judge("/create_round", {"duration_hours": 2})
     assert (created["round_number"], created["time_remaining_seconds"]) == (2, 7200)
     assert created["baseline_submission_id"] == row
     assert api.get("/get_weights", round_id=1)["weights"][0]["hotkey"] == ALICE.hotkey
-    unknown = api.post("/create_round", {"baseline_submission_id": 77}, VALIDATOR)
+    unknown = api.verdict("/create_round", {"baseline_submission_id": 77})
     assert unknown.status_code == 404
-    assert api.post("/create_round", {"duration_hours": 0}, VALIDATOR).status_code == 422
+    assert api.verdict("/create_round", {"duration_hours": 0}).status_code == 422
 
 
-def test_a_submission_keeps_the_round_and_the_time_of_its_commit(api: LiveApi) -> None:
+def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(
+    api: LiveApi,
+) -> None:
     api.register(BOB)
+    api.mark(api.submit(BOB, 900.0), 1.0)
+    api.clock.now += 48 * HOURS - 60
     early = api.commit(ALICE)
-    api.clock.now += HOURS
+    api.clock.now += 59
     late = api.submit(BOB, 1000.0)
-    api.clock.now += 48 * HOURS
-    api.pass_blocks(BLOCKS)
+    api.clock.now += 1 + BLOCKS * 12
     api.ok("/reveal_submission", revelation(ALICE, early), ALICE)
+    first = api.get("/get_weights", round_id=1)["weights"]
     for submission in (late, early):
         api.mark(submission, 1.0)
-    weights = api.get("/get_weights", round_id=1)["weights"]
+    assert api.get("/get_weights", round_id=1)["weights"] == first
+    assert [w["hotkey"] for w in first] == [BOB.hotkey]
+    weights = api.get("/get_weights", round_id=2)["weights"]
     assert [w["hotkey"] for w in weights] == [ALICE.hotkey, BOB.hotkey]
+
+
+def test_a_completed_round_never_changes(api: LiveApi) -> None:
+    api.register(BOB)
+    first, second = api.submit(ALICE, 20.0), api.submit(BOB, 10.0)
+    api.mark(first, 1.0)
+    api.mark(second, 0.0)
+    api.clock.now += 48 * HOURS
+    api.mark(second, 1.0)  # the first to call after the end
+    api.mark(first, 0.0)
+    weights = api.get("/get_weights", round_id=1)["weights"]
+    assert [(w["hotkey"], w["weight"]) for w in weights] == [(ALICE.hotkey, 0.60)]
+    assert api.get("/get_current_round")["round_number"] == 2
+
+
+def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
+    with serve(tmp_path, round_check_seconds=0.02) as api:
+        api.register(ALICE)
+        api.mark(api.submit(ALICE, 20.0), 1.0)
+        api.clock.now += 48 * HOURS
+
+        def statuses() -> list[str]:
+            with closing(sqlite3.connect(tmp_path / "api.db")) as rows:
+                return [row[0] for row in rows.execute("SELECT status FROM rounds ORDER BY id")]
+
+        wait_for(lambda: statuses() == ["completed", "active"])
 
 
 def test_top_performers_show_every_late_verdict(api: LiveApi) -> None:

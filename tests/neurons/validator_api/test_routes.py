@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from pydantic import BaseModel
 from structlog.testing import capture_logs
 
+from neurons.binding import bound_commitment, bound_text
+from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests.neurons.http.api_calls import SIGNED
 from tests.neurons.live_api import (
     ALICE,
@@ -16,7 +21,10 @@ from tests.neurons.live_api import (
     BOB,
     COMMIT,
     FORK,
+    JSON,
     VALIDATOR,
+    Clock,
+    Hotkey,
     LiveApi,
     commitment,
     revelation,
@@ -33,11 +41,16 @@ VALIDATORS_ONLY = (
 )
 
 
+def bound(key: Hotkey, route: str, kind: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body signed as a whole, as version 2 of the wire has it."""
+    return body | {"signature": key.sign(bound_text(route, kind(**body)))}
+
+
 def test_health(api: LiveApi) -> None:
     assert api.get("/health") == {"status": "ok"}
 
 
-@pytest.mark.parametrize("path", SIGNED + VALIDATORS_ONLY)
+@pytest.mark.parametrize("path", SIGNED)
 def test_each_write_needs_the_headers(api: LiveApi, path: str) -> None:
     cases = {
         "Missing Hotkey or Signature headers": {"Hotkey": ALICE.hotkey},
@@ -54,7 +67,49 @@ def test_each_write_needs_the_headers(api: LiveApi, path: str) -> None:
 
 @pytest.mark.parametrize("path", VALIDATORS_ONLY)
 def test_only_validators_write_verdicts(api: LiveApi, path: str) -> None:
-    assert api.refusal(path, {}, ALICE) == (403, "Only validators may do this")
+    reply = api.verdict(path, {}, ALICE)
+    assert (reply.status_code, reply.json()) == (403, {"detail": "Only validators may do this"})
+    static = api.refusal(path, {}, VALIDATOR)  # the header that never changes is not enough
+    assert static[0] == 401
+    assert static[1].startswith("Invalid signature: a validator signs each request")
+
+
+def test_a_validators_request_is_taken_once_as_it_was_signed(
+    tmp_path: Path, database_url: str
+) -> None:
+    wall = Clock()
+    with serve(tmp_path, database_url=database_url, wall_clock=wall) as api:
+        api.register(ALICE)
+        check_signed_requests(api, wall)
+
+
+def check_signed_requests(api: LiveApi, wall: Clock) -> None:
+    row = api.submit(ALICE, 1000.0)
+    path = "/mark_validated"
+
+    def send(content: bytes, headers: dict[str, str], to: str = path) -> tuple[int, Any]:
+        reply = api.http.post(to, content=content, headers=headers | JSON)
+        return reply.status_code, reply.json().get("detail")
+
+    good = json.dumps({"submission_id": row, "score": 0.5}).encode()
+    headers = VALIDATOR.bound_headers("POST", path, wall.now, good)
+    wrong = (401, "Invalid signature")
+    assert send(good.replace(b"0.5", b"9.5"), headers) == wrong
+    assert send(good, headers | {"Nonce": "0" * 32}) == wrong
+    assert send(good, headers, "/record_failure") == wrong
+    assert send(good, headers, f"{path}?x=1") == wrong
+    assert send(good, headers)[0] == 200
+    assert send(good, headers) == (401, "Nonce was used before")
+    for late in (-61, 61):
+        stale = VALIDATOR.bound_headers("POST", path, wall.now + late, good)
+        text = "Timestamp is more than 60 s from the server's time"
+        assert send(good, stale) == (401, text)
+    wall.now += 59
+    assert send(good, headers) == (401, "Nonce was used before")
+    wall.now += 141
+    new = VALIDATOR.bound_headers("POST", path, wall.now, good)
+    assert send(good, new)[0] == 200  # and the first nonce is forgotten
+    assert send(good, headers)[1].startswith("Timestamp is more than 60 s")
 
 
 @pytest.mark.parametrize("path", SIGNED)
@@ -89,7 +144,7 @@ def test_a_large_body_is_413(api: LiveApi) -> None:
     for body in (b" " * 2**17, endless()):
         response = api.http.post("/submit_kernel", content=body, headers=ALICE.headers())
         assert response.status_code == 413
-        assert "65536 bytes" in response.json()["detail"]
+        assert "16384 bytes" in response.json()["detail"]
 
 
 def test_an_unexpected_fault_is_a_json_500(tmp_path: Path) -> None:
@@ -186,7 +241,9 @@ def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> Non
     row = api.commit(ALICE)
     assert api.get("/get_submission_stats")["recent_submissions"] == []
     mark = {"submission_id": row, "score": 0.0}
-    assert api.refusal("/mark_validated", mark, VALIDATOR) == (409, "Submission not revealed yet")
+    reply = api.verdict("/mark_validated", mark)
+    assert (reply.status_code, reply.json()["detail"]) == (409, "Submission not revealed yet")
+    assert api.queue()["submissions"] == []
     api.pass_blocks(BLOCKS)
     api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
     (queued,) = api.get("/get_submission_stats")["recent_submissions"]
@@ -233,11 +290,14 @@ def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
 def test_mark_validated(api: LiveApi) -> None:
     row = api.submit(ALICE, 1000.0)
     path = "/mark_validated"
-    assert api.refusal(path, {"score": 1.0}, VALIDATOR) == (400, "submission_id required")
-    unknown = {"submission_id": 9, "score": 1.0}
-    assert api.refusal(path, unknown, VALIDATOR) == (404, "Submission not found")
-    assert api.post(path, {"submission_id": row, "score": -1}, VALIDATOR).status_code == 422
-    reply = api.ok(path, {"submission_id": row, "score": 1.25}, VALIDATOR)
+    for body, refusal in (
+        ({"score": 1.0}, (400, "submission_id required")),
+        ({"submission_id": 9, "score": 1.0}, (404, "Submission not found")),
+    ):
+        refused = api.verdict(path, body)
+        assert (refused.status_code, refused.json()["detail"]) == refusal
+    assert api.verdict(path, {"submission_id": row, "score": -1}).status_code == 422
+    reply = api.judge(path, {"submission_id": row, "score": 1.25})
     assert reply == {"status": "ok", "submission_id": row, "score": 1.25}
     stats = api.get("/get_submission_stats")
     assert stats["recent_submissions"] == []
@@ -250,8 +310,9 @@ def test_record_verification(api: LiveApi) -> None:
     row = api.submit(ALICE, 1000.0)
 
     def record(**params: Any) -> Any:
-        headers = VALIDATOR.headers()
-        return api.http.post("/record_verification", params=params, headers=headers)
+        target = str(httpx.URL("/record_verification", params=params))
+        headers = VALIDATOR.bound_headers("POST", target, time.time())
+        return api.http.post(target, headers=headers)
 
     assert record(submission_id=9, verified=True).json() == {"detail": "Submission not found"}
     assert record(submission_id=row, verified=True, max_abs_diff="nan").status_code == 422
@@ -269,14 +330,15 @@ def test_record_verification(api: LiveApi) -> None:
 def test_submission_rate(api: LiveApi) -> None:
     api.submit(ALICE, 1.0)
     api.clock.now += 60 * 5
-    api.submit(ALICE, 1.0)
+    api.submit(ALICE, 2.0)
     rate = api.get("/get_submission_rate", window_minutes=4)
     assert (rate["recent_submissions"], rate["submissions_per_minute"]) == (1, 0.25)
     assert api.get("/get_submission_rate")["recent_submissions"] == 2
 
 
 def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
-    first = api.submit(ALICE, 10.0)
+    api.register(BOB)
+    first = api.submit(BOB, 10.0)
     api.clock.now += 1
     second = api.submit(ALICE, 30.0)
     stats = api.get("/get_submission_stats")
@@ -290,8 +352,85 @@ def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
         "total_submissions": 2,
     }
     assert len(api.get("/get_submission_stats", limit=1)["recent_submissions"]) == 1
-    seen = api.http.get("/get_submission_stats", headers=VALIDATOR.headers()).json()
-    assert seen["recent_submissions"][0]["ip_address"] == "127.0.0.1"
+
+
+def test_the_same_submission_twice_is_one(api: LiveApi) -> None:
+    first = api.ok("/submit_kernel", submission(ALICE), ALICE)
+    api.clock.now += 90
+    assert api.ok("/submit_kernel", submission(ALICE), ALICE) == first
+    api.mark(first["submission_id"], 0.0)
+    assert api.submit(ALICE, 1000.0) == first["submission_id"]  # not judged until chance favours it
+    assert api.submit(ALICE, 1000.5) != first["submission_id"]
+    api.judge("/finalize_round/1", {})
+    assert api.submit(ALICE, 1000.0) != first["submission_id"]
+
+
+def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
+    body = submission(ALICE) | {"version": 2}
+    signed = bound(ALICE, "/submit_kernel", SubmitRequest, body)
+    refused = (401, "Invalid signature")
+    assert api.refusal("/submit_kernel", body, ALICE) == refused
+    assert (
+        api.refusal("/submit_kernel", signed | {"target_sequence_length": 10**6}, ALICE) == refused
+    )
+    assert api.refusal("/submit_kernel", signed | {"version": None}, ALICE) == refused
+    api.ok("/submit_kernel", signed, ALICE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"commit_hash": "b" * 40}, {"tokens_per_sec": 9e9}, {"fork_url": "https://host/other"}],
+)
+def test_a_commitment_of_version_2_binds_commit_and_claim(
+    api: LiveApi, change: dict[str, Any]
+) -> None:
+    claim = revelation(ALICE, 1)
+    digest = bound_commitment("salt", 100_000, RevealRequest(**claim))
+    body = commitment(ALICE) | {"commitment_hash": digest, "version": 2}
+    committed = bound(ALICE, "/commit_submission", CommitRequest, body)
+    row = api.ok("/commit_submission", committed, ALICE)["submission_id"]
+    api.pass_blocks(BLOCKS)
+    path = "/reveal_submission"
+    honest = revelation(ALICE, row) | {"version": 2}
+    other = bound(ALICE, path, RevealRequest, honest | change)
+    mismatch = (400, "Commitment verification failed. Hash mismatch.")
+    assert api.refusal(path, other, ALICE) == mismatch
+    signed = bound(ALICE, path, RevealRequest, honest)
+    assert api.refusal(path, signed | {"vram_mb": 1.0}, ALICE) == (401, "Invalid signature")
+    api.ok(path, signed, ALICE)
+
+
+def test_a_commitment_expires(api: LiveApi) -> None:
+    row = api.commit(ALICE)
+    api.pass_blocks(BLOCKS + 300)
+    assert len(api.get("/pending_reveals")["pending_reveals"]) == 1
+    api.pass_blocks(1)
+    assert api.get("/pending_reveals")["pending_reveals"] == []
+    status, text = api.refusal("/reveal_submission", revelation(ALICE, row), ALICE)
+    assert status == 404
+    assert text.startswith("Submission not found: the commitment expired at block ")
+
+
+def test_pending_reveals_come_in_pages_and_by_hotkey(api: LiveApi) -> None:
+    api.register(BOB)
+    ours = api.commit(ALICE)
+    theirs = [api.commit(key, salt) for key, salt in ((BOB, "b"),)]
+    first = api.get("/pending_reveals", limit=1)["pending_reveals"]
+    assert [row["submission_id"] for row in first] == theirs
+    rest = api.get("/pending_reveals", before=first[-1]["submission_id"])["pending_reveals"]
+    assert [row["submission_id"] for row in rest] == [ours]
+    own = api.get("/pending_reveals", hotkey=ALICE.hotkey)["pending_reveals"]
+    assert [row["submission_id"] for row in own] == [ours]
+    assert api.http.get("/pending_reveals", params={"limit": 5000}).status_code == 422
+
+
+def test_a_docker_image_does_not_leave_the_fork_open(api: LiveApi) -> None:
+    image = "registry/image:1"
+    row = api.commit(ALICE, fork=image)
+    api.pass_blocks(BLOCKS)
+    stolen = revelation(ALICE, row, fork="https://host/anothers") | {"docker_image": image}
+    status, text = api.refusal("/reveal_submission", stolen, ALICE)
+    assert (status, text.startswith("This server judges forks")) == (400, True)
 
 
 def test_state_survives_a_restart(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from sqlalchemy.orm import Session
 
 from neurons.errors import ConfigError
 from neurons.validator_api.config import utc
-from neurons.validator_api.storage import Miner, Storage
+from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.tables import Miner
 from tests.neurons.live_api import ALICE
 from tests.processes import started, wait_for
 
@@ -40,7 +41,7 @@ def port_of(path: Path, child: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize(
     ("number", "proxies", "client"),
-    [(signal.SIGTERM, "", "127.0.0.1"), (signal.SIGINT, "10.0.0.1, 127.0.0.1", "203.0.113.9")],
+    [(signal.SIGTERM, "", '""'), (signal.SIGINT, "10.0.0.1, 127.0.0.1", "203.0.113.9")],
 )
 def test_serves_until_it_is_told_to_stop(
     tmp_path: Path, number: signal.Signals, proxies: str, client: str
@@ -88,8 +89,8 @@ def test_a_password_is_not_repeated() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_writers_wait_for_one_another(tmp_path: Path) -> None:
-    storage = Storage(f"sqlite:///{tmp_path / 'api.db'}")
+def test_writers_wait_for_one_another(database_url: str) -> None:
+    storages = [Storage(database_url) for _ in range(2)]  # as two processes have
 
     def register(name: str) -> None:
         def work(session: Session) -> None:
@@ -97,20 +98,21 @@ def test_writers_wait_for_one_another(tmp_path: Path) -> None:
             time.sleep(0.01)  # a stale read would give two hotkeys the same uid
             session.add(Miner(hotkey=name, uid=len(rows), registered_at=utc(0)))
 
-        storage.write(work)
+        storages[len(name) % 2].write(work)
 
-    threads = [threading.Thread(target=register, args=(f"key {n}",)) for n in range(8)]
+    threads = [threading.Thread(target=register, args=("k" * n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    with storage.read() as session:
+    with storages[0].read() as session:
         assert sorted(session.scalars(select(Miner.uid))) == list(range(8))
-    storage.close()
+    for storage in storages:
+        storage.close()
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    storage = Storage(f"sqlite:///{tmp_path / 'api.db'}")
+def test_a_failed_write_leaves_nothing(database_url: str) -> None:
+    storage = Storage(database_url)
 
     def work(session: Session) -> None:
         session.add(Miner(hotkey="a", uid=0, registered_at=utc(0)))

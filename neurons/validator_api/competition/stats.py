@@ -1,4 +1,4 @@
-"""What anyone may see of the submissions: the queue, the best, and the counters."""
+"""What anyone may see of the submissions: the newest, the best, and the counters."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
 from neurons import protocol
-from neurons.validator_api import ranking, rounds
-from neurons.validator_api.storage import Round, Submission, count
+from neurons.validator_api.competition import ranking, rounds, waiting
+from neurons.validator_api.database.tables import Round, Submission, count
 
 
-def submission_stats(
-    session: Session, limit: int, with_addresses: bool
-) -> protocol.SubmissionStats:
-    """Return the validators' queue and the leading and latest verdicts.
+def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
+    """Return the newest submissions that nobody has judged, and the leading and latest verdicts.
 
     Args:
         limit: the most rows in each list.
-        with_addresses: whether the queue shows where a submission came from (validators only).
     """
-    queue = session.scalars(
+    newest = session.scalars(
         select(Submission)
-        # A commitment is nobody's to judge: it joins the queue with its reveal.
-        .where(Submission.is_revealed, Submission.validated_at.is_(None))
+        .where(*waiting.IN_QUEUE)
         .order_by(Submission.created_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
     total = count(session)
     return protocol.SubmissionStats(
         total_submissions=total,
-        recent_submissions=[_queued(row, with_addresses) for row in queue],
-        stats={**_speeds(queue), "total_submissions": total},
+        recent_submissions=[waiting.queued(row) for row in newest],
+        stats={**_speeds(newest), "total_submissions": total},
         top_performers=_performers(session, limit),
     )
 
@@ -69,13 +65,6 @@ def submission_rate(session: Session, window_minutes: int, now: datetime) -> dic
         "recent_submissions": recent,
         "window_minutes": window_minutes,
     }
-
-
-def _queued(row: Submission, with_address: bool) -> protocol.QueuedSubmission:
-    shown = row.facts() | {"validated": row.validated_at is not None}
-    if not with_address:
-        shown["ip_address"] = None
-    return protocol.QueuedSubmission(**shown)
 
 
 def _speeds(rows: Sequence[Submission]) -> dict[str, float]:

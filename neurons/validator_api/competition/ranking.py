@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from neurons.protocol import HIGHEST_CLAIM
 from neurons.rules import TOP_SHARES, weighted_score
-from neurons.validator_api.storage import Submission
+from neurons.validator_api.database.tables import Submission
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,13 @@ class Ranked:
     Attributes:
         rank: 1 + the number of other hotkeys whose best submission comes before this one, so a
             hotkey's second submission does not push others down.
-        best: whether it is its hotkey's best; only this one earns.
+        weight: share of the emission: of a hotkey's best among the top four, 0.0 for the others.
     """
 
     submission: Submission
     weighted_score: float
     rank: int
-    best: bool
+    weight: float
 
 
 def weighted(submission: Submission) -> float:
@@ -37,26 +38,25 @@ def counts(submission: Submission) -> bool:
         and submission.validated_at is not None
         and submission.verification_passed is not False
         and (submission.score or 0.0) > 0.0
+        and (submission.tokens_per_sec or 0.0) <= HIGHEST_CLAIM
     )
 
 
 def rank(submissions: Iterable[Submission], baseline: Submission | None = None) -> list[Ranked]:
     """Return the submissions that count, best first; the earlier one wins a tie.
 
-    With a baseline (the winner of the round before), only what is faster than it counts.
+    With a baseline (the winner of the round before), only what is faster than it counts, unless
+    the baseline has been refuted since.
     """
-    floor = weighted(baseline) if baseline is not None else 0.0
+    floor = weighted(baseline) if baseline is not None and counts(baseline) else 0.0
     counted = [row for row in submissions if counts(row) and weighted(row) > floor]
     counted.sort(key=lambda row: (-weighted(row), row.created_at, row.id))
     seen: set[str] = set()
     ranked = []
     for row in counted:
-        best = row.miner_hotkey not in seen
-        ranked.append(Ranked(row, weighted(row), 1 + len(seen - {row.miner_hotkey}), best))
+        earns = row.miner_hotkey not in seen and len(seen) < len(TOP_SHARES)
+        weight = TOP_SHARES[len(seen)] if earns else 0.0
+        place = 1 + len(seen - {row.miner_hotkey})
+        ranked.append(Ranked(row, weighted(row), place, weight))
         seen.add(row.miner_hotkey)
     return ranked
-
-
-def shares(ranked: Sequence[Ranked]) -> list[tuple[Ranked, float]]:
-    """Return each hotkey's best submission among the top four with its share of the emission."""
-    return list(zip((row for row in ranked if row.best), TOP_SHARES, strict=False))

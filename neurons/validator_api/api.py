@@ -1,0 +1,81 @@
+"""What every route works with: the settings, the database, the limits and the present moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from neurons.validator_api.access.auth import ValidatorCall
+from neurons.validator_api.access.limits import RateLimiter
+from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.config import ApiConfig
+from neurons.validator_api.database.storage import Storage
+
+Result = TypeVar("Result")
+
+
+class Api:
+    """The parts of one running API.
+
+    Raises:
+        ConfigError: the database cannot be opened.
+    """
+
+    def __init__(self, config: ApiConfig) -> None:
+        self.config = config
+        self.storage = Storage(config.database_url)
+        self.limiter = RateLimiter(config.rate_limit, config.clock)
+
+    def moment(self) -> Moment:
+        """Return the present."""
+        return Moment(
+            self.config.now(), self.config.block(), self.config.oldest_reveal_block(), None
+        )
+
+    def is_validator(self, hotkey: str) -> bool:
+        """Tell whether the hotkey may write verdicts."""
+        return hotkey in self.config.validator_hotkeys
+
+    def read(self, work: Callable[[Session, Moment], Result]) -> Result:
+        """Return what `work` reads, after a round whose time is over has been ended."""
+        self.end_overdue_round()
+        with self.storage.read() as session:
+            return work(session, self.moment())
+
+    def write(
+        self, work: Callable[[Session, Moment], Result], call: ValidatorCall | None = None
+    ) -> Result:
+        """Run `work` in one transaction, after a round whose time is over has been ended in it.
+
+        Args:
+            call: the validator's signed request, which counts once.
+        """
+
+        def in_turn(session: Session) -> Result:
+            moment = self.moment()
+            if call is not None:
+                call.spend(session)
+            rounds.end_overdue(session, moment)
+            return work(session, moment)
+
+        return self.storage.write(in_turn)
+
+    def end_overdue_round(self) -> None:
+        """Finalize the active round when its time is over, and open the next."""
+        moment = self.moment()
+        with self.storage.read() as session:
+            overdue = rounds.is_overdue(session, moment)
+        if overdue:
+            self.storage.write(lambda session: rounds.end_overdue(session, moment))
+
+
+def _api(request: Request) -> Api:
+    api: Api = request.app.state.api
+    return api
+
+
+TheApi = Annotated[Api, Depends(_api)]

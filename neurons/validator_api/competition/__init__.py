@@ -1,0 +1,1 @@
+"""The competition itself: submissions, rounds, ranking, bans, and what of them anyone may see."""

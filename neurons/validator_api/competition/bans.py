@@ -1,0 +1,48 @@
+"""Bans: five failures of a client without a success between them shut it out for a day."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from fastapi import HTTPException
+from sqlalchemy.orm import Session
+
+from neurons.observe import get_logger
+from neurons.rules import BAN_HOURS, FAILURES_BEFORE_BAN
+from neurons.validator_api.database.tables import IpBan
+
+log = get_logger("validator_api")
+
+
+def check_not_banned(session: Session, key: str, now: datetime) -> None:
+    """Refuse a banned client with 403.
+
+    Args:
+        key: what `access.addresses.ban_key` says of it.
+    """
+    row = session.get(IpBan, key)
+    if row is None or row.banned_until is None or row.banned_until <= now:
+        return
+    hours = (row.banned_until - now).total_seconds() / 3600
+    raise HTTPException(403, f"IP address banned: IP banned for {hours:.1f} more hours")
+
+
+def record_failure(session: Session, key: str, now: datetime) -> None:
+    """Count a failure of the client; the fifth one bans it."""
+    row = session.get(IpBan, key)
+    if row is None:
+        row = IpBan(ip_address=key, failure_count=0)
+        session.add(row)
+    if row.banned_until is not None and row.banned_until <= now:
+        row.failure_count, row.banned_until = 0, None  # served: it starts again from nothing
+    row.failure_count += 1
+    if row.failure_count >= FAILURES_BEFORE_BAN:
+        row.banned_until = now + timedelta(hours=BAN_HOURS)
+        log.warning("banned", client=key, failures=row.failure_count, hours=BAN_HOURS)
+
+
+def record_success(session: Session, key: str) -> None:
+    """Forget the failures counted so far; a ban that stands is served to its end."""
+    row = session.get(IpBan, key)
+    if row is not None and row.banned_until is None:
+        row.failure_count = 0

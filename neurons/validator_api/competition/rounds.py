@@ -1,0 +1,214 @@
+"""Competition rounds: one is active, a round that ends names its winner, and its places stay."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from fastapi import HTTPException
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from neurons import protocol, rules
+from neurons.observe import get_logger
+from neurons.validator_api.competition import ranking
+from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.database.tables import Miner, Place, Round, Submission, count
+
+log = get_logger("validator_api")
+
+ACTIVE = "active"
+COMPLETED = "completed"
+
+
+def active(session: Session) -> Round | None:
+    """Return the active round, if there is one."""
+    return session.scalars(
+        select(Round).where(Round.status == ACTIVE).order_by(Round.round_number.desc())
+    ).first()
+
+
+def current(session: Session, moment: Moment) -> Round:
+    """Return the active round, opened where there is none."""
+    row = active(session)
+    return row if row is not None else _open(session, moment, rules.ROUND_HOURS)
+
+
+def is_overdue(session: Session, moment: Moment) -> bool:
+    """Tell whether the active round's time is over."""
+    row = active(session)
+    return row is not None and row.end_time <= moment.now
+
+
+def end_overdue(session: Session, moment: Moment) -> None:
+    """Finalize the active round when its time is over, and open the next one.
+
+    Whatever writes comes after this, so that nothing later changes a round.
+    """
+    if is_overdue(session, moment):
+        _open(session, moment, rules.ROUND_HOURS)
+
+
+def create(session: Session, request: protocol.CreateRoundRequest, moment: Moment) -> Round:
+    """End the active round, if any, and open the next one."""
+    baseline = request.baseline_submission_id
+    if baseline is not None and session.get(Submission, baseline) is None:
+        raise HTTPException(404, "Submission not found")
+    return _open(session, moment, request.duration_hours, baseline)
+
+
+def finalize(session: Session, row: Round, moment: Moment) -> list[ranking.Ranked]:
+    """Complete the round, name its winner and freeze its places; return its ranking."""
+    ranked = standing(session, row)
+    if ranked:
+        row.winner_submission_id = ranked[0].submission.id
+        row.winner_hotkey = ranked[0].submission.miner_hotkey
+    row.status = COMPLETED
+    for place in ranked:
+        session.add(
+            Place(
+                round_id=row.id,
+                submission_id=place.submission.id,
+                rank=place.rank,
+                weighted_score=place.weighted_score,
+                weight=place.weight,
+                uid=uid_of(session, place.submission.miner_hotkey, moment),
+            )
+        )
+    session.flush()
+    log.info("round finalized", round=row.round_number, winner=row.winner_hotkey)
+    return ranked
+
+
+def finalize_by_id(session: Session, round_id: int, moment: Moment) -> dict[str, Any]:
+    """Complete one round on a validator's word; return the wire's answer."""
+    row = session.get(Round, round_id)
+    if row is None:
+        raise HTTPException(404, "Round not found")
+    if row.status != ACTIVE:
+        raise HTTPException(400, "Round already finalized")
+    ranked = finalize(session, row, moment)
+    return {
+        "status": row.status,
+        "round_id": row.id,
+        "winner": row.winner_hotkey,
+        "rankings": [_ranking_row(place) for place in ranked if place.weight],
+    }
+
+
+def standing(session: Session, row: Round) -> list[ranking.Ranked]:
+    """Return the round's ranking by the verdicts of this moment."""
+    submissions = session.scalars(
+        select(Submission).where(
+            Submission.round_id == row.id, Submission.validated_at.is_not(None)
+        )
+    )
+    baseline_id = row.baseline_submission_id
+    baseline = session.get(Submission, baseline_id) if baseline_id is not None else None
+    return ranking.rank(submissions, baseline)
+
+
+def ranked_in(session: Session, row: Round) -> list[ranking.Ranked]:
+    """Return the round's ranking: of this moment while it is active, frozen afterwards."""
+    if row.status == ACTIVE:
+        return standing(session, row)
+    places = session.execute(
+        select(Place, Submission)
+        .join(Submission, Place.submission_id == Submission.id)
+        .where(Place.round_id == row.id)
+        .order_by(Place.weighted_score.desc(), Submission.created_at, Submission.id)
+    )
+    return [
+        ranking.Ranked(submission, place.weighted_score, place.rank, place.weight)
+        for place, submission in places
+    ]
+
+
+def weights(session: Session, round_id: int | None, moment: Moment) -> list[protocol.Weight]:
+    """Return the shares of a round, by default of the last completed one."""
+    if round_id is None:
+        row = session.scalars(
+            select(Round).where(Round.status == COMPLETED).order_by(Round.round_number.desc())
+        ).first()
+    else:
+        row = session.get(Round, round_id)
+    if row is None:
+        return []
+    places = session.scalars(select(Place).where(Place.round_id == row.id))
+    frozen = {place.submission_id: place.uid for place in places}
+    shown = []
+    for place in ranked_in(session, row):
+        hotkey, number = place.submission.miner_hotkey, place.submission.id
+        uid = frozen[number] if number in frozen else uid_of(session, hotkey, moment)
+        if place.weight and uid is not None:
+            shown.append(protocol.Weight(uid=uid, hotkey=hotkey, weight=place.weight))
+    return shown
+
+
+def uid_of(session: Session, hotkey: str, moment: Moment) -> int | None:
+    """Return the hotkey's uid: the chain's, or where none is asked, this server's own count.
+
+    None where the chain does not know the hotkey: any number would be another's.
+    """
+    if moment.uids is not None:
+        return moment.uids.get(hotkey)
+    return session.get_one(Miner, hotkey).uid
+
+
+def as_message(session: Session, row: Round, moment: Moment) -> protocol.Round:
+    """Return the round as the wire shows it."""
+    return protocol.Round(
+        **row.facts(),
+        time_remaining_seconds=max(0, int((row.end_time - moment.now).total_seconds())),
+        total_submissions=count(session, Submission.round_id == row.id),
+        wire_version=protocol.WIRE_VERSION,
+    )
+
+
+def _open(session: Session, moment: Moment, hours: int, baseline: int | None = None) -> Round:
+    """Open the next round once the active one, if any, is finalized."""
+    ending = active(session)
+    if ending is not None:
+        finalize(session, ending, moment)
+    last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
+    if baseline is None and last is not None:  # to beat: the last winner, or what that one had to
+        baseline = last.winner_submission_id or last.baseline_submission_id
+    row = Round(
+        round_number=last.round_number + 1 if last else 1,
+        start_time=moment.now,
+        end_time=moment.now + timedelta(hours=hours),
+        status=ACTIVE,
+        baseline_submission_id=baseline,
+    )
+    session.add(row)
+    session.flush()
+    _take_over(session, row, moment)
+    log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
+    return row
+
+
+def _take_over(session: Session, row: Round, moment: Moment) -> None:
+    """Bring into the new round what nobody has judged: it ranks where it is judged."""
+    waiting = update(Submission).where(
+        Submission.validated_at.is_(None), Submission.withdrawn_at.is_(None)
+    )
+    expired = (Submission.is_revealed.is_(False), Submission.reveal_block < moment.oldest_block)
+    session.execute(waiting.where(*expired).values(withdrawn_at=moment.now))
+    session.execute(waiting.where(Submission.round_id != row.id).values(round_id=row.id))
+
+
+def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:
+    row = place.submission
+    league, multiplier = rules.league_of(row.target_sequence_length)
+    return {
+        "rank": place.rank,
+        "submission_id": row.id,
+        "miner_hotkey": row.miner_hotkey,
+        "tokens_per_sec": row.tokens_per_sec,
+        "target_sequence_length": row.target_sequence_length,
+        "league": league,
+        "multiplier": multiplier,
+        "weighted_score": place.weighted_score,
+        "score": row.score,
+        "created_at": row.created_at.isoformat(),
+    }

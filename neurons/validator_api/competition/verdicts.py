@@ -1,0 +1,55 @@
+"""What validators write about a submission: its score and why, its logits' verification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException
+from sqlalchemy.orm import Session
+
+from neurons import protocol
+from neurons.validator_api.competition import bans
+from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.competition.submissions import NOT_FOUND
+from neurons.validator_api.database.tables import Submission
+
+NO_ID = "submission_id required"
+
+
+def mark_validated(
+    session: Session, request: protocol.MarkValidatedRequest, moment: Moment
+) -> dict[str, Any]:
+    """Store a validator's score; a score above 0 clears the client's failures.
+
+    A completed round keeps its places, whatever is marked afterwards.
+    """
+    if request.submission_id is None:
+        raise HTTPException(400, NO_ID)
+    row = _submission(session, request.submission_id)
+    if not row.is_revealed:
+        raise HTTPException(409, "Submission not revealed yet")
+    row.validated_at = moment.now
+    row.score = request.score
+    row.verdict_reason = request.reason
+    row.measured = protocol.known_figures(request.measured, row.target_sequence_length)
+    if row.ip_address and request.score > 0:
+        bans.record_success(session, row.ip_address)
+    return {"status": "ok", "submission_id": row.id, "score": row.score}
+
+
+def record_verification(session: Session, found: protocol.Verification) -> dict[str, Any]:
+    """Store the outcome of a logit verification."""
+    row = _submission(session, found.submission_id)
+    row.verification_passed = found.verified
+    row.cosine_similarity = found.cosine_similarity
+    row.max_abs_diff = found.max_abs_diff
+    row.throughput_verified = found.throughput
+    row.verification_reason = found.reason
+    return {"status": "recorded", "verified": found.verified}
+
+
+def _submission(session: Session, submission_id: int) -> Submission:
+    row = session.get(Submission, submission_id)
+    if row is None:
+        raise HTTPException(404, NOT_FOUND)
+    return row

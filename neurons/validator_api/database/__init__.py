@@ -1,0 +1,1 @@
+"""The API's database: its tables, its versions, and transactions."""

@@ -1,0 +1,14 @@
+"""What Alembic runs around the migrations: on the connection that the caller has opened."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from neurons.validator_api.database.tables import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    transactional_ddl=False,  # the caller's transaction holds all of them together
+)
+context.run_migrations()

@@ -1,0 +1,162 @@
+"""The tables of the present version; `migrations/` brings every earlier database to it.
+
+Times are naive UTC.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnExpressionArgument,
+    Double,
+    ForeignKey,
+    Index,
+    func,
+    select,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Base of the tables."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the columns by name, with times as the wire has them."""
+        values = {one.key: getattr(self, one.key) for one in self.__table__.columns}
+        times = {k: v.isoformat() for k, v in values.items() if isinstance(v, datetime)}
+        return values | times
+
+
+class Miner(Base):
+    """A registered hotkey and the uid that weights name it by where no chain tells one."""
+
+    __tablename__ = "miners"
+
+    hotkey: Mapped[str] = mapped_column(primary_key=True)
+    uid: Mapped[int] = mapped_column(unique=True)
+    registered_at: Mapped[datetime]
+
+
+class LeagueEntry(Base):
+    """A hotkey's registration for one model and league."""
+
+    __tablename__ = "league_entries"
+
+    hotkey: Mapped[str] = mapped_column(ForeignKey("miners.hotkey"), primary_key=True)
+    model_name: Mapped[str] = mapped_column(primary_key=True)
+    league: Mapped[str] = mapped_column(primary_key=True)
+    registered_at: Mapped[datetime]
+
+
+class Round(Base):
+    """A competition round: `active`, then `completed` with its winner, if anyone scored.
+
+    `baseline_submission_id` is the winner of the round before: a submission must beat it to rank.
+    """
+
+    __tablename__ = "rounds"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    round_number: Mapped[int] = mapped_column(unique=True)
+    start_time: Mapped[datetime]
+    end_time: Mapped[datetime]
+    status: Mapped[str] = mapped_column(index=True)
+    baseline_submission_id: Mapped[int | None]
+    winner_submission_id: Mapped[int | None]
+    winner_hotkey: Mapped[str | None]
+
+
+class Place(Base):
+    """A submission's place in a completed round, as it was when the round ended.
+
+    `weight` is the hotkey's share of the emission, 0.0 beyond the fourth and for the further
+    submissions of one hotkey. `uid` is missing where the chain did not know the hotkey.
+    """
+
+    __tablename__ = "places"
+
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    submission_id: Mapped[int] = mapped_column(ForeignKey("submissions.id"), primary_key=True)
+    rank: Mapped[int]
+    weighted_score: Mapped[float]
+    weight: Mapped[float]
+    uid: Mapped[int | None]
+
+
+class Submission(Base):
+    """A submission, from its commit (or its direct submission) to its score.
+
+    `created_at` is the commit's time; fork, hash and figures are empty until the reveal. The round
+    is the one that it may rank in: what is still open when a round ends moves to the next.
+    `withdrawn_at` is when a newer one of the same hotkey and target took its place in the queue.
+    `measured` is what a validator timed: length to figures, as `benchmarks` is the miner's.
+    """
+
+    __tablename__ = "submissions"
+    __table_args__ = (
+        Index("ix_submissions_open", "is_revealed", "validated_at", "withdrawn_at", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    miner_hotkey: Mapped[str] = mapped_column(ForeignKey("miners.hotkey"), index=True)
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), index=True)
+    target_sequence_length: Mapped[int]
+    signature: Mapped[str]
+    ip_address: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(index=True)
+    withdrawn_at: Mapped[datetime | None]
+
+    commitment_hash: Mapped[str | None] = mapped_column(unique=True)
+    commitment_version: Mapped[int | None]
+    commitment_salt: Mapped[str | None]
+    reveal_block: Mapped[int | None] = mapped_column(BigInteger)
+    is_revealed: Mapped[bool]
+
+    fork_url: Mapped[str | None]
+    commit_hash: Mapped[str | None]
+    repo_hash: Mapped[str | None]
+    docker_image: Mapped[str | None]
+    tokens_per_sec: Mapped[float | None]
+    vram_mb: Mapped[float | None]
+    benchmarks: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+
+    validated_at: Mapped[datetime | None] = mapped_column(index=True)
+    score: Mapped[float | None]
+    verdict_reason: Mapped[str | None]
+    measured: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    verification_passed: Mapped[bool | None]
+    cosine_similarity: Mapped[float | None]
+    max_abs_diff: Mapped[float | None]
+    throughput_verified: Mapped[float | None]
+    verification_reason: Mapped[str | None]
+
+
+class IpBan(Base):
+    """Failures counted against an address since its last success, and the ban they led to."""
+
+    __tablename__ = "ip_bans"
+
+    ip_address: Mapped[str] = mapped_column(primary_key=True)
+    failure_count: Mapped[int]
+    banned_until: Mapped[datetime | None]
+
+
+class UsedNonce(Base):
+    """A nonce of a validator's signed request, kept as long as its time would be accepted."""
+
+    __tablename__ = "used_nonces"
+
+    hotkey: Mapped[str] = mapped_column(primary_key=True)
+    nonce: Mapped[str] = mapped_column(primary_key=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+def count(session: Session, *where: ColumnExpressionArgument[bool]) -> int:
+    """Count the submissions of which every condition holds."""
+    return session.scalar(select(func.count()).select_from(Submission).where(*where)) or 0

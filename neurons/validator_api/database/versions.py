@@ -1,0 +1,53 @@
+"""Brings a database of any earlier version to the present one, by Alembic's migrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.util.exc import CommandError
+from sqlalchemy import inspect
+from sqlalchemy.engine import Connection
+
+from neurons.errors import ConfigError, Problem
+from neurons.observe import get_logger
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+BEFORE_ALEMBIC = "0001"
+"""The version of databases that hold tables and no version."""
+
+log = get_logger("validator_api")
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Return Alembic's configuration for this project's migrations, on an open connection."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def bring_up_to_date(connection: Connection, url: str) -> None:
+    """Migrate the database within the transaction that is open on `connection`.
+
+    Args:
+        url: what a message calls the database.
+
+    Raises:
+        ConfigError: the database has a version that this program does not know.
+    """
+    config = alembic_config(connection)
+    tables = set(inspect(connection).get_table_names())
+    try:
+        if "submissions" in tables and "alembic_version" not in tables:
+            log.info("taking over the database of an earlier version", database=url)
+            command.stamp(config, BEFORE_ALEMBIC)
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            Problem(
+                f"DATABASE_URL={url} cannot be brought to this program's version ({error}).",
+                "Run the newest program on it, or put back the copy from before the update.",
+            )
+        ) from error

@@ -1,0 +1,85 @@
+"""The routes that anyone may read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from neurons import protocol
+from neurons.validator_api.api import TheApi
+from neurons.validator_api.competition import rounds, stats, waiting
+
+PENDING_PAGE = 1000
+
+router = APIRouter(tags=["public"])
+
+
+@router.get("/health")
+def health() -> dict[str, str]:
+    """Tell that the server answers."""
+    return {"status": "ok"}
+
+
+@router.get("/get_current_round")
+def get_current_round(api: TheApi) -> protocol.Round:
+    """Show the active round; open the next one when there is none."""
+    found = api.read(
+        lambda session, moment: (
+            rounds.as_message(session, row, moment) if (row := rounds.active(session)) else None
+        )
+    )
+    return found or api.write(
+        lambda session, moment: rounds.as_message(session, rounds.current(session, moment), moment)
+    )
+
+
+@router.get("/pending_reveals")
+def pending_reveals(
+    api: TheApi,
+    hotkey: Annotated[str | None, Query(max_length=64)] = None,
+    before: protocol.RowId | None = None,
+    limit: Annotated[int, Query(ge=1, le=PENDING_PAGE)] = PENDING_PAGE,
+) -> protocol.PendingReveals:
+    """List the commitments that wait for their reveal, the newest first, and the server's block.
+
+    `hotkey` asks for one miner's; `before`, the number of the last row, for the next page.
+    """
+    return api.read(
+        lambda session, moment: waiting.pending_reveals(session, moment, hotkey, before, limit)
+    )
+
+
+@router.get("/get_submission_stats")
+def get_submission_stats(
+    api: TheApi, limit: Annotated[int, Query(ge=1, le=100)] = 50
+) -> protocol.SubmissionStats:
+    """List what validators have not judged yet, newest first, and the verdicts."""
+    return api.read(lambda session, _: stats.submission_stats(session, limit))
+
+
+@router.get("/verification_stats")
+def verification_stats(api: TheApi, round_id: protocol.RowId | None = None) -> dict[str, Any]:
+    """Count the logit verifications."""
+    return api.read(lambda session, _: stats.verification_stats(session, round_id))
+
+
+@router.get("/get_submission_rate")
+def get_submission_rate(
+    api: TheApi, window_minutes: Annotated[int, Query(ge=1, le=60 * 24 * 366)] = 10
+) -> dict[str, Any]:
+    """Count the submissions of the last minutes."""
+    return api.read(
+        lambda session, moment: stats.submission_rate(session, window_minutes, moment.now)
+    )
+
+
+@router.get("/get_weights")
+def get_weights(api: TheApi, round_id: protocol.RowId | None = None) -> protocol.Weights:
+    """Show the shares of a round, by default of the last completed one."""
+    epoch = int(api.config.clock())
+    return api.read(
+        lambda session, moment: protocol.Weights(
+            epoch=epoch, weights=rounds.weights(session, round_id, moment)
+        )
+    )

@@ -1,0 +1,78 @@
+"""The routes for validators alone: their queue, verdicts, failures, rounds.
+
+Each request is signed as a whole, and each that writes is taken once (`access.auth.validator`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from neurons import protocol
+from neurons.validator_api.access.addresses import ban_key
+from neurons.validator_api.access.auth import Validator
+from neurons.validator_api.api import TheApi
+from neurons.validator_api.competition import bans, rounds, verdicts, waiting
+
+QUEUE_PAGE = 100
+
+router = APIRouter(tags=["validators"])
+
+
+@router.get("/validation_queue")
+def validation_queue(
+    _: Validator,
+    api: TheApi,
+    after: protocol.RowId = 0,
+    limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
+) -> protocol.ValidationQueue:
+    """List what no validator has judged yet, the oldest first, a page at a time."""
+    return api.read(lambda session, _: waiting.validation_queue(session, after, limit))
+
+
+@router.post("/mark_validated")
+def mark_validated(
+    call: Validator, body: protocol.MarkValidatedRequest, api: TheApi
+) -> dict[str, Any]:
+    """Store a validator's score of a submission."""
+    return api.write(lambda session, moment: verdicts.mark_validated(session, body, moment), call)
+
+
+@router.post("/record_verification")
+def record_verification(
+    call: Validator, api: TheApi, found: Annotated[protocol.Verification, Query()]
+) -> dict[str, Any]:
+    """Store the outcome of a logit verification."""
+    return api.write(lambda session, _: verdicts.record_verification(session, found), call)
+
+
+@router.post("/record_failure")
+def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) -> dict[str, str]:
+    """Count a failed validation against the client that sent the submission."""
+    client = body.ip_address
+    key = client if client.startswith("hotkey ") else ban_key(client)
+    if key is None:
+        message = "Not counted: this address is no client's own"
+        api.write(lambda *_: None, call)
+    else:
+        message = "Failure recorded"
+        api.write(lambda session, moment: bans.record_failure(session, key, moment.now), call)
+    return {"status": "ok", "ip_address": client, "message": message}
+
+
+@router.post("/create_round")
+def create_round(call: Validator, body: protocol.CreateRoundRequest, api: TheApi) -> protocol.Round:
+    """End the active round and open the next one."""
+    return api.write(
+        lambda session, moment: rounds.as_message(
+            session, rounds.create(session, body, moment), moment
+        ),
+        call,
+    )
+
+
+@router.post("/finalize_round/{round_id}")
+def finalize_round(round_id: protocol.RowId, call: Validator, api: TheApi) -> dict[str, Any]:
+    """End a round, name its winner and freeze its places."""
+    return api.write(lambda session, moment: rounds.finalize_by_id(session, round_id, moment), call)

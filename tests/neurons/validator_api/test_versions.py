@@ -1,0 +1,90 @@
+"""Migrations: a new database has the program's tables, and one of version 0.1.0 is taken over."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, select, text
+
+from neurons.errors import ConfigError
+from neurons.protocol import CreateRoundRequest
+from neurons.validator_api.competition import rounds, waiting
+from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
+from tests import postgresql
+
+VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0")
+MOMENT = Moment(datetime(2026, 11, 4), block=15_000_000, oldest_block=14_999_000)  # noqa: DTZ001
+
+
+@pytest.fixture
+def old_url(database_url: str, request: pytest.FixtureRequest) -> str:
+    """The address of a database that version 0.1.0 has used."""
+    if database_url.startswith("sqlite"):
+        script = (VERSION_0_1_0 / "sqlite.sql").read_text()
+        with closing(sqlite3.connect(database_url.removeprefix("sqlite:///"))) as connection:
+            connection.executescript(script)
+    else:
+        server: postgresql.Server = request.getfixturevalue("server")
+        server.run_file(database_url, VERSION_0_1_0 / "postgresql.sql")
+    return database_url
+
+
+def differences(url: str) -> list[object]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        found = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+    engine.dispose()
+    return found
+
+
+def test_the_migrations_make_the_tables_of_the_program(database_url: str) -> None:
+    Storage(database_url).close()
+    Storage(database_url).close()  # and leave alone what is up to date
+    assert differences(database_url) == []
+
+
+def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str) -> None:
+    assert differences(old_url) != []
+    storage = Storage(old_url)
+    assert differences(old_url) == []
+    with storage.read() as session:
+        first, second = session.scalars(select(Round).order_by(Round.id)).all()
+        frozen = [(p.submission.id, p.rank, p.weight) for p in rounds.ranked_in(session, first)]
+        # 5 and 2 score the same, 150 weighted: the earlier one leads; 4 was refuted.
+        assert frozen == [(2, 1, 0.60), (5, 2, 0.25), (3, 3, 0.10), (1, 3, 0.0)]
+        assert [row.id for row in waiting.validation_queue(session, 0, 9).submissions] == [7]
+        (open_one,) = waiting.pending_reveals(session, MOMENT, None, None, 9).pending_reveals
+        assert (open_one.submission_id, second.baseline_submission_id) == (8, 2)
+        assert session.get_one(Submission, 8).commitment_version == 1
+        assert session.get_one(IpBan, "203.0.113.9").failure_count == 2
+        assert session.get_one(Submission, 1).benchmarks == {"512": {"tokens_per_sec": 5.0}}
+    following = CreateRoundRequest()
+    added = storage.write(lambda session: rounds.create(session, following, MOMENT).round_number)
+    assert added == 3  # numbers go on behind those of the old rows
+    storage.close()
+
+
+def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:
+    storage = Storage(database_url)
+    storage.write(
+        lambda session: session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    )
+    storage.close()
+    with pytest.raises(ConfigError, match=r"DATABASE_URL.*newest program"):
+        Storage(database_url)
+
+
+def test_several_servers_may_start_at_once_on_an_old_database(old_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for storage in pool.map(Storage, [old_url] * 4):
+            storage.close()
+    assert differences(old_url) == []
