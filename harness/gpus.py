@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.claim.roofline import bytes_per_token, operations_per_token
 from harness.workload import LENGTHS, WORKLOAD, Workload
 
 LAYER_BYTES_PER_TOKEN = 7400
@@ -55,14 +56,10 @@ def known(name: str) -> Gpu | None:
 def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
     """Return the tokens/s that nothing exceeds: inputs read and outputs written once, and products.
 
-    A token costs its fp32 input and bf16 output in bytes, the projections and three products with
-    its state in operations.
+    For a card that is not here; `claim.roofline` asks the one that is for its own clocks.
     """
-    width, size = workload.num_heads * workload.head_dim, workload.head_dim
-    moved = (4 + 2) * workload.hidden_size
-    products = 4 * workload.hidden_size * width + 2 * workload.hidden_size * size
-    operations = 2 * (products + 3 * width * size)
-    return min(gpu.bandwidth / moved, gpu.operations / operations)
+    moved, done = bytes_per_token(workload), operations_per_token(workload)
+    return min(gpu.bandwidth / moved, gpu.operations / done)
 
 
 def longest(memory_gib: float) -> int | None:
