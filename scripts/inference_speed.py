@@ -95,8 +95,10 @@ def main() -> None:
     args = parser.parse_args()
     dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     torch.manual_seed(1)
-    config = Qwen2Config(**SIZES[args.size])
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    sizes: dict[str, Any] = {**SIZES[args.size]}
+    config = Qwen2Config(**sizes)
+    loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not
+    model = loader.from_config(config, dtype=DTYPES[dtype])
     model = model.to(args.device).eval()
     prompt = torch.randint(0, config.vocab_size, (1, PROMPT), device=args.device)
     ways: dict[str, Callable[[int], Callable[[torch.Tensor], Any]]] = {

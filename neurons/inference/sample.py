@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -24,7 +25,8 @@ def make_model(folder: Path, seed: int = 1) -> None:
         num_key_value_heads=2,
         max_position_embeddings=1024,
     )
-    model = AutoModelForCausalLM.from_config(config)
+    loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not
+    model = loader.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
