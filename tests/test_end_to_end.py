@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.claim.rejection import accepted
 from harness.report import load_report
 from neurons.command_line.status import JOURNAL
 from neurons.mining.cycle import State
@@ -115,10 +116,11 @@ def test_the_first_run_ends_validated_at_rank_1(
     # what was submitted is in the repository that a validator clones
     kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
     assert kind == "commit"
-    # and the claim is below what the report says of its target; harness/claim has how far
+    # and the claim keeps half of the slowest accepted run as headroom, at the target it names
     report = load_report(miner.folder / str(submission.report))
-    fastest = max(m.tokens_per_sec for m in report.measurements if m.length == 2048)
-    assert 0 < submission.tokens_per_sec < fastest
+    runs = accepted(m for m in report.measurements if m.length == 2048)
+    slowest = min(m.tokens_per_sec for m in runs)
+    assert 0 < submission.tokens_per_sec <= 0.5 * slowest * (1 + 1e-9)
     assert report.commit == submission.commit_hash
 
 
