@@ -120,6 +120,7 @@ def test_the_first_run_ends_validated_at_rank_1(
     report = load_report(miner.folder / str(submission.report))
     runs = accepted(m for m in report.measurements if m.length == 2048)
     slowest = min(m.tokens_per_sec for m in runs)
+    assert submission.tokens_per_sec is not None
     assert 0 < submission.tokens_per_sec <= 0.5 * slowest * (1 + 1e-9)
     assert report.commit == submission.commit_hash
 
