@@ -2,13 +2,14 @@
 # Runs every check of the project; arguments go to pytest: scripts/test.sh [PYTEST ARGUMENT...]
 #
 # Stages run in order and all of them run, so that one run shows everything; the first failure
-# decides the exit status. pytest comes last and its summary closes the output.
+# decides the exit status. pytest comes last; its summary and the names of failed stages close the output.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 scripts/install.sh dev
 export PATH="$PWD/.venv/bin:$PATH"
 
 status=0
+failed=()
 stage() {
   local name=$1 since=$SECONDS
   shift
@@ -17,6 +18,7 @@ stage() {
     printf '   %s: passed in %d s\n' "$name" $((SECONDS - since))
   else
     printf '   %s: FAILED\n' "$name"
+    failed+=("$name")
     status=1
   fi
 }
@@ -43,5 +45,7 @@ stage imports lint-imports
 stage secrets scan_secrets
 stage kernels python -m benchmarks.resources.compile --check
 printf '== tests\n'
-python -m pytest "$@" || status=$?
+# Two files at a time; a file's tests stay together, as they share what they set up.
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+[ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
 exit "$status"

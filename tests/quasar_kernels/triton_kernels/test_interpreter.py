@@ -11,12 +11,13 @@ from tests.processes import run_python
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", ["interpreted_kernels.py", "interpreted_training.py", "interpreted_delta_rule.py"]
 )
 def test_kernels_under_the_interpreter(name):
     tests = Path(__file__).with_name(name)
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = run_python("-m", "pytest", "-p", "no:cacheprovider", tests, env=env, timeout=280)
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", tests, env=env, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
