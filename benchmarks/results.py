@@ -59,7 +59,7 @@ def origin(commit: str | None) -> dict[str, Any]:
     """
     import torch
 
-    from harness.worker.environment import describe
+    from harness.worker.machine.environment import describe
 
     return {
         "created": datetime.now(timezone.utc).date(),

@@ -23,7 +23,7 @@ from quasar_kernels.contract import FORK_IMPORTS
 
 REPOSITORY = "troy12x/flash-linear-attention"
 LOADED = ("fla", "fla.layers.quasar", "fla.ops.quasar.chunk")
-"""What a measurement imports of a fork; see harness/worker.py."""
+"""What a measurement imports of a fork; see harness/worker/subject/tree.py."""
 
 Imports = dict[str, set[str]]
 """The names taken from each module; none for a plain `import`."""

@@ -73,7 +73,7 @@ def validator_runs(
 
 def series_of(tree: Path, machine: Environment) -> ShortSeries:
     """Return an empty series as the miner has it."""
-    soak = partial(call, "harness.worker.soak:soak", 12.0, device="cuda", timeout=60.0)
+    soak = partial(call, "harness.worker.machine.soak:soak", 12.0, device="cuda", timeout=60.0)
     return ShortSeries(
         *(tree, Policy(samples=3), machine.device),
         soak=soak if machine.device == "cuda" else None,

@@ -36,8 +36,8 @@ from benchmarks.layer.results import (
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import origin, write
 from harness.worker.compare import figures
-from harness.worker.timing import recording, time_layer
-from harness.worker.tree import load_tree
+from harness.worker.subject.timing import recording, time_layer
+from harness.worker.subject.tree import load_tree
 from harness.workload import WORKLOAD
 from quasar_kernels.reference import relative_rms
 

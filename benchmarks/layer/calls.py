@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.worker.timing import recording
+from harness.worker.subject.timing import recording
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 
 DEVICE = torch.device("cuda")

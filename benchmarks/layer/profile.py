@@ -22,8 +22,8 @@ from benchmarks.layer.calls import DEVICE
 from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import origin, write
-from harness.worker.timing import recording, time_layer
-from harness.worker.tree import Loaded, load_tree
+from harness.worker.subject.timing import recording, time_layer
+from harness.worker.subject.tree import Loaded, load_tree
 from harness.workload import WORKLOAD
 
 CALLS = 10

@@ -36,7 +36,7 @@ from benchmarks.layer.training_results import (
 )
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import origin, write
-from harness.worker.tree import load_tree
+from harness.worker.subject.tree import load_tree
 
 MODULE = "benchmarks.layer.training"
 IMPLEMENTATIONS = {"ours": "overlay", "peer": "peer"}

@@ -23,7 +23,7 @@ from benchmarks.nsight.results import METRICS, CallProfile, Profile, parse
 from benchmarks.operator.implementations import selected
 from benchmarks.operator.inputs import layer_like
 from benchmarks.results import origin, write
-from harness.worker.timing import recording
+from harness.worker.subject.timing import recording
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from harness.job import Exit
 from harness.process import die_with_parent
 from harness.report import Kind
-from harness.worker.confine import give_up_privileges, hide, show
 from harness.worker.failures import WorkerError
-from harness.worker.subject import serve
+from harness.worker.subject.confine import give_up_privileges, hide, show
+from harness.worker.subject.serve import serve
 from harness.worker.wire import Channel, WireError
 
 _SPARE = 64 << 20

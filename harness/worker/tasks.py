@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _probe(job: Job, _subject: Remote | None) -> Mapping[str, Any]:
-    from harness.worker.environment import describe
+    from harness.worker.machine.environment import describe
     from harness.worker.referee import device_of
 
     return describe(device_of(job.device)).model_dump(mode="json")
@@ -57,10 +57,10 @@ def _gate(job: Job, subject: Remote | None) -> Mapping[str, Any]:
 
 def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     turn = Turn(job.turn, job.seconds)
-    from harness.worker.environment import describe
+    from harness.worker.machine.environment import describe
+    from harness.worker.machine.telemetry import Watch, snapshot
     from harness.worker.proof import prove
     from harness.worker.referee import device_of
-    from harness.worker.telemetry import Watch, snapshot
     from harness.workload import WORKLOAD
 
     started_at = datetime.now(timezone.utc)

@@ -33,7 +33,7 @@ CPU_RUNS_MOST = 5
 LOWEST_LEAGUE = 100_000
 """Longest length that is tried in the lowest league."""
 
-SOAK, SOAK_SECONDS = "harness.worker.soak:soak", 12.0
+SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 """What heats the GPU up before it is measured, and for how long at most."""
 
 SLOWER, FASTER = 0.01, 1.03

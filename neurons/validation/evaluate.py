@@ -105,7 +105,7 @@ class Evaluator:
         """
         try:
             call(
-                *("harness.worker.control:run_control", self.device),
+                *("harness.worker.machine.control:run_control", self.device),
                 device=self.device,
                 timeout=CONTROL_SECONDS,
                 stop=self.stop,

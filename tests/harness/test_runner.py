@@ -17,7 +17,7 @@ import pytest
 from harness.report import Measurement
 from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
-from harness.worker.confine import signals_are_scoped
+from harness.worker.subject.confine import signals_are_scoped
 from tests.harness.samples import WhenThere, gate_result
 from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import commit, run_git

@@ -123,22 +123,22 @@ class ForgesItsTime(honest.QuasarAttention):
     """Replaces what the harness answers with in its own process."""
 
     def __init_subclass__(cls):
-        from harness.worker import subject
+        from harness.worker.subject import serve
 
-        true = subject.Local.time
-        subject.Local.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
+        true = serve.Local.time
+        serve.Local.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
 
 
 class ForgesItsProof(honest.QuasarAttention):
     """Answers the proof without a call."""
 
     def __init_subclass__(cls):
-        from harness.worker import subject
+        from harness.worker.subject import serve
 
         def forged(self, scales, rows):
             return {"rows": self._held["y"][:, rows].float()}
 
-        subject.Local.prove = forged
+        serve.Local.prove = forged
 
 
 class ComputesItsProofBeforehand(honest.QuasarAttention):

@@ -13,8 +13,8 @@ from torch import Tensor
 from harness.report import GateResult
 from harness.worker.compare import figures
 from harness.worker.gate import run_gate
-from harness.worker.subject import Local
-from harness.worker.timing import InvalidRunError, tampered, time_layer
+from harness.worker.subject.serve import Local
+from harness.worker.subject.timing import InvalidRunError, tampered, time_layer
 from tests.harness import honest
 
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def test_row_26_a_clock_that_runs_wrong_is_noticed(
     with pytest.raises(InvalidRunError, match=r"replaced time\.time"):
         time_layer(honest.QuasarAttention, 16, CPU)
     # Even when the replacement goes unnoticed, as when the system clock itself is set.
-    monkeypatch.setattr("harness.worker.timing.tampered", list)
+    monkeypatch.setattr("harness.worker.subject.timing.tampered", list)
     with pytest.raises(InvalidRunError, match="the system clock counted"):
         time_layer(honest.QuasarAttention, 16, CPU)
 

@@ -10,7 +10,8 @@ import torch
 
 from harness.job import Exit, Job
 from harness.report import Measurement, Snapshot
-from harness.worker import environment, referee, tasks
+from harness.worker import referee, tasks
+from harness.worker.machine import environment
 from tests.harness import samples
 
 

@@ -50,7 +50,7 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
     run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
     shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
     code = (
-        "import sys; from pathlib import Path; from harness.worker.tree import load_tree\n"
+        "import sys; from pathlib import Path; from harness.worker.subject.tree import load_tree\n"
         "if sys.argv[2]: sys.modules[sys.argv[2]] = None\n"  # as if it were not installed
         "try: load_tree(Path(sys.argv[1]))\n"
         "except Exception as error: print(error.kind, error)\n"

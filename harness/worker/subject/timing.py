@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from harness.report import Snapshot
-from harness.worker.single_calls import cold_calls
-from harness.worker.telemetry import snapshot
+from harness.worker.machine.telemetry import snapshot
+from harness.worker.subject.single_calls import cold_calls
 from harness.workload import WORKLOAD, Workload
 
 _GUARDED: tuple[tuple[Any, str], ...] = (

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from harness.machine import Snapshot
 from harness.worker.failures import WorkerError, describe_failure
-from harness.worker.telemetry import quiet_snapshot
-from harness.worker.timing import (
+from harness.worker.machine.telemetry import quiet_snapshot
+from harness.worker.subject.timing import (
     InvalidRunError,
     recording,
     synchronize,
     tampered,
     time_layer,
 )
-from harness.worker.tree import load_tree
+from harness.worker.subject.tree import load_tree
 from harness.worker.wire import Channel, WireError
 from harness.workload import WORKLOAD
 

@@ -7,7 +7,7 @@ import time
 import torch
 
 from harness.machine import Frozen
-from harness.worker.telemetry import snapshot
+from harness.worker.machine.telemetry import snapshot
 
 LOOK_SECONDS = 2.0
 STEADY_C = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from harness.report import Environment
-from harness.worker.telemetry import facts, snapshot
+from harness.worker.machine.telemetry import facts, snapshot
 
 PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")
 """What a fork imports beside torch and Triton."""

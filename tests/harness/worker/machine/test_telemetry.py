@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.report import Snapshot
-from harness.worker.telemetry import WATCHED, Watch, facts, quiet_snapshot, snapshot
+from harness.worker.machine.telemetry import WATCHED, Watch, facts, quiet_snapshot, snapshot
 
 
 class NVMLError(Exception):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from harness.report import Environment
-from harness.worker.environment import describe
 from harness.worker.failures import WorkerError
+from harness.worker.machine.environment import describe
 
 SIZE = 512
 TOLERANCE = 1e-2
