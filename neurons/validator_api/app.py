@@ -18,7 +18,7 @@ from neurons.validator_api.access.addresses import ClientAddress
 from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
 from neurons.validator_api.config import ApiConfig
-from neurons.validator_api.routes import miners, public, validators
+from neurons.validator_api.routes import miners, pages, public, validators
 
 log = get_logger("validator_api")
 
@@ -47,7 +47,7 @@ def create_app(config: ApiConfig) -> FastAPI:
     app.add_middleware(ClientAddress, trusted=config.trusted_proxies)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _unexpected)
-    for routes in (public, miners, validators):
+    for routes in (public, miners, validators, pages):
         app.include_router(routes.router)
     return app
 

@@ -1,13 +1,40 @@
-"""The ranking: which submissions count, in what order, and what they earn. Pure functions."""
+"""The ranking: which submissions count, in what order, and what they earn.
+
+The database chooses and sorts, so that a page of a round with thousands of submissions reads no
+more of them than it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sqlalchemy import case
+
 from neurons.protocol import HIGHEST_CLAIM
-from neurons.rules import TOP_SHARES, weighted_score
+from neurons.rules import LEAGUES, TOP_SHARES, weighted_score
 from neurons.validator_api.database.tables import Submission
+
+COUNTS = (
+    Submission.is_revealed.is_(True),
+    Submission.validated_at.is_not(None),
+    Submission.verification_passed.is_not(False),
+    Submission.score > 0.0,
+    Submission.tokens_per_sec <= HIGHEST_CLAIM,
+)
+"""A validator confirmed the claim, and nothing speaks against it."""
+
+_SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
+"""PostgreSQL refuses a product that overflows, also of a row that does not count."""
+
+WEIGHTED = _SPEED * case(
+    *((Submission.target_sequence_length >= least, share) for least, _, share in LEAGUES[:0:-1]),
+    else_=LEAGUES[0][2],
+)
+"""`rules.weighted_score` of a row, for the database."""
+
+BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
+"""The order of the ranking; the earlier one wins a tie."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +58,15 @@ def weighted(submission: Submission) -> float:
     return weighted_score(submission.tokens_per_sec or 0.0, submission.target_sequence_length)
 
 
-def counts(submission: Submission) -> bool:
-    """Tell whether a validator confirmed the claim and nothing speaks against it."""
-    return (
-        submission.is_revealed
-        and submission.validated_at is not None
-        and submission.verification_passed is not False
-        and (submission.score or 0.0) > 0.0
-        and (submission.tokens_per_sec or 0.0) <= HIGHEST_CLAIM
-    )
+def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
+    """Yield rank and weight of each submission that counts.
 
-
-def rank(submissions: Iterable[Submission], baseline: Submission | None = None) -> list[Ranked]:
-    """Return the submissions that count, best first; the earlier one wins a tie.
-
-    With a baseline (the winner of the round before), only what is faster than it counts, unless
-    the baseline has been refuted since.
+    Args:
+        hotkeys: whose they are, the best submission first.
     """
-    floor = weighted(baseline) if baseline is not None and counts(baseline) else 0.0
-    counted = [row for row in submissions if counts(row) and weighted(row) > floor]
-    counted.sort(key=lambda row: (-weighted(row), row.created_at, row.id))
     seen: set[str] = set()
-    ranked = []
-    for row in counted:
-        earns = row.miner_hotkey not in seen and len(seen) < len(TOP_SHARES)
+    for hotkey in hotkeys:
+        earns = hotkey not in seen and len(seen) < len(TOP_SHARES)
         weight = TOP_SHARES[len(seen)] if earns else 0.0
-        place = 1 + len(seen - {row.miner_hotkey})
-        ranked.append(Ranked(row, weighted(row), place, weight))
-        seen.add(row.miner_hotkey)
-    return ranked
+        yield 1 + len(seen) - (hotkey in seen), weight
+        seen.add(hotkey)

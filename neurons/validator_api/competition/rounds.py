@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from fastapi import HTTPException
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from neurons import protocol, rules
@@ -96,32 +97,63 @@ def finalize_by_id(session: Session, round_id: int, moment: Moment) -> dict[str,
     }
 
 
-def standing(session: Session, row: Round) -> list[ranking.Ranked]:
-    """Return the round's ranking by the verdicts of this moment."""
-    submissions = session.scalars(
-        select(Submission).where(
-            Submission.round_id == row.id, Submission.validated_at.is_not(None)
-        )
-    )
-    baseline_id = row.baseline_submission_id
-    baseline = session.get(Submission, baseline_id) if baseline_id is not None else None
-    return ranking.rank(submissions, baseline)
+def standing(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
+    """Return the round's ranking by the verdicts of this moment, best first.
+
+    With a baseline (the winner of the round before), only what is faster than it counts, unless
+    the baseline has been refuted since.
+
+    Args:
+        most: return no more than so many submissions.
+    """
+    rows = session.scalars(
+        select(Submission).where(*_counted(session, row)).order_by(*ranking.BEST_FIRST).limit(most)
+    ).all()
+    numbers = ranking.places(submission.miner_hotkey for submission in rows)
+    return [
+        ranking.Ranked(submission, ranking.weighted(submission), rank, weight)
+        for submission, (rank, weight) in zip(rows, numbers, strict=True)
+    ]
 
 
-def ranked_in(session: Session, row: Round) -> list[ranking.Ranked]:
-    """Return the round's ranking: of this moment while it is active, frozen afterwards."""
+def ranked_in(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
+    """Return the round's ranking: of this moment while it is active, frozen afterwards.
+
+    Args:
+        most: return no more than so many submissions.
+    """
     if row.status == ACTIVE:
-        return standing(session, row)
-    places = session.execute(
+        return standing(session, row, most)
+    frozen = session.execute(
         select(Place, Submission)
         .join(Submission, Place.submission_id == Submission.id)
         .where(Place.round_id == row.id)
         .order_by(Place.weighted_score.desc(), Submission.created_at, Submission.id)
+        .limit(most)
     )
     return [
         ranking.Ranked(submission, place.weighted_score, place.rank, place.weight)
-        for place, submission in places
+        for place, submission in frozen
     ]
+
+
+def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
+    """Return the rank of each of these submissions in its own round, of those that have one."""
+    round_of = {row.id: row.round_id for row in rows}
+    frozen = select(Place.submission_id, Place.rank).where(
+        Place.round_id.in_(set(round_of.values())), Place.submission_id.in_(round_of)
+    )
+    ranks = {place.submission_id: place.rank for place in session.execute(frozen)}
+    now = active(session)
+    if now is not None and now.id in round_of.values():
+        counted = session.execute(
+            select(Submission.id, Submission.miner_hotkey)
+            .where(*_counted(session, now))
+            .order_by(*ranking.BEST_FIRST)
+        ).all()
+        places = ranking.places(hotkey for _, hotkey in counted)
+        ranks |= {number: rank for (number, _), (rank, _) in zip(counted, places, strict=True)}
+    return {number: ranks[number] for number in round_of if number in ranks}
 
 
 def weights(session: Session, round_id: int | None, moment: Moment) -> list[protocol.Weight]:
@@ -185,6 +217,15 @@ def _open(session: Session, moment: Moment, hours: int, baseline: int | None = N
     _take_over(session, row, moment)
     log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
     return row
+
+
+def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
+    """Return the conditions under which a submission of the round ranks."""
+    floor = session.scalars(
+        select(ranking.WEIGHTED).where(Submission.id == row.baseline_submission_id, *ranking.COUNTS)
+    ).first()
+    of_round = [Submission.round_id == row.id, *ranking.COUNTS]
+    return of_round if floor is None else [*of_round, floor < ranking.WEIGHTED]
 
 
 def _take_over(session: Session, row: Round, moment: Moment) -> None:

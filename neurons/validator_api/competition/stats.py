@@ -89,15 +89,12 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    ids = {row.round_id for row in latest} | ({newest.id} if newest else set())
-    ranked = {
-        row.id: rounds.ranked_in(session, row)
-        for row in session.scalars(select(Round).where(Round.id.in_(ids)))
-    }
-    ranks = {place.submission.id: place.rank for places in ranked.values() for place in places}
-    leading = [place.submission for place in ranked[newest.id]] if newest else []
-    chosen = {row.id: row for row in [*leading[: limit // 2], *latest]}
-    return [_performer(row, ranks.get(row.id)) for row in list(chosen.values())[:limit]]
+    leaders = rounds.ranked_in(session, newest, limit // 2) if newest else []
+    leading = [place.submission for place in leaders]
+    chosen = {row.id: row for row in [*leading, *latest]}
+    shown = list(chosen.values())[:limit]
+    ranks = rounds.ranks_of(session, shown)
+    return [_performer(row, ranks.get(row.id)) for row in shown]
 
 
 def _performer(row: Submission, rank: int | None) -> protocol.Performer:

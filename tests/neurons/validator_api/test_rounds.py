@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition.ranking import Ranked, rank
-from neurons.validator_api.database.tables import Submission
+from neurons import rules
+from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition.ranking import Ranked
+from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.tables import Miner, Round, Submission
+from tests import postgresql
 from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, revelation, serve
 from tests.processes import wait_for
 
@@ -20,36 +27,98 @@ START = datetime(2026, 1, 1)  # noqa: DTZ001 — the wire is naive UTC
 HOURS = 3600.0
 
 
-def row(number: int, hotkey: str, speed: float, **changes: Any) -> Submission:
-    values: dict[str, Any] = {
-        "id": number,
-        "miner_hotkey": hotkey,
-        "tokens_per_sec": speed,
-        "target_sequence_length": 300_000,
-        "is_revealed": True,
-        "validated_at": START,
-        "verification_passed": None,
-        "score": 1.0,
-        "created_at": START + timedelta(seconds=number),
-    }
-    return Submission(**{**values, **changes})
+Row = tuple[int, str, float, dict[str, Any]]
+
+
+def row(number: int, hotkey: str, speed: float, **changes: Any) -> Row:
+    return number, hotkey, speed, changes
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def storage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Storage]:
+    """A database of each kind, in which every test's rows are rolled back."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('ranking') / 'api.db'}"
+    if request.param == "postgresql":
+        server: postgresql.Server = request.getfixturevalue("server")
+        url = server.new_database()
+    with closing(Storage(url)) as opened:
+        yield opened
+
+
+class Standing:
+    """Ranks rows of one round."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(self, rows: Sequence[Row], baseline: Row | None = None) -> list[Ranked]:
+        session = self._session
+        listed = [(2, one) for one in rows] + ([(1, baseline)] if baseline else [])
+        for uid, hotkey in enumerate(sorted({one[1] for _, one in listed})):
+            session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
+        session.flush()
+        times = {"start_time": START, "end_time": START + timedelta(hours=48)}
+        for number, status in ((1, rounds.COMPLETED), (2, rounds.ACTIVE)):
+            session.add(Round(id=number, round_number=number, status=status, **times))
+        session.flush()
+        for round_id, (number, hotkey, speed, changes) in listed:
+            values: dict[str, Any] = {
+                "target_sequence_length": 300_000,
+                "is_revealed": True,
+                "validated_at": START,
+                "score": 1.0,
+                "created_at": START + timedelta(seconds=number),
+            }
+            known = {"id": number, "miner_hotkey": hotkey, "tokens_per_sec": speed}
+            more = {"round_id": round_id, "signature": ""}
+            session.add(Submission(**{**values, **known, **more, **changes}))
+        now = session.get_one(Round, 2)
+        now.baseline_submission_id = baseline[0] if baseline else None
+        session.flush()
+        ranked = rounds.standing(session, now)
+        of_round = session.scalars(select(Submission).where(Submission.round_id == 2)).all()
+        ranks = {place.submission.id: place.rank for place in ranked}
+        assert rounds.ranks_of(session, of_round) == ranks  # every way to a rank agrees
+        assert rounds.standing(session, now, 2) == ranked[:2]
+        return ranked
+
+
+@pytest.fixture
+def standing(storage: Storage) -> Iterator[Standing]:
+    with storage.read() as session:
+        yield Standing(session)
 
 
 def order(ranked: list[Ranked]) -> list[int]:
     return [place.submission.id for place in ranked]
 
 
-def test_the_multiplier_decides_before_the_speed() -> None:
+def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
+    bounds = sorted({n + d for n, _, _ in rules.LEAGUES for d in (-1, 0, 1) if n + d > 0})
+    rows = [
+        row(number, "a", 1000.1 + 7 * number, target_sequence_length=length)
+        for number, length in enumerate(bounds, 1)
+    ]
+    expected = sorted(
+        rows,
+        key=lambda one: (-rules.weighted_score(one[2], one[3]["target_sequence_length"]), one[0]),
+    )
+    assert order(standing(rows)) == [one[0] for one in expected]
+
+
+def test_the_multiplier_decides_before_the_speed(standing: Standing) -> None:
     slow = row(1, "a", 100.0, target_sequence_length=1_000_000)
     fast = row(2, "b", 290.0)
-    assert order(rank([fast, slow])) == [1, 2]
+    assert order(standing([fast, slow])) == [1, 2]
 
 
-def test_the_earlier_commit_wins_a_tie_then_the_lower_id() -> None:
+def test_the_earlier_commit_wins_a_tie_then_the_lower_id(standing: Standing) -> None:
     late = row(1, "a", 100.0, created_at=START + timedelta(hours=1))
     early = row(2, "b", 100.0, created_at=START)
     twin = row(3, "c", 100.0, created_at=START)
-    assert order(rank([twin, late, early])) == [2, 3, 1]
+    assert order(standing([twin, late, early])) == [2, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -62,18 +131,18 @@ def test_the_earlier_commit_wins_a_tie_then_the_lower_id() -> None:
         {"verification_passed": False},
     ],
 )
-def test_what_nobody_confirmed_does_not_rank(change: dict[str, Any]) -> None:
-    assert order(rank([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
+def test_what_nobody_confirmed_does_not_rank(standing: Standing, change: dict[str, Any]) -> None:
+    assert order(standing([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
 
 
-def test_only_what_beats_the_baseline_ranks() -> None:
+def test_only_what_beats_the_baseline_ranks(standing: Standing) -> None:
     rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
-    assert order(rank(rows, baseline=row(9, "z", 100.0))) == [3]
+    assert order(standing(rows, baseline=row(9, "z", 100.0))) == [3]
 
 
-def test_a_hotkey_earns_once_and_does_not_push_others_down() -> None:
-    ranked = rank([row(1, "a", 9.0), row(2, "a", 8.0), row(3, "b", 7.0), row(4, "a", 6.0)])
-    assert [(p.submission.id, p.rank, p.weight) for p in ranked] == [
+def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -> None:
+    rows = [row(1, "a", 9.0), row(2, "a", 8.0), row(3, "b", 7.0), row(4, "a", 6.0)]
+    assert [(p.submission.id, p.rank, p.weight) for p in standing(rows)] == [
         (1, 1, 0.60),
         (2, 1, 0.0),
         (3, 2, 0.25),
@@ -81,15 +150,17 @@ def test_a_hotkey_earns_once_and_does_not_push_others_down() -> None:
     ]
 
 
-def test_nothing_beyond_the_ceiling_ranks_or_is_a_baseline() -> None:
-    absurd = row(1, "a", 1.7e308)
-    assert order(rank([absurd, row(2, "b", 1.0)])) == [2]
-    assert order(rank([row(2, "b", 1.0)], baseline=absurd)) == [2]
+def test_nothing_beyond_the_ceiling_ranks(standing: Standing) -> None:
+    assert order(standing([row(1, "a", 1.7e308), row(2, "b", 1.0)])) == [2]
 
 
-def test_a_refuted_baseline_need_not_be_beaten() -> None:
+def test_nothing_beyond_the_ceiling_is_a_baseline(standing: Standing) -> None:
+    assert order(standing([row(2, "b", 1.0)], baseline=row(1, "a", 1.7e308))) == [2]
+
+
+def test_a_refuted_baseline_need_not_be_beaten(standing: Standing) -> None:
     refuted = row(1, "a", 500.0, score=0.0)
-    assert order(rank([row(2, "b", 1.0)], baseline=refuted)) == [2]
+    assert order(standing([row(2, "b", 1.0)], baseline=refuted)) == [2]
 
 
 def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:

@@ -1,0 +1,89 @@
+"""The pages in headless Chromium: accessible by axe's rules, light and dark, desk and telephone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
+
+TELEPHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1280, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium; skipped, and said so, where there is none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("NOT TESTED IN A BROWSER: no chromium (Debian: apt install chromium)")
+    # Its own sandbox does not work for root, and all that it loads here is ours.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
+    """A round with a confirmed, a rejected, a queued and a hidden submission: numbers 1 to 4."""
+    with serve(tmp_path_factory.mktemp("pages")) as live:
+        for key in (ALICE, BOB):
+            live.register(key, model="M" * 120)
+        figures = {str(2**n): {"tokens_per_sec": 10.0**n} for n in range(7, 10)}
+        first = live.submit(ALICE, 9e9, target=1_000_000, benchmarks=figures)
+        second = live.submit(BOB, 5.0, fork="https://x.example/" + "long" * 100)
+        measured = {"1000000": {"tokens_per_sec": 9.1e9}}
+        live.judge("/mark_validated", {"submission_id": first, "score": 1, "measured": measured})
+        reason = "wrong" * 100
+        live.judge("/mark_validated", {"submission_id": second, "score": 0, "reason": reason})
+        live.submit(BOB, 6.0)
+        live.commit(BOB)
+        yield live
+
+
+def opened(browser: Browser, scheme: Literal["light", "dark"], **options: Any) -> Page:
+    return browser.new_context(color_scheme=scheme, **options).new_page()
+
+
+def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
+    # axe puts a script into a page, which the page's own policy forbids
+    light = opened(browser, "light", viewport=DESK, bypass_csp=True)
+    dark = opened(browser, "dark", viewport=TELEPHONE, bypass_csp=True)
+    for page, paths in (
+        (light, ("/", "/rounds", "/submissions/2", "/submissions/4")),
+        (dark, ("/", "/submissions/1")),
+    ):
+        for path in paths:
+            page.goto(api.url + path)
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            assert len(found.response["passes"]) > 10  # it did look
+        page.context.close()
+
+
+def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
+    browser: Browser, api: LiveApi
+) -> None:
+    said: list[str] = []
+    brightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
+    light = opened(browser, "light", viewport=TELEPHONE)
+    dark = opened(browser, "dark", viewport=TELEPHONE)
+    for page, path in (
+        (light, "/"),
+        (dark, "/"),
+        (dark, "/submissions/1"),
+        (dark, "/submissions/2"),
+    ):
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(api.url + path)
+        assert page.evaluate("document.documentElement.scrollWidth") == TELEPHONE["width"]
+        assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
+    assert said == []  # the policy has stopped nothing of ours
