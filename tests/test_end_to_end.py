@@ -21,6 +21,7 @@ from neurons.mining.journal import Journal, Submission
 from tests import PROJECT
 from tests.processes import wait_for
 from tests.repositories import run_git
+from tests.small_host import install_small_host
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,10 +30,15 @@ CANARY = "ghp_canary4af0c1e7b25d4af0c1e7b25d4af0c1e7"
 
 @dataclass
 class Miner:
-    """Runs the command line on one state folder; its temporary folder marks every descendant."""
+    """Runs the command line on one state folder; its temporary folder marks every descendant.
+
+    Attributes:
+        path: PYTHONPATH, on which the host library of the fork is found.
+    """
 
     state: Path
     temporary: Path
+    path: str
 
     @property
     def folder(self) -> Path:
@@ -45,6 +51,7 @@ class Miner:
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(self.temporary),
+                "PYTHONPATH": self.path,
                 "TMPDIR": str(self.temporary),
                 "ENV_FILE": "/dev/null",
                 "GITHUB_TOKEN": CANARY,
@@ -95,7 +102,7 @@ class Miner:
 def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
     root = tmp_path_factory.mktemp("end-to-end")
     (root / "tmp").mkdir()
-    return Miner(root / "state", root / "tmp")
+    return Miner(root / "state", root / "tmp", install_small_host(root / "host"))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overl
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
 from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
+from tests.small_host import make_small
 
 
 class Judge:
@@ -233,7 +234,7 @@ class Home:
     def submit(self, api: LiveApi, files: dict[str, str]) -> int:
         """Submit a fork of fla-core with the overlay and `files`."""
         path = self.folder / "fork"
-        upstream = make_upstream(self.folder / "upstream.git")
+        upstream = make_upstream(self.folder / "upstream.git", make_small)
         run_git(self.folder, "clone", "--quiet", upstream, str(path))
         overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
         made = commit(path, {**overlay, **files})

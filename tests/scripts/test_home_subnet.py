@@ -11,6 +11,7 @@ import pytest
 
 from tests import PROJECT
 from tests.processes import run_python
+from tests.small_host import install_small_host
 
 SCRIPT = PROJECT / "scripts/home_subnet.py"
 
@@ -23,7 +24,7 @@ SCRIPT = PROJECT / "scripts/home_subnet.py"
 def test_separate_processes_reach_a_verdict(tmp_path: Path) -> None:
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7"}
-    bare["PYTHONPATH"] = str(PROJECT)
+    bare["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
     done = run_python(SCRIPT, tmp_path / "home", "--once", env={**bare, **short}, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "VALIDATED, rank 1" in done.stdout

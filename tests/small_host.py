@@ -1,0 +1,42 @@
+"""The host library for tests of whole processes, which start a dozen workers that each import it.
+
+Its `fla.ops` imports none of its other operators by itself, which takes more than half of what
+such a worker does on a CPU. What the layer and the operator import is there.
+`neurons/embedded/test_upstream.py` has the host as it is installed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import distribution
+from pathlib import Path
+
+from neurons.embedded.upstream import PACKAGE
+
+EAGER = Path("fla/ops/__init__.py")
+
+
+def make_small(source: Path) -> None:
+    """Let `fla.ops` and `fla.layers` in a host's source import nothing by themselves."""
+    (source / EAGER).write_text("")
+    (source / "fla/layers/__init__.py").write_text("")
+
+
+def install_small_host(folder: Path) -> str:
+    """Install the host in `folder` as links to the real one; return it for PYTHONPATH.
+
+    A process with this path finds the distribution there first, and makes its upstream of it.
+    """
+    real = distribution(PACKAGE)
+    information = folder / f"fla_core-{real.version}.dist-info"
+    information.mkdir(parents=True)
+    names = [file for file in real.files or () if file.parts[0] == "fla" and file.suffix == ".py"]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(Path(str(real.locate_file(name))).resolve())
+    (folder / EAGER).unlink()
+    (folder / EAGER).touch()
+    (information / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {real.version}\n"
+    )
+    (information / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    return str(folder)
