@@ -1,0 +1,126 @@
+"""RWKV-6 time mixing: token shift with data-dependent mixing, WKV6, group norm and a SiLU gate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quasar_kernels.blocks import wkv6
+from quasar_kernels.blocks.backends import Backend
+from quasar_kernels.blocks.earlier import Earlier
+
+STREAMS = 5
+"""Mixtures of a token and the one before: for decay, key, value, receptance and gate."""
+
+
+class TimeMixingState(NamedTuple):
+    """What time mixing keeps of N sequences between calls."""
+
+    before: Tensor  # [N, 1, width], the last token
+    wkv: Tensor  # [N, heads, S, S] fp32, keys first
+
+
+class RWKV6TimeMixing(nn.Module):
+    """RWKV-6's time mixing ("Finch", arXiv 2404.05892), started as its authors start it.
+
+    Args:
+        width: channels of the input and the output.
+        heads: each of width / heads channels.
+        layer, layers: this layer's place from 0 and how many there are; the start depends on it.
+        mix_rank, decay_rank: ranks of what makes mixing and decay depend on the data.
+
+    Raises:
+        ValueError: width is no multiple of heads, or the layer is none of `layers`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        layer: int = 0,
+        layers: int = 1,
+        mix_rank: int = 32,
+        decay_rank: int = 64,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads; got {width} and {heads}")
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer must be one of 0 to {layers - 1}; got {layer}")
+        self.width, self.heads = width, heads
+        depth, height = layer / max(1, layers - 1), 1 - layer / layers
+        channel = torch.arange(width)
+        rising = channel / width
+        # the share of the token before; by the first channels and the upper layers the less
+        mixing = [
+            1 - rising**height,
+            1 - rising**height,
+            1 - rising**height - 0.3 * depth,
+            *(1 - rising ** (height / 2) for _ in range(2)),
+        ]
+        self.mix_input = nn.Parameter(1 - rising**height)
+        self.mix = nn.Parameter(torch.stack(mixing))
+        self.mix_down = nn.Parameter(torch.zeros(width, STREAMS * mix_rank))
+        self.mix_up = nn.Parameter(torch.empty(STREAMS, mix_rank, width).uniform_(-0.01, 0.01))
+        share = channel / max(1, width - 1)
+        self.decay = nn.Parameter(-6 + 5 * share ** (0.7 + 1.3 * depth))
+        self.decay_down = nn.Parameter(torch.zeros(width, decay_rank))
+        self.decay_up = nn.Parameter(torch.empty(decay_rank, width).uniform_(-0.01, 0.01))
+        zigzag = 0.1 * ((channel + 1) % 3 - 1)
+        self.bonus = nn.Parameter((depth * (1 - share) + zigzag).view(heads, -1))
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, width, bias=False)
+        self.norm = nn.GroupNorm(heads, width, eps=64e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, x: Tensor, state: TimeMixingState | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, TimeMixingState]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            x: `[B, T, width]`.
+            state: what an earlier call returned; None begins anew.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+
+        Returns:
+            y `[B, T, width]` and the state behind each sequence.
+
+        Raises:
+            ValueError: shapes that do not fit one another.
+        """
+        heads = (self.heads, self.width // self.heads)
+        earlier = Earlier(x, None if state is None else state.before, 1, cu_seqlens)
+        for_decay, for_key, for_value, for_receptance, for_gate = self._mixed(x, earlier.by(1))
+        r = self.receptance(for_receptance).unflatten(-1, heads)
+        k, v = self.key(for_key).unflatten(-1, heads), self.value(for_value).unflatten(-1, heads)
+        w = self._log_decay(for_decay).unflatten(-1, heads)
+        last = None if state is None else state.wkv
+        o, wkv = wkv6.wkv6(r, k, v, w, self.bonus, last, cu_seqlens)
+        normed = self.norm(o.reshape(-1, self.width)).view(x.shape)
+        y = self.output(normed.to(v.dtype) * F.silu(self.gate(for_gate)))
+        return y, TimeMixingState(earlier.last(), wkv)
+
+    def _mixed(self, x: Tensor, before: Tensor) -> tuple[Tensor, ...]:
+        """Return x mixed with the token before, `[B, T, width]` for each stream."""
+        change = before - x
+        hidden = torch.tanh((x + change * self.mix_input) @ self.mix_down)
+        hidden = hidden.unflatten(-1, (STREAMS, -1)).movedim(-2, 0).flatten(1, 2)
+        shares = torch.bmm(hidden, self.mix_up).unflatten(1, x.shape[:2])
+        return (x + change * (self.mix[:, None, None] + shares)).unbind(0)
+
+    def _log_decay(self, x: Tensor) -> Tensor:
+        """Return the log decay of each channel, `[B, T, width]`, in fp32 (fp64 for fp64 x)."""
+        moved = torch.tanh(x @ self.decay_down) @ self.decay_up
+        wide = torch.float64 if self.decay.dtype == torch.float64 else torch.float32
+        return -torch.exp(self.decay.to(wide) + moved.to(wide))
+
+    def backend(self, dtype: torch.dtype | None = None) -> Backend:
+        """Return what computes WKV6 for this layer; `dtype` is autocast's, None the parameters'."""
+        weight = self.key.weight
+        return wkv6.OPERATOR.backend(weight.device, dtype or weight.dtype)

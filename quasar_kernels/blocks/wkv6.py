@@ -1,0 +1,75 @@
+"""The WKV6 operator of RWKV-6: flash-linear-attention's kernels on a GPU, else chunked torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quasar_kernels.blocks.backends import Kernels, Operator
+from quasar_kernels.blocks.chunked import decayed_attention
+from quasar_kernels.blocks.shapes import check_state, expect
+
+
+def wkv6(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Apply WKV6 (arXiv 2404.05892) to whole sequences.
+
+    For every sequence and head: o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t, then
+    S_t = diag(exp(w_t)) S_{t-1} + k_t v_t^T.
+
+    Args:
+        r, k: `[B, T, H, K]`, bf16, fp16, fp32 or fp64; T may be 0.
+        v: `[B, T, H, V]`.
+        w: `[B, T, H, K]`, log decays, not positive, best in fp32.
+        u: `[H, K]`, the bonus of the present token.
+        initial_state: `[N, H, K, V]`, for N sequences (B without `cu_seqlens`); None is zero.
+        cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+
+    Returns:
+        o `[B, T, H, V]` in v's dtype, and the final state `[N, H, K, V]` in fp32 (fp64 for fp64).
+        Gradients reach all tensors, from both results.
+
+    Raises:
+        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+    """
+    if r.ndim != 4:
+        raise ValueError(f"r must have shape [B, T, H, K]; got {tuple(r.shape)}")
+    B, T, H, K = r.shape
+    expect("k", k, r.shape)
+    expect("w", w, r.shape)
+    expect("v", v, (B, T, H, v.shape[-1]))
+    expect("u", u, (H, K))
+    check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]))
+    return OPERATOR(v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens)
+
+
+def _by_fla(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    from fla.ops.rwkv6 import chunk_rwkv6
+
+    o, final = chunk_rwkv6(
+        r, k, v, w, u, scale=1.0, initial_state=None if state is None else state.float(),
+        output_final_state=True, cu_seqlens=bounds,
+    )  # fmt: skip
+    return o.to(v.dtype), final.to(torch.float32)
+
+
+OPERATOR = Operator(
+    "WKV6",
+    [Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla)],
+    decayed_attention,
+)

@@ -1,0 +1,122 @@
+"""The definitions of WKV6 and of SSD, walked token by token in plain torch, float64 by default.
+
+    WKV6, of RWKV-6: o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t
+                     S_t = diag(exp(w_t)) S_{t-1} + k_t v_t^T
+    SSD, of Mamba-2: S_t = exp(dt_t A) S_{t-1} + dt_t B_t x_t^T
+                     y_t = S_t^T C_t + D x_t
+
+Sources: RWKV-6, arXiv 2404.05892; Mamba-2, arXiv 2405.21060. Both are differentiable by autograd
+and run on any device. They specify `blocks`; nothing in them is shared with what computes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+Step = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+"""Takes a token's place and the state, and returns the output there and the next state."""
+
+
+def wkv6_recurrence(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Walk WKV6 token by token.
+
+    Args:
+        r, k: `[B, T, H, K]`, any floating dtype.
+        v: `[B, T, H, V]`.
+        w: `[B, T, H, K]`, log decays, not positive.
+        u: `[H, K]`, the bonus of the present token.
+        initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
+        cu_seqlens: `[N + 1]` bounds of the sequences packed along T (B = 1), empty ones included.
+        dtype: the arithmetic's and the results' dtype.
+
+    Returns:
+        o `[B, T, H, V]` and the final state `[N, H, K, V]`.
+    """
+    r, k, v, w, u = (x.to(dtype) for x in (r, k, v, w, u))
+
+    def step(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        written = k[:, t, :, :, None] * v[:, t, :, None, :]
+        o = (r[:, t, :, :, None] * (state + u[:, :, None] * written)).sum(-2)
+        return o, torch.exp(w[:, t])[..., None] * state + written
+
+    return _walked(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
+
+
+def ssd_recurrence(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Walk SSD token by token.
+
+    Args:
+        x: `[batch, T, H, P]`, any floating dtype.
+        dt: `[batch, T, H]`, step sizes, not negative.
+        A: `[H]`, rates of decay, negative.
+        B, C: `[batch, T, G, N]`; each of the G groups serves H / G heads in a row.
+        D: `[H]`, the skip's factors, or None for none.
+        initial_state: `[sequences, H, N, P]` or None for zeros.
+        cu_seqlens: bounds of the sequences packed along T (batch = 1), empty ones included.
+        dtype: the arithmetic's and the results' dtype.
+
+    Returns:
+        y `[batch, T, H, P]` and the final state `[sequences, H, N, P]`.
+    """
+    x, dt, A, B, C = (y.to(dtype) for y in (x, dt, A, B, C))
+    B, C = (y.repeat_interleave(x.shape[2] // y.shape[2], 2) for y in (B, C))
+
+    def step(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        size = dt[:, t][..., None, None]
+        written = size * B[:, t, :, :, None] * x[:, t, :, None, :]
+        state = torch.exp(size * A[:, None, None]) * state + written
+        return (C[:, t, :, :, None] * state).sum(-2), state
+
+    y, final = _walked(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
+    return (y if D is None else y + D.to(dtype)[:, None] * x), final
+
+
+def _walked(
+    step: Step,
+    shape: torch.Size,
+    width: int,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    like: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Walk the batch rows together, or each packed sequence in turn."""
+    batch, T, H, K = shape
+    bounds = [0, T] if cu_seqlens is None else [int(edge) for edge in cu_seqlens.tolist()]
+    N = batch if cu_seqlens is None else len(bounds) - 1
+    state = like.new_zeros(N, H, K, width)
+    if initial_state is not None:
+        state = initial_state.to(like.dtype)
+    outputs, finals = [], []
+    for n, (start, stop) in enumerate(pairwise(bounds)):
+        current = state if cu_seqlens is None else state[n : n + 1]
+        for t in range(start, stop):
+            o, current = step(t, current)
+            outputs.append(o)
+        finals.append(current)
+    o = torch.stack(outputs, 1) if outputs else like.new_zeros(batch, 0, H, width)
+    return o, torch.cat(finals) if finals else state

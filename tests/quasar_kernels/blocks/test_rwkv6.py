@@ -1,0 +1,99 @@
+"""RWKV-6 time mixing against its definition, written out token by token in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.blocks import RWKV6TimeMixing
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.blocks.calls import check
+from tests.quasar_kernels.inputs import packed
+
+WIDTH, HEADS = 32, 2
+
+
+def made(layer=1):
+    """A layer none of whose parameters is zero, in float64."""
+    mixing = RWKV6TimeMixing(WIDTH, HEADS, layer, 4, mix_rank=4, decay_rank=6).double()
+    for p in mixing.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return mixing
+
+
+def defined(mixing, x):
+    """One sequence `[T, width]` by the published equations, one token after the other."""
+    p = dict(mixing.named_parameters())
+    S = WIDTH // HEADS
+    state, before, outputs = torch.zeros(HEADS, S, S, dtype=x.dtype), torch.zeros_like(x[0]), []
+    for token in x:
+        moved = before - token
+        low = torch.tanh((token + moved * p["mix_input"]) @ p["mix_down"]).view(5, -1)
+        mixed = [token + moved * (p["mix"][n] + low[n] @ p["mix_up"][n]) for n in range(5)]
+        w, k, v, r, g = mixed
+        log = -torch.exp(p["decay"] + torch.tanh(w @ p["decay_down"]) @ p["decay_up"])
+        k, v, r = (
+            p[f"{name}.weight"] @ y for name, y in (("key", k), ("value", v), ("receptance", r))
+        )
+        k, v, r, log = (y.view(HEADS, S) for y in (k, v, r, log))
+        written = k[:, :, None] * v[:, None, :]
+        o = (r[:, :, None] * (state + p["bonus"][:, :, None] * written)).sum(1)
+        state = torch.exp(log)[:, :, None] * state + written
+        o = (o - o.mean(1, keepdim=True)) / (o.var(1, correction=0, keepdim=True) + 64e-5).sqrt()
+        o = o.flatten() * p["norm.weight"] + p["norm.bias"]
+        outputs.append(p["output.weight"] @ (o * F.silu(p["gate.weight"] @ g)))
+        before = token
+    return torch.stack(outputs), state
+
+
+def test_the_layer_is_the_definition():
+    mixing, x = made(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+    y, state = mixing(x)
+    for row in range(2):
+        o, wkv = defined(mixing, x[row])
+        check((y[row], state.wkv[row]), (o, wkv), 1e-10)
+    assert torch.equal(state.before, x[:, -1:])
+
+
+def test_slices_and_packed_sequences_are_the_whole():
+    mixing, x = made(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    whole, last = mixing(x)
+    state, parts = None, []
+    for part in x.split([17, 1, 0, 1, 21], 1):
+        y, state = mixing(part, state)
+        parts.append(y)
+    check((torch.cat(parts, 1), *state), (whole, *last), 1e-10)
+    first, second = mixing(x[:, :17])[0], mixing(x[:, 17:])[0]
+    y, state = mixing(x, cu_seqlens=packed([17, 0, 23]))
+    check([y], [torch.cat([first, second], 1)], 1e-10)
+    assert state.wkv.shape[0] == 3
+    assert not state.before[1].any()
+    again, _ = mixing(x, state, packed([17, 0, 23]))
+    check([again[:, 17:]], [mixing(x[:, 17:], type(state)(*(s[2:] for s in state)))[0]], 1e-10)
+
+
+def test_every_parameter_learns_and_autocast_is_close():
+    torch.manual_seed(3)
+    mixing, x = RWKV6TimeMixing(WIDTH, HEADS, 1, 3), torch.randn(2, 50, WIDTH)
+    y, _ = mixing(x)
+    y.square().sum().backward()
+    # the narrow halves are zero at first: what stands before or behind them learns from step two on
+    late = {"mix_input", "mix_up", "decay_up"}
+    assert {n for n, p in mixing.named_parameters() if not p.grad.any()} == late
+    with torch.autocast("cpu", torch.bfloat16):
+        half, _ = mixing(x)
+    assert half.dtype == torch.bfloat16
+    assert relative_rms(half, y) < 3e-2
+
+
+def test_decays_and_mixing_start_as_published():
+    first, last = (RWKV6TimeMixing(WIDTH, HEADS, n, 4) for n in (0, 3))
+    assert first.decay[0] == last.decay[0] == -6
+    assert first.decay[-1] == last.decay[-1] == -1
+    assert torch.equal(first.mix_input, 1 - torch.arange(WIDTH) / WIDTH)
+    assert (first.mix[2] > last.mix[2]).all()  # of values: upper layers take less from before
+    assert first.bonus.abs().max() < 0.11 < last.bonus.max()
+    for arguments, words in (((30, 4), "30 and 4"), ((32, 4, 2, 2), "one of 0 to 1; got 2")):
+        with pytest.raises(ValueError, match=words):
+            RWKV6TimeMixing(*arguments)
