@@ -60,7 +60,8 @@ class Operator:
             return Backend("torch", "the tensors are not on a GPU")
         if dtype == torch.float64:
             return Backend("torch", "the kernels have no fp64")
-        problems, remedies = [], []
+        problems: list[str] = []
+        remedies: list[str] = []
         for kernels in self._kernels:
             problem, remedy = self._problem(kernels, packed)
             if problem is None:

@@ -54,10 +54,11 @@ def decayed_attention(
         if initial_state is not None:
             state = initial_state.to(dtype)
         bonus = None if u is None else u.to(dtype)
-        parts = zip(*(x.to(dtype).split(lengths, 1) for x in (q, k, v, g)), strict=True)
+        rows = (x.to(dtype).split(lengths, 1) for x in (q, k, v, g))
         states = [state] if cu_seqlens is None else state.split(1)
         results = [
-            _sequence(*rows, bonus, entering) for rows, entering in zip(parts, states, strict=True)
+            _sequence(q_n, k_n, v_n, g_n, bonus, entering)
+            for q_n, k_n, v_n, g_n, entering in zip(*rows, states, strict=True)
         ]
     o = torch.cat([v[:, :0], *(o.to(v.dtype) for o, _ in results)], dim=1)
     return o, torch.cat([state[:0], *(final for _, final in results)])

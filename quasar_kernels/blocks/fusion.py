@@ -1,0 +1,66 @@
+"""How a hybrid block joins its branches: gains a channel, gates a head, or a normalised mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
+"""What the gains start at: the first branch leads."""
+
+
+class ChannelGains(nn.Module):
+    """Adds the branches, each channel of each by a learned gain."""
+
+    def __init__(self, branches: int, width: int, heads: int) -> None:
+        super().__init__()
+        start = torch.full((branches, width), OTHER_GAINS)
+        start[0] = FIRST_GAIN
+        self.gains = nn.Parameter(start)
+
+    def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what each branch adds, `[B, T, width]` each; x is the block's normed input."""
+        return [gain * y for gain, y in zip(self.gains, outputs, strict=True)]
+
+
+class GatedHeads(nn.Module):
+    """Weighs the branches for each token and head by a softmax over the block's input.
+
+    All weights are equal at first.
+    """
+
+    def __init__(self, branches: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.gate = nn.Linear(width, branches * heads)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what each branch adds, as `ChannelGains` does."""
+        shares = self.gate(x).float().unflatten(-1, (len(outputs), self.heads)).softmax(-2)
+        return [
+            (share[..., None] * y.unflatten(-1, (self.heads, -1))).flatten(-2)
+            for share, y in zip(shares.to(x.dtype).unbind(-2), outputs, strict=True)
+        ]
+
+
+class NormalisedMean(nn.Module):
+    """The mean of the branches, each normed and scaled by channel, as in Hymba (2411.13676)."""
+
+    def __init__(self, branches: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(branches))
+
+    def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what each branch adds, as `ChannelGains` does."""
+        return [norm(y) / len(outputs) for norm, y in zip(self.norms, outputs, strict=True)]
+
+
+FUSIONS: dict[str, type[ChannelGains | GatedHeads | NormalisedMean]] = {
+    "gains": ChannelGains,
+    "gated": GatedHeads,
+    "mean": NormalisedMean,
+}

@@ -1,0 +1,117 @@
+"""A block of several sequence mixers side by side, their fusion, and an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from quasar_kernels.blocks.backends import Backend
+from quasar_kernels.blocks.fusion import FUSIONS
+from quasar_kernels.blocks.mamba2 import Mamba2
+from quasar_kernels.blocks.quasar import QuasarMixer
+from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
+
+MIXERS = ("rwkv6", "mamba2", "quasar")
+BlockState = dict[str, Any]
+"""Each mixer's state by its name."""
+
+
+class HybridBlock(nn.Module):
+    """Mixes tokens in parallel branches, then channels, each on a normed residual stream.
+
+    Args:
+        width: channels of the input and the output.
+        heads: of every branch.
+        mixers: which branches, of `MIXERS`, in the order of their gains; one alone is allowed.
+        fusion: `gains` a channel, started at 0.7 for the first branch and 0.3 for the others;
+            `gated`, a softmax a token and head; or `mean`, of normed branches.
+        layer, layers: the block's place from 0 and how many there are.
+        state: Mamba-2's state size.
+        expand: the MLP's inner width over `width`.
+        checkpoint_above: tokens of a call beyond which the backward pass computes the block again
+            instead of keeping what lies between; None never does.
+
+    Raises:
+        ValueError: an unknown or repeated mixer, an unknown fusion, or sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mixers: Sequence[str] = MIXERS,
+        fusion: str = "gains",
+        layer: int = 0,
+        layers: int = 1,
+        state: int = 64,
+        expand: int = 4,
+        checkpoint_above: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not mixers or set(mixers) - set(MIXERS) or len(set(mixers)) < len(mixers):
+            known = ", ".join(MIXERS)
+            raise ValueError(f"mixers must be some of {known}, each once; got {list(mixers)}")
+        if fusion not in FUSIONS:
+            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}; got {fusion!r}")
+        self.checkpoint_above = checkpoint_above
+        made = {
+            "rwkv6": lambda: RWKV6TimeMixing(width, heads, layer, layers),
+            "mamba2": lambda: Mamba2(width, heads, state),
+            "quasar": lambda: QuasarMixer(width, heads),
+        }
+        self.norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.mixers = nn.ModuleDict({name: made[name]() for name in mixers})
+        self.fusion = FUSIONS[fusion](len(mixers), width, heads)
+        inner = expand * width
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: BlockState | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: bool = False,
+    ) -> tuple[Tensor, BlockState | None]:
+        """Apply the block.
+
+        Args:
+            x: `[B, T, width]`.
+            state: what an earlier call returned, which this one may overwrite (`copy.deepcopy` it
+                to go on from it twice); None begins anew.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            keep: whether to return the state, for decoding.
+
+        Returns:
+            y `[B, T, width]`, and the state behind each sequence or None.
+        """
+        again = self.checkpoint_above is not None and x.shape[1] > self.checkpoint_above
+        if again and not keep and state is None and torch.is_grad_enabled():
+            y: Tensor = checkpoint(self._whole, x, cu_seqlens, use_reentrant=False)
+            return y, None
+        return self._run(x, state, cu_seqlens, keep)
+
+    def _whole(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        return self._run(x, None, cu_seqlens, False)[0]
+
+    def _run(
+        self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None, keep: bool
+    ) -> tuple[Tensor, BlockState | None]:
+        normed, outputs, states = self.norm(x), [], {}
+        for name, mixer in self.mixers.items():
+            last = None if state is None else state[name]
+            if isinstance(mixer, QuasarMixer):
+                y, states[name] = mixer(normed, last, cu_seqlens, keep)
+            else:
+                y, states[name] = mixer(normed, last, cu_seqlens)
+            outputs.append(y)
+        for added in self.fusion(normed, outputs):
+            x = x + added
+        return torch.add(x, self.mlp(self.mlp_norm(x))), states if keep else None
+
+    def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
+        """Return what computes each branch, and why; `dtype` as the mixers' `backend` takes it."""
+        return {name: mixer.backend(dtype) for name, mixer in self.mixers.items()}  # type: ignore[operator]

@@ -1,0 +1,114 @@
+"""Mamba-2: one projection, a causal convolution of four, SSD with a skip, a gated norm."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quasar_kernels.blocks import ssd
+from quasar_kernels.blocks.backends import Backend
+from quasar_kernels.blocks.earlier import Earlier
+
+TAPS = 4
+STATES = range(16, 129)
+"""What the state size may be."""
+SMALLEST_STEP, LARGEST_STEP = 1e-3, 1e-1
+"""Step sizes at the start lie between, evenly in their logarithm."""
+
+
+class Mamba2State(NamedTuple):
+    """What a Mamba-2 layer keeps of N sequences between calls."""
+
+    before: Tensor  # [N, 3, inner + 2 groups x state], the convolution's last inputs
+    ssd: Tensor  # [N, heads, state, inner / heads] fp32
+
+
+class Mamba2(nn.Module):
+    """Mamba-2 (arXiv 2405.21060), started as its authors start it.
+
+    Args:
+        width: channels of the input and the output.
+        heads: each of `expand * width / heads` channels, with a decay of its own.
+        state: channels of a head's keys, 16 to 128.
+        expand: the inner width over `width`.
+        groups: sets of B and C, each for heads / groups heads.
+        eps: epsilon of the norm.
+
+    Raises:
+        ValueError: a state that is not offered, or heads that do not divide into the rest.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        state: int = 64,
+        expand: int = 2,
+        groups: int = 1,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        inner = expand * width
+        if state not in STATES:
+            raise ValueError(f"state must be {STATES[0]} to {STATES[-1]}; got {state}")
+        if inner % heads or heads % groups:
+            raise ValueError(
+                f"heads must divide expand * width = {inner} and be a multiple of groups; got "
+                f"{heads} heads and {groups} groups"
+            )
+        self.heads, self.state, self.groups, self.eps = heads, state, groups, eps
+        mixed = inner + 2 * groups * state
+        self.sizes = (inner, mixed, heads)
+        self.input = nn.Linear(width, sum(self.sizes), bias=False)
+        self.convolution = nn.Conv1d(mixed, mixed, TAPS, groups=mixed)
+        step = torch.empty(heads).uniform_(math.log(SMALLEST_STEP), math.log(LARGEST_STEP)).exp()
+        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus gives step
+        self.rate_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.skip = nn.Parameter(torch.ones(heads))
+        self.norm = nn.Parameter(torch.ones(inner))
+        self.output = nn.Linear(inner, width, bias=False)
+
+    def forward(
+        self, x: Tensor, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Mamba2State]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            x: `[B, T, width]`.
+            state: what an earlier call returned; None begins anew.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+
+        Returns:
+            y `[B, T, width]` and the state behind each sequence.
+
+        Raises:
+            ValueError: shapes that do not fit one another.
+        """
+        gate, mixed, step = self.input(x).split(self.sizes, dim=-1)
+        earlier = Earlier(mixed, None if state is None else state.before, TAPS - 1, cu_seqlens)
+        mixed = F.silu(earlier.convolved(self.convolution.weight, self.convolution.bias))
+        narrow = self.groups * self.state
+        values, B, C = mixed.split([self.sizes[0], narrow, narrow], dim=-1)
+        wide = torch.promote_types(self.rate_log.dtype, torch.float32)
+        o, last = ssd.ssd(
+            values.unflatten(-1, (self.heads, -1)),
+            F.softplus(step.to(wide) + self.step_bias.to(wide)),
+            -torch.exp(self.rate_log.to(wide)),
+            B.unflatten(-1, (self.groups, self.state)),
+            C.unflatten(-1, (self.groups, self.state)),
+            self.skip,
+            None if state is None else state.ssd,
+            cu_seqlens,
+        )
+        gated = o.flatten(-2) * F.silu(gate)
+        y = self.output(F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps))
+        return y, Mamba2State(earlier.last(), last)
+
+    def backend(self, dtype: torch.dtype | None = None) -> Backend:
+        """Return what computes SSD for this layer; `dtype` is autocast's, None the parameters'."""
+        weight = self.output.weight
+        return ssd.OPERATOR.backend(weight.device, dtype or weight.dtype)

@@ -1,0 +1,57 @@
+"""The overlay's QuasarAttention with the states of this package's other mixers."""
+
+from __future__ import annotations
+
+import torch
+from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.ops.quasar.backend import choose_backend
+from torch import Tensor, nn
+
+from quasar_kernels.blocks.backends import Backend
+
+
+class QuasarMixer(nn.Module):
+    """QuasarAttention (arXiv 2512.12602) over `width` channels.
+
+    Args:
+        width: channels of the input and the output.
+        heads: each of width / heads channels.
+
+    Raises:
+        ValueError: width is no multiple of heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads; got {width} and {heads}")
+        self.layer = QuasarAttention(width, head_dim=width // heads, num_heads=heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: QuasarCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: bool = False,
+    ) -> tuple[Tensor, QuasarCache | None]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            x: `[B, T, width]`.
+            state: what an earlier call returned, which this one may overwrite; None begins anew.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            keep: whether to return the state.
+
+        Returns:
+            y `[B, T, width]`, and the state behind each sequence or None.
+        """
+        y, _, state = self.layer(x, past_key_values=state, use_cache=keep, cu_seqlens=cu_seqlens)
+        return y, state if keep else None
+
+    def backend(self, dtype: torch.dtype | None = None) -> Backend:
+        """Return what computes the operator; `dtype` is autocast's, None the parameters'."""
+        weight = self.layer.q_proj.weight
+        sizes = (1, 1, self.layer.num_heads, self.layer.head_dim)
+        x = torch.zeros(sizes, device=weight.device, dtype=dtype or weight.dtype)
+        chosen = choose_backend(x, x, x)
+        return Backend(chosen.backend, chosen.reason, chosen.remedy)

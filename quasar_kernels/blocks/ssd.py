@@ -1,0 +1,122 @@
+"""The SSD operator of Mamba-2: kernels of mamba_ssm or of fla-core on a GPU, else chunked torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quasar_kernels.blocks.backends import Kernels, Operator
+from quasar_kernels.blocks.chunked import decayed_attention
+from quasar_kernels.blocks.shapes import check_state, expect
+
+
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Apply SSD (arXiv 2405.21060) to whole sequences.
+
+    For every sequence and head: S_t = exp(dt_t A) S_{t-1} + dt_t B_t x_t^T and
+    y_t = S_t^T C_t + D x_t.
+
+    Args:
+        x: `[batch, T, H, P]`, bf16, fp16, fp32 or fp64; T may be 0.
+        dt: `[batch, T, H]`, step sizes, not negative, best in fp32.
+        A: `[H]`, rates of decay, negative.
+        B, C: `[batch, T, G, N]`; each of the G groups serves H / G heads in a row.
+        D: `[H]`, the skip's factors, or None for none.
+        initial_state: `[sequences, H, N, P]`; None is zero.
+        cu_seqlens: `[sequences + 1]` bounds of sequences packed in one row (batch = 1).
+
+    Returns:
+        y `[batch, T, H, P]` in x's dtype, and the final state `[sequences, H, N, P]` in fp32 (fp64
+        for fp64). Gradients reach all tensors, from both results.
+
+    Raises:
+        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+    """
+    if x.ndim != 4 or B.ndim != 4:
+        raise ValueError(
+            "x must have shape [batch, T, H, P] and B [batch, T, G, N]; got "
+            f"{list(x.shape)} and {list(B.shape)}"
+        )
+    batch, T, H, P = x.shape
+    G, N = B.shape[2:]
+    if not G or H % G:
+        raise ValueError(f"the heads of x must be a multiple of B's groups; got {H} and {G}")
+    expect("B", B, (batch, T, G, N))
+    expect("C", C, B.shape)
+    expect("dt", dt, (batch, T, H))
+    expect("A", A, (H,))
+    if D is not None:
+        expect("D", D, (H,))
+    check_state(initial_state, cu_seqlens, batch, (H, N, P))
+    arguments = (x, dt, A, B, C, initial_state, cu_seqlens)
+    y, final = OPERATOR(x, cu_seqlens is not None, *arguments)
+    return (y if D is None else y + (D[:, None] * x).to(x.dtype)), final
+
+
+def _as_attention(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, and log decays `[batch, T, H]`."""
+    group = x.shape[2] // B.shape[2]
+    q, k = (y.repeat_interleave(group, 2) for y in (C, B))
+    return q, k, (x * dt[..., None]).to(x.dtype), dt * A
+
+
+def _in_torch(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    state: Tensor | None, bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    wide = torch.promote_types(x.dtype, torch.float32)
+    q, k, v, g = _as_attention(x.to(wide), dt.to(wide), A.to(wide), B, C)
+    o, final = decayed_attention(q, k, v, g[..., None], None, state, bounds)
+    return o.to(x.dtype), final
+
+
+def _by_mamba(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    state: Tensor | None, bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    # their states have values first
+    y, final = mamba_chunk_scan_combined(
+        x, dt, A, B, C, chunk_size=256,
+        initial_states=None if state is None else state.mT.contiguous(), return_final_states=True,
+    )  # fmt: skip
+    return y.to(x.dtype), final.mT.float()
+
+
+def _by_fla(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    state: Tensor | None, bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    q, k, v, g = _as_attention(x, dt, A, B, C)
+    o, final = chunk_simple_gla(
+        q, k, v, g=g.float(), scale=1.0,
+        initial_state=None if state is None else state.float(),
+        output_final_state=True, cu_seqlens=bounds,
+    )  # fmt: skip
+    return o.to(x.dtype), final.float()
+
+
+OPERATOR = Operator(
+    "SSD",
+    [
+        Kernels(
+            "mamba_ssm", "mamba_ssm.ops.triton.ssd_combined", "install mamba_ssm", _by_mamba, False
+        ),
+        Kernels("fla-core", "fla.ops.simple_gla", "install fla-core 0.6 and Triton", _by_fla),
+    ],
+    _in_torch,
+)

@@ -1,0 +1,136 @@
+"""HybridBlock: its branches' sum, decoding, packing, checkpointing, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.blocks import MIXERS, HybridBlock
+from quasar_kernels.blocks.fusion import FUSIONS
+from tests.quasar_kernels.blocks.calls import check
+from tests.quasar_kernels.inputs import packed
+
+WIDTH, HEADS = 32, 2
+CHOICES = [c for n in (1, 2, 3) for c in itertools.combinations(MIXERS, n)]
+
+
+def made(mixers=MIXERS, fusion="gains", **options):
+    """A block in float64 none of whose parameters is at a special place."""
+    block = HybridBlock(WIDTH, HEADS, mixers, fusion, 1, 3, state=16, **options).double()
+    for p in block.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    return block
+
+
+def tokens(T, B=2):
+    return torch.randn(B, T, WIDTH, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mixers", CHOICES, ids="+".join)
+def test_prefill_and_single_steps_are_the_whole(mixers):
+    block, x = made(mixers), tokens(30)
+    whole, nothing = block(x)
+    assert nothing is None
+    with torch.no_grad():
+        y, state = block(x[:, :26], keep=True)
+        parts = [y]
+        for t in range(26, 30):
+            y, state = block(x[:, t : t + 1], state, keep=True)
+            parts.append(y)
+    check([torch.cat(parts, 1)], [whole], 1e-9)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_branches_are_joined_as_defined(fusion):
+    block, x = made(fusion=fusion), tokens(20)
+    normed = F.rms_norm(x, (WIDTH,), block.norm.weight, torch.finfo(x.dtype).eps)
+    y = [mixer(normed)[0] for mixer in block.mixers.values()]
+    if fusion == "gains":
+        mixed = sum(g * b for g, b in zip(block.fusion.gains, y, strict=True))
+    elif fusion == "gated":
+        logits = F.linear(normed, block.fusion.gate.weight, block.fusion.gate.bias)
+        shares = logits.view(2, 20, 3, HEADS).softmax(2).repeat_interleave(WIDTH // HEADS, 3)
+        mixed = sum(shares[:, :, n] * b for n, b in enumerate(y))
+    else:
+        scaled = [
+            b / b.square().mean(-1, keepdim=True).sqrt() * norm.weight
+            for b, norm in zip(y, block.fusion.norms, strict=True)
+        ]
+        mixed = sum(scaled) / 3
+    x = x + mixed
+    check(
+        [block(x - mixed)[0]],
+        [x + block.mlp(block.mlp_norm(x))],
+        1e-6 if fusion == "gated" else 1e-9,
+    )
+
+
+def test_gains_start_at_seven_to_three():
+    gains = HybridBlock(WIDTH, HEADS, ("mamba2", "rwkv6"), state=16).fusion.gains
+    assert torch.equal(gains, torch.tensor([[0.7], [0.3]]).expand(2, WIDTH))
+
+
+def test_packed_sequences_equal_separate_ones():
+    block, x = made(), tokens(31, 1)
+    parts = [block(part)[0] for part in x.split([13, 18], 1)]
+    check([block(x, cu_seqlens=packed([13, 0, 18]))[0]], [torch.cat(parts, 1)], 1e-9)
+
+
+def test_checkpointed_gradients_are_the_same_and_keep_less():
+    block, x = made(), tokens(40)
+    kept = []
+    found = []
+    for limit in (None, 39, 40):
+        block.checkpoint_above = limit
+        block.zero_grad()
+        count = 0
+
+        def pack(tensor):
+            nonlocal count
+            count += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = block(x)[0].square().sum()
+        kept.append(count)
+        loss.backward()
+        found.append([p.grad.clone() for p in block.parameters()])
+    assert kept[1] < kept[0] / 10
+    assert kept[2] == kept[0]
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+
+
+def test_a_copied_state_goes_on_twice():
+    block, x = made(), tokens(12)
+    with torch.no_grad():
+        _, state = block(x[:, :10], keep=True)
+        copied = copy.deepcopy(state)
+        first, _ = block(x[:, 10:], state, keep=True)
+        second, _ = block(x[:, 10:], copied, keep=True)
+    assert torch.equal(first, second)
+
+
+def test_backends_name_what_runs():
+    found = made().backends()
+    assert list(found) == list(MIXERS)
+    assert {b.name for b in found.values()} == {"torch"}
+    assert all("not on a GPU" in b.reason for b in found.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mixers": ("rwkv7",)}, "some of rwkv6, mamba2, quasar, each once"),
+        ({"mixers": ()}, "each once"),
+        ({"mixers": ("rwkv6", "rwkv6")}, "each once"),
+        ({"fusion": "sum"}, "one of gains, gated, mean; got 'sum'"),
+        ({"mixers": ("quasar",), "heads": 5}, "got 32 and 5"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        HybridBlock(**({"width": WIDTH, "heads": HEADS} | options))

@@ -1,0 +1,103 @@
+"""The Mamba-2 layer against its definition, written out token by token in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.blocks import Mamba2
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.blocks.calls import check
+from tests.quasar_kernels.inputs import packed
+
+WIDTH, HEADS, STATE, GROUPS = 24, 4, 16, 2
+INNER = 2 * WIDTH
+
+
+def made():
+    """A layer with parameters that all matter, in float64."""
+    layer = Mamba2(WIDTH, HEADS, STATE, groups=GROUPS).double()
+    for p in layer.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return layer
+
+
+def defined(layer, x):
+    """One sequence `[T, width]` by the published equations, one token after the other."""
+    p = dict(layer.named_parameters())
+    state = torch.zeros(HEADS, STATE, INNER // HEADS, dtype=x.dtype)
+    inputs = torch.zeros(3, INNER + 2 * GROUPS * STATE, dtype=x.dtype)
+    taps, outputs = p["convolution.weight"].squeeze(1), []
+    for token in x:
+        projected = p["input.weight"] @ token
+        gate, mixed, step = projected.tensor_split([INNER, projected.numel() - HEADS])
+        inputs = torch.cat([inputs, mixed[None]])
+        mixed = F.silu((inputs[-4:].T * taps).sum(1) + p["convolution.bias"])
+        values, B, C = mixed.tensor_split([INNER, INNER + GROUPS * STATE])
+        values = values.view(HEADS, -1)
+        B, C = (y.view(GROUPS, STATE).repeat_interleave(HEADS // GROUPS, 0) for y in (B, C))
+        dt = F.softplus(step + p["step_bias"])
+        decay = torch.exp(-dt * p["rate_log"].exp())
+        written = dt[:, None, None] * B[:, :, None] * values[:, None, :]
+        state = decay[:, None, None] * state + written
+        y = (C[:, :, None] * state).sum(1) + p["skip"][:, None] * values
+        y = y.flatten() * F.silu(gate)
+        y = y / (y.square().mean() + 1e-5).sqrt() * p["norm"]
+        outputs.append(p["output.weight"] @ y)
+    return torch.stack(outputs), state, inputs[-3:]
+
+
+def test_the_layer_is_the_definition():
+    layer, x = made(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+    y, state = layer(x)
+    for row in range(2):
+        found = (y[row], state.ssd[row], state.before[row])
+        check(found, defined(layer, x[row]), 1e-10)
+
+
+def test_slices_and_packed_sequences_are_the_whole():
+    layer, x = made(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    whole, last = layer(x)
+    state, parts = None, []
+    for part in x.split([17, 1, 0, 1, 21], 1):
+        y, state = layer(part, state)
+        parts.append(y)
+    check((torch.cat(parts, 1), *state), (whole, *last), 1e-10)
+    first, second = layer(x[:, :2])[0], layer(x[:, 2:])[0]
+    y, state = layer(x, cu_seqlens=packed([2, 0, 38]))
+    check([y], [torch.cat([first, second], 1)], 1e-10)
+    again, _ = layer(x, state, packed([2, 0, 38]))
+    check([again[:, 2:]], [layer(x[:, 2:], type(state)(*(s[2:] for s in state)))[0]], 1e-10)
+
+
+def test_every_parameter_learns_and_autocast_is_close():
+    layer, x = Mamba2(WIDTH, HEADS, STATE), torch.randn(2, 50, WIDTH)
+    y, _ = layer(x)
+    y.square().sum().backward()
+    assert all(p.grad.any() for p in layer.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        half, _ = layer(x)
+    assert half.dtype == torch.bfloat16
+    assert relative_rms(half, y) < 3e-2
+
+
+def test_steps_and_rates_start_as_published():
+    layer = Mamba2(64, 128, expand=2)
+    step = F.softplus(layer.step_bias)
+    assert 0.99e-3 < step.min() < 2e-3
+    assert 5e-2 < step.max() < 1.01e-1
+    assert 1 <= layer.rate_log.exp().min() < 2 < 14 < layer.rate_log.exp().max() <= 16
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"state": 8}, "16 to 128; got 8"),
+        ({"heads": 7}, "got 7 heads and 1 groups"),
+        ({"groups": 3}, "got 4 heads and 3 groups"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Mamba2(**({"width": WIDTH, "heads": HEADS} | options))

@@ -1,0 +1,120 @@
+"""SSD on a CPU against its definition in float64, and the calls of the libraries' kernels."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+from quasar_kernels.blocks.ssd import OPERATOR as SSD
+from quasar_kernels.blocks.ssd import ssd
+from quasar_kernels.decay_reference import ssd_recurrence
+from tests.quasar_kernels.blocks.calls import check, results_and_gradients, ssd_inputs
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+
+LIMIT = OPERATOR[torch.float32]
+STATE = (4, 16, 24)
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("T", [0, 1, 64, 130])
+def test_results_are_float64_s(T):
+    x, state = ssd_inputs(T, B=2), torch.randn(2, *STATE)
+    check(ssd(*x, state), ssd_recurrence(*x, state), LIMIT)
+
+
+@pytest.mark.parametrize("N", [16, 128])
+def test_state_sizes_without_a_skip(N):
+    x = ssd_inputs(70, N=N)[:5]
+    check(ssd(*x), ssd_recurrence(*x), LIMIT)
+
+
+@pytest.mark.parametrize("dtype", OPERATOR)
+def test_every_dtype(dtype):
+    x = ssd_inputs(100, dtype=dtype)
+    y, final = ssd(*x)
+    assert y.dtype == dtype
+    assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    # the steps and the skip's factors are fp32
+    check((y, final), ssd_recurrence(*x), max(OPERATOR[dtype], 1e-7))
+
+
+def test_packed_sequences_equal_separate_ones():
+    lengths = [0, 1, 70, 0, 64, 0]
+    x, state = ssd_inputs(sum(lengths)), torch.randn(len(lengths), *STATE)
+    bounds = packed(lengths)
+    check(ssd(*x, state, bounds), ssd_recurrence(*x, state, bounds), LIMIT)
+
+
+def test_gradients_are_float64_s():
+    x, bounds = [*ssd_inputs(90), torch.randn(3, *STATE)], packed([30, 0, 60])
+    found = results_and_gradients(lambda *x: ssd(*x, bounds), x)
+    wanted = results_and_gradients(lambda *x: ssd_recurrence(*x, bounds), x, torch.float64)
+    check(found, wanted, GRADIENT[torch.float32])
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-4, 100.0, 1e6])
+def test_any_decay_with_its_gradients(rate):
+    x = ssd_inputs(150, rate=rate)
+    found = results_and_gradients(ssd, x)
+    check(found[:4], results_and_gradients(ssd_recurrence, x, torch.float64)[:4], LIMIT)
+    assert all(torch.isfinite(y).all() for y in found)
+
+
+def test_what_does_not_fit_is_refused():
+    x, dt, A, B, C, D = ssd_inputs(10, B=2)
+    for arguments, words in (
+        ((x[0], dt, A, B, C), r"x must have shape \[batch, T, H, P\]"),
+        ((x[:, :, :3], dt, A, B, C), "got 3 and 2"),
+        ((x, dt[..., 1:], A, B, C), "dt must have shape"),
+        ((x, dt, A[1:], B, C), "A must have shape"),
+        ((x, dt, A, B, C[..., 1:]), "C must have shape"),
+        ((x, dt, A, B[:, 1:], C[:, 1:]), "B must have shape"),
+        ((x, dt, A, B, C, D[1:]), "D must have shape"),
+        ((x, dt, A, B, C, D, torch.zeros(1, *STATE)), "one state a sequence"),
+        ((x, dt, A, B, C, D, None, packed([10])), "B must be 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ssd(*arguments)
+
+
+def chunk_simple_gla(q, k, v, *, g, scale, initial_state, output_final_state, cu_seqlens):
+    assert cu_seqlens is None
+    o, final = naive_recurrent_simple_gla(q, k, v, g, scale, initial_state, output_final_state)
+    return o, final
+
+
+def mamba_chunk_scan_combined(
+    x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
+    cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False,
+    return_varlen_states=False,
+):  # fmt: skip
+    """The parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
+    assert D is z is dt_bias is seq_idx is cu_seqlens is None
+    assert (return_final_states, dt_softplus) == (True, False)
+    y, final = ssd_recurrence(x, dt, A, B, C, None, initial_states.mT, dtype=torch.float32)
+    return y, final.mT
+
+
+def test_the_libraries_kernels_are_called_as_they_ask(monkeypatch):
+    """Only a GPU runs them: here definitions by their signatures take their places."""
+    module = types.ModuleType("ssd_combined")
+    module.mamba_chunk_scan_combined = mamba_chunk_scan_combined
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", module)
+    monkeypatch.setattr("fla.ops.simple_gla.chunk_simple_gla", chunk_simple_gla)
+    x, state = ssd_inputs(20, B=2)[:5], torch.randn(2, *STATE)
+    for kernels in SSD._kernels:
+        check(kernels.call(*x, state, None), ssd_recurrence(*x, None, state), LIMIT)
+
+
+def test_a_backend_says_why():
+    found = SSD.backend(GPU, torch.bfloat16)
+    assert found.name == "fla-core"
+    assert found.reason == "mamba_ssm: ModuleNotFoundError: No module named 'mamba_ssm'"
+    assert "no packed sequences" in SSD.backend(GPU, torch.bfloat16, packed=True).reason
