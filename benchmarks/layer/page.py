@@ -13,10 +13,10 @@ from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.tables import accuracy_tables, profile_table
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
 from benchmarks.limits import Criterion, limits_table
-from benchmarks.line_plot import Line, line_plot
 from benchmarks.markdown import facts, table
 from benchmarks.results import DATA, ROOT, load
 from harness.report import Measurement, Report, load_report
+from quasar_kernels.line_plot import Line, line_plot
 
 PROFILES = ("layer-profile", "layer-profile-ops")
 IN_README = (512, 2048, 16384, 100_000, 1_000_000)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from benchmarks.documents import filled
 from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
 from benchmarks.limits import Criterion, missed, summary
-from benchmarks.line_plot import Line, line_plot
 from benchmarks.markdown import facts, records, table
 from benchmarks.nsight.results import Profile
 from benchmarks.nsight.tables import profile_tables
@@ -37,6 +36,7 @@ from benchmarks.operator.training_results import (
 from benchmarks.results import DATA, ROOT, load
 from benchmarks.sanitizer.results import SanitizerResults, sanitizer_table
 from benchmarks.sanitizer.results import misses as sanitizer_misses
+from quasar_kernels.line_plot import Line, line_plot
 
 DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}

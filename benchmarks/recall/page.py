@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.documents import filled
-from benchmarks.line_plot import Line, line_plot
 from benchmarks.markdown import facts, records
 from benchmarks.recall.results import WAYS, Curve, Recall, Setting
 from benchmarks.results import DATA, ROOT, load
+from quasar_kernels.line_plot import Line, line_plot
 
 RUN = DATA / "recall.json"
 DOCUMENT, PLOT = ROOT / "docs" / "layer.md", ROOT / "docs" / "recall.svg"

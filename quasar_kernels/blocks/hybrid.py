@@ -16,6 +16,10 @@ from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 
 MIXERS = ("rwkv6", "mamba2", "quasar")
+OUTPUT_SCALES = {"rwkv6": 2.2, "mamba2": 0.5, "quasar": 1.0}
+"""Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
+0.57 or 0.28 for an input of 1; with them branches begin alike, and their gains say the rest."""
+_OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state by its name."""
 
@@ -65,6 +69,8 @@ class HybridBlock(nn.Module):
         }
         self.norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
         self.mixers = nn.ModuleDict({name: made[name]() for name in mixers})
+        for name, mixer in self.mixers.items():
+            mixer.get_parameter(_OUTPUTS[name]).data *= OUTPUT_SCALES[name]
         self.fusion = FUSIONS[fusion](len(mixers), width, heads)
         inner = expand * width
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))

@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.limits import missed
-from benchmarks.line_plot import Line, line_plot
 from benchmarks.nsight.results import bytes_ms, floor_ms
 from benchmarks.operator.page import DOCUMENT, Runs, document, limits, load_runs, plot
 from benchmarks.operator.results import ERRORS, FORWARD_MS, OperatorResults
 from benchmarks.operator.training_results import TRAINING_MS
 from benchmarks.sanitizer.calls import CASES
 from benchmarks.sanitizer.results import misses as sanitizer_misses
+from quasar_kernels.line_plot import Line, line_plot
 from tests.benchmarks.runs import changed
 
 

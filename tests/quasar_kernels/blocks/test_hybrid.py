@@ -74,6 +74,14 @@ def test_gains_start_at_seven_to_three():
     assert torch.equal(gains, torch.tensor([[0.7], [0.3]]).expand(2, WIDTH))
 
 
+@pytest.mark.parametrize("width", [32, 256])
+def test_branches_begin_alike(width):
+    block, x = HybridBlock(width, 4, state=16), torch.randn(4, 64, width)
+    sizes = [float(mixer(x)[0].detach().square().mean().sqrt()) for mixer in block.mixers.values()]
+    assert max(sizes) / min(sizes) < 1.3
+    assert min(sizes) > 0.2
+
+
 def test_packed_sequences_equal_separate_ones():
     block, x = made(), tokens(31, 1)
     parts = [block(part)[0] for part in x.split([13, 18], 1)]

@@ -1,0 +1,5 @@
+"""A small language model of bytes, its training from a text, and sampling.
+
+python -m quasar_kernels.blocks.language train --text FILE --out FOLDER
+python -m quasar_kernels.blocks.language sample --model FOLDER --prompt "Once"
+"""

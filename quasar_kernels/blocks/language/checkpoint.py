@@ -1,0 +1,78 @@
+"""A training's state on disk: whole or absent, and enough to go on bit for bit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+
+
+class Recipe(NamedTuple):
+    """How a model is trained; the batches and the rate of a step follow from it alone."""
+
+    tokens: int = 256  # of a sequence
+    batch: int = 8  # sequences
+    rate: float = 2e-3
+    warmup: int = 50  # steps over which the rate rises
+    weight_decay: float = 0.01
+    clip: float = 1.0  # the gradient's largest norm
+    seed: int = 0
+
+
+class Checkpoint(NamedTuple):
+    """A training after some steps."""
+
+    sizes: Sizes
+    recipe: Recipe
+    digest: str  # of the text
+    losses: list[float]  # of each step, nats a token
+    model: dict[str, Tensor]
+    optimizer: dict[str, object]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be read, or is another training's; the text says what to do."""
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; whenever it is interrupted, the file is the old one or the new one."""
+    content = checkpoint._asdict()
+    content["sizes"], content["recipe"] = (tuple(x) for x in (checkpoint.sizes, checkpoint.recipe))
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load(path: Path, device: torch.device) -> Checkpoint:
+    """Read a checkpoint; only tensors and plain values are taken from the file.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+        content["sizes"] = Sizes(*content["sizes"])
+        content["recipe"] = Recipe(*content["recipe"])
+        return Checkpoint(**content)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}; `train --out` writes it") from None
+    except Exception as error:  # what a damaged file raises is anything
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}); remove it to begin anew, or name "
+            "another folder"
+        ) from error
+
+
+def model_of(checkpoint: Checkpoint, device: torch.device) -> LanguageModel:
+    """Return the model with a checkpoint's parameters."""
+    model = LanguageModel(checkpoint.sizes).to(device)
+    model.load_state_dict(checkpoint.model)
+    return model

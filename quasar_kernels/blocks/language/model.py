@@ -1,0 +1,120 @@
+"""A language model of hybrid blocks; input and output share an embedding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quasar_kernels.blocks import MIXERS, Backend, BlockState, HybridBlock
+
+BYTES = 256
+
+
+class Sizes(NamedTuple):
+    """A model's sizes, as `HybridBlock` takes them."""
+
+    vocabulary: int = BYTES
+    width: int = 128
+    heads: int = 4
+    layers: int = 4
+    mixers: tuple[str, ...] = MIXERS
+    fusion: str = "gains"
+    state: int = 64
+    checkpoint_above: int | None = None
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next token.
+
+    Raises:
+        ValueError: sizes that a block refuses.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, self.vocabulary = sizes, sizes.vocabulary
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.ModuleList(
+            HybridBlock(
+                sizes.width, sizes.heads, sizes.mixers, sizes.fusion, layer, sizes.layers,
+                sizes.state, checkpoint_above=sizes.checkpoint_above,
+            )
+            for layer in range(sizes.layers)
+        )  # fmt: skip
+        self.norm = nn.RMSNorm(sizes.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """Return logits `[B, T, vocabulary]` behind tokens `[B, T]`, or behind places `[B, P]`."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x, _ = block(x)
+        if places is not None:
+            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+        return F.linear(self.norm(x), self.embedding.weight)
+
+    def continued(
+        self, tokens: Tensor, states: list[BlockState] | None = None
+    ) -> tuple[Tensor, list[BlockState]]:
+        """Go on from the states of an earlier call, which this one may overwrite.
+
+        Args:
+            tokens: `[B, T]`, one or more.
+            states: what an earlier call returned; None begins anew.
+
+        Returns:
+            logits `[B, T, vocabulary]` and the states behind the tokens.
+        """
+        x, found = self.embedding(tokens), []
+        for n, block in enumerate(self.blocks):
+            x, state = block(x, None if states is None else states[n], keep=True)
+            found.append(state)
+        return F.linear(self.norm(x), self.embedding.weight), found
+
+    def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
+        """Return what computes each branch, and why; all blocks are alike."""
+        return cast(HybridBlock, self.blocks[0]).backends(dtype)
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean cross entropy in nats of logits `[B, T, V]` for the tokens behind them."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def sampled(
+    model: LanguageModel, prompt: Tensor, count: int, temperature: float, seed: int
+) -> Tensor:
+    """Draw `count` tokens behind a prompt, one by one from the states.
+
+    Args:
+        prompt: `[T]` tokens, at least one.
+        temperature: divides the logits; 0 takes the likeliest token.
+        seed: the same one draws the same tokens.
+
+    Returns:
+        `[count]` int64.
+
+    Raises:
+        ValueError: an empty prompt, or a temperature below 0.
+    """
+    if not prompt.numel():
+        raise ValueError("the prompt is empty; give at least one token to go on from")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be a number from 0 up; got {temperature}")
+    random = torch.Generator(prompt.device).manual_seed(seed)
+    logits, states = model.continued(prompt[None])
+    drawn: list[Tensor] = []
+    while len(drawn) < count:
+        if temperature == 0:
+            token = logits[0, -1:].argmax(-1)
+        else:
+            chances = (logits[0, -1].float() / temperature).softmax(-1)
+            token = torch.multinomial(chances, 1, generator=random)
+        drawn.append(token)
+        if len(drawn) < count:
+            logits, states = model.continued(token[None], states)
+    return torch.cat(drawn) if drawn else prompt[:0]

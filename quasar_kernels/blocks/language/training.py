@@ -1,0 +1,138 @@
+"""Training a language model on a text of bytes, step by step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quasar_kernels.blocks.language.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Recipe,
+    load,
+    model_of,
+    save,
+)
+from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss
+
+
+class TextError(ValueError):
+    """A text is too short for the sequences that are drawn from it."""
+
+
+def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
+    """Return a file's bytes as tokens `[bytes]` uint8, and their digest.
+
+    Raises:
+        TextError: it holds no sequence of `tokens` and one more.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    if len(content) <= tokens:
+        raise TextError(
+            f"{path} has {len(content)} bytes, and a sequence takes {tokens + 1}; give a longer "
+            "text or a smaller --tokens"
+        )
+    text = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+    return text, hashlib.sha256(content).hexdigest()
+
+
+def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
+    """Return the sequences `[batch, tokens + 1]` int64 of a step; they follow from its number."""
+    random = torch.Generator().manual_seed((recipe.seed << 32) + step)
+    starts = torch.randint(len(text) - recipe.tokens, (recipe.batch,), generator=random)
+    return text[starts[:, None] + torch.arange(recipe.tokens + 1)].long()
+
+
+class Training:
+    """A model, its optimizer and its losses; taken up where a checkpoint left it, if there is one.
+
+    Args:
+        text: `[bytes]` uint8, as `read_text` returns it with its digest.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is of another text, model or recipe.
+    """
+
+    def __init__(
+        self,
+        text: Tensor,
+        digest: str,
+        path: Path,
+        sizes: Sizes,
+        recipe: Recipe,
+        device: torch.device,
+    ) -> None:
+        self.sizes, self.recipe, self.losses = sizes, recipe, list[float]()
+        self._text, self._digest, self._path, self._device = text, digest, path, device
+        found = load(path, device) if path.exists() else None
+        if found is None:
+            torch.manual_seed(recipe.seed)
+            self.model = LanguageModel(sizes).to(device)
+        else:
+            self._refuse_another(found)
+            self.model, self.losses = model_of(found, device), found.losses
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
+        )
+        if found is not None:
+            self._optimizer.load_state_dict(found.optimizer)
+
+    def _refuse_another(self, found: Checkpoint) -> None:
+        mine = (("model", self.sizes), ("recipe", self.recipe), ("text", self._digest))
+        its = (found.sizes, found.recipe, found.digest)
+        other = [name for (name, x), y in zip(mine, its, strict=True) if x != y]
+        if other:
+            raise CheckpointError(
+                f"{self._path} is of another {' and '.join(other)}: repeat the options that it was "
+                "begun with, or name another folder with --out"
+            )
+
+    def step(self) -> float:
+        """Take one step and return its loss, in nats a token."""
+        place, recipe = len(self.losses), self.recipe
+        for group in self._optimizer.param_groups:
+            group["lr"] = recipe.rate * min(1, (place + 1) / recipe.warmup)
+        tokens = draw(self._text, recipe, place).to(self._device)
+        with torch.autocast("cuda", torch.bfloat16, self._device.type == "cuda"):
+            loss = next_token_loss(self.model(tokens), tokens)
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self._optimizer.step()
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        weights, optimizer = self.model.state_dict(), self._optimizer.state_dict()
+        save(
+            self._path,
+            Checkpoint(self.sizes, self.recipe, self._digest, self.losses, weights, optimizer),
+        )
+
+    def run(self, steps: int, save_every: int, told: Callable[[int, float], None]) -> None:
+        """Train up to `steps` in all, saving on the way and at the end.
+
+        Args:
+            told: called with the steps done and the loss after each.
+
+        Raises:
+            FloatingPointError: the loss is not finite; the last checkpoint stays.
+        """
+        while len(self.losses) < steps:
+            loss = self.step()
+            if not np.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss is {loss} at step {len(self.losses)}; begin in another "
+                    "folder with a smaller --rate"
+                )
+            if len(self.losses) % save_every == 0 or len(self.losses) == steps:
+                self.save()
+            told(len(self.losses), loss)
