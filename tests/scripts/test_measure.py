@@ -18,6 +18,7 @@ STEPS = (
     "layer.training",
     "operator.inference",
     "operator.training",
+    "delta_rule.speed",
     "recall.train",
     "nsight.profile",
     "sanitizer.watch",

@@ -1,0 +1,94 @@
+"""The tables of a run of speed.py, as docs/delta-rule.md shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from benchmarks.delta_rule.results import (
+    Decoding,
+    DeltaRuleResults,
+    Row,
+    delta_rule_criteria,
+    lead,
+)
+from benchmarks.limits import summary
+from benchmarks.markdown import facts, records
+from benchmarks.operator.results import Timing
+
+LABELS = {"triton": "Triton", "cuda": "CUDA", "host": "host"}
+
+
+def _ms(time: Timing | None, kind: str = "graph_ms") -> str:
+    value = None if time is None else getattr(time, kind)
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def speeds(results: DeltaRuleResults) -> str:
+    """Return the table of whole sequences, and where it was measured."""
+
+    def cells(row: Row) -> dict[str, str]:
+        shape = " x ".join(f"{n:,}" for n in row.shape)
+        times = {f"{LABELS[name]}, ms": _ms(row.times.get(name)) for name in LABELS}
+        return {
+            "sequences x tokens x heads x width": f"{row.rule}, {row.way}, {shape}",
+            **times,
+            "host / CUDA": _times(lead(row)),
+            "host / Triton": _times(lead(row, "triton")),
+            "CUDA from rest, ms": _ms(row.times.get("cuda"), "rested_ms"),
+            "CUDA eager, ms": _ms(row.times.get("cuda"), "eager_ms"),
+        }
+
+    e = results.environment
+    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where |= {"host": results.host, "protocol": results.protocol}
+    return f"{facts(where)}\n\n{records(map(cells, results.rows))}"
+
+
+def errors(results: DeltaRuleResults) -> str:
+    """Return the table of the largest error of each call, by implementation."""
+
+    def worst(of: Mapping[str, float] | None) -> str:
+        if not of:
+            return "-"
+        tensor, error = max(of.items(), key=lambda item: item[1])
+        return f"{error:.1e} ({tensor})"
+
+    def cells(row: Row) -> dict[str, str]:
+        shape = " x ".join(f"{n:,}" for n in row.shape)
+        found = {LABELS[name]: worst(row.errors.get(name)) for name in LABELS}
+        return {"call": f"{row.rule}, {row.way}, {shape}", **found}
+
+    return records(map(cells, results.rows))
+
+
+def decoding(results: DeltaRuleResults) -> str:
+    """Return the table of one token's times."""
+
+    def cells(row: Decoding) -> dict[str, str]:
+        ours, theirs = row.times.get("triton"), row.times.get("host")
+        return {
+            "rule": row.rule,
+            "sequences": str(row.batch),
+            "width": str(row.width),
+            "Triton, us": "-" if ours is None else f"{ours.graph_ms * 1e3:.2f}",
+            "host, us": "-" if theirs is None else f"{theirs.graph_ms * 1e3:.2f}",
+            "copy, us": f"{row.copy_ms * 1e3:.2f}",
+            "share of the copy": "-" if ours is None else f"{row.copy_ms / ours.graph_ms:.0%}",
+        }
+
+    return records(map(cells, results.decoding))
+
+
+SECTIONS: Mapping[str, Callable[[DeltaRuleResults], str]] = {
+    "speeds": speeds,
+    "decoding": decoding,
+    "errors": errors,
+    "limits": lambda results: summary([*delta_rule_criteria(results)]),
+}
+"""What makes each section's figures, in the document's order."""

@@ -1,0 +1,109 @@
+"""What a run of speed.py says, as schema-checked models, and the limits it must keep.
+
+An implementation is named `cuda` or `triton` (this project's) or `host` (flash-linear-attention's
+own function); what a run leaves out has no entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from benchmarks.limits import Criterion
+from benchmarks.operator.results import COPY_SHARE, Timing
+from benchmarks.operator.training_results import GRADIENT_ERROR, Shape
+from benchmarks.results import Frozen, Positive, Run
+
+Rule = Literal["delta rule", "gated delta rule"]
+Way = Literal["forward", "forward and backward"]
+
+LONG, MIDDLE = Shape(1, 1_000_000, 8, 64), Shape(1, 16_384, 8, 64)
+BATCHED, WIDE = Shape(32, 2048, 8, 64), Shape(1, 65_536, 8, 128)
+WIDE_BATCHED = Shape(32, 8192, 32, 128)
+
+LEADS: dict[tuple[Rule, Way, Shape], float] = {
+    ("delta rule", "forward", LONG): 15,
+    ("delta rule", "forward and backward", LONG): 5,
+    ("delta rule", "forward", MIDDLE): 3,
+    ("delta rule", "forward and backward", MIDDLE): 3,
+    ("delta rule", "forward", BATCHED): 1,
+    ("delta rule", "forward and backward", BATCHED): 1,
+    ("gated delta rule", "forward", LONG): 8,
+    ("gated delta rule", "forward", WIDE_BATCHED): 1 / 1.5,
+}
+"""How many times faster than the host CUDA must be, graph replay."""
+
+MOST_MS: dict[tuple[Rule, Shape], float] = {
+    ("delta rule", LONG): 1.3,
+    ("gated delta rule", WIDE): 0.45,
+}
+"""Longest accepted time of CUDA's forward pass from rest, as a validator times a layer."""
+
+ERROR = 6e-3
+"""Largest accepted relative RMS error of an output, as for QuasarAttention."""
+
+
+class Row(Frozen):
+    """One call's times by implementation, and how far its results are from float64."""
+
+    rule: Rule
+    way: Way
+    shape: Shape
+    times: dict[str, Timing]
+    errors: dict[str, dict[str, Positive]] = Field(
+        description="relative RMS by implementation and tensor: of the output, or of gradients"
+    )
+    repeats: dict[str, bool] = Field(description="whether a second call gave the same bits")
+
+
+class Decoding(Frozen):
+    """One token of `batch` sequences, 8 heads, the state kept in fp32."""
+
+    rule: Rule
+    batch: int
+    width: int
+    state_bytes: int = Field(description="read once and written once")
+    times: dict[str, Timing]
+    copy_ms: Positive = Field(description="copying such states, graph replay, in the same turn")
+
+
+class DeltaRuleResults(Run):
+    """A whole run on one GPU."""
+
+    protocol: str
+    host: str = Field(description="the host library's package and version")
+    rows: tuple[Row, ...]
+    decoding: tuple[Decoding, ...]
+
+
+def lead(row: Row | Decoding, name: str = "cuda") -> float | None:
+    """Return how many times faster than the host an implementation is, where both were timed."""
+    if name not in row.times or "host" not in row.times:
+        return None
+    return row.times["host"].graph_ms / row.times[name].graph_ms
+
+
+def delta_rule_criteria(results: DeltaRuleResults) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    for row in results.rows:
+        text = f"{row.rule}, {row.way}, {row.shape}"
+        least, ahead = LEADS.get((row.rule, row.way, row.shape)), lead(row)
+        if least is not None and ahead is not None:
+            yield Criterion(f"{text}, times the host", ahead, least, True)
+        most = MOST_MS.get((row.rule, row.shape))
+        if row.way == "forward" and most is not None and "cuda" in row.times:
+            yield Criterion(f"{text}, ms from rest", row.times["cuda"].rested_ms or 0, most)
+        limit = ERROR if row.way == "forward" else GRADIENT_ERROR
+        for name in row.errors.keys() - {"host"}:
+            for tensor, error in row.errors[name].items():
+                yield Criterion(f"{text}, error of {tensor}, {name}", error, limit)
+            yield Criterion(f"{text}, {name}, same bits", row.repeats[name], True, True)
+    for token in results.decoding:
+        text = f"{token.rule}, decoding, B = {token.batch}, heads of {token.width}"
+        if (ahead := lead(token, "triton")) is not None:
+            yield Criterion(f"{text}, times the host", ahead, 1, True)
+        if token.batch == max(one.batch for one in results.decoding):
+            share = token.copy_ms / token.times["triton"].graph_ms
+            yield Criterion(f"{text}, share of copy bandwidth", share, COPY_SHARE, True)

@@ -1,0 +1,193 @@
+"""Measure the delta rule, with a decay and without, beside the host library's functions.
+
+    python -m benchmarks.delta_rule.speed --out benchmarks/h200/delta-rule.json [--without NAME]
+
+Forward, forward and backward, decoding; outputs and gradients against float64. --without leaves an
+implementation out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import metadata
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from benchmarks import clocks, commands
+from benchmarks.clocks import eager_ms, free, graph_ms, rested_ms
+from benchmarks.commands import say
+from benchmarks.delta_rule.calls import (
+    NAMES,
+    TENSORS,
+    Inputs,
+    draw,
+    exact,
+    forward,
+    gradients,
+    selected,
+    step,
+)
+from benchmarks.delta_rule.results import (
+    BATCHED,
+    LONG,
+    MIDDLE,
+    WIDE,
+    WIDE_BATCHED,
+    Decoding,
+    DeltaRuleResults,
+    Row,
+    Rule,
+    Way,
+    delta_rule_criteria,
+)
+from benchmarks.limits import missed
+from benchmarks.operator.results import Timing
+from benchmarks.operator.training_results import Shape
+from benchmarks.results import origin, write
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+SHAPES = {
+    "forward": (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED),
+    "forward and backward": (MIDDLE, LONG, BATCHED, WIDE),
+}
+CHECKED_TOKENS = 4096
+"""Gradients, whose oracle keeps all of autograd's float64 tensors, are compared over so many."""
+BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
+STATE_SETS_BYTES = 256 << 20
+
+PROTOCOL = """\
+bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
+Triton and CUDA: quasar_kernels.delta_rule with QUASAR_BACKEND of that name; host: the function of \
+the same name and arguments in flash-linear-attention. Outputs are compared with the float64 chunk \
+form (the first sequence of a batch), gradients over the first 4,096 tokens of a sequence with \
+float64 autograd. The GPU is warmed with matrix products first, and each call runs for 0.2 s \
+before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
+without work, three replays, then ten that are timed, median of 5; eager: the host's clock between \
+synchronizes around calls in a row. Decoding: one token, eight heads, many states taken in turn so \
+that the L2 cache does not serve them, ours in place; the copy is of such states, also in turn."""
+
+
+def first_part(x: Inputs, tokens: int) -> Inputs:
+    """Return the first tokens of the first sequence."""
+    return Inputs(*(None if t is None else t[:1, :tokens] for t in x))  # type: ignore[arg-type]
+
+
+def compared(way: Way, x: Inputs, do: Tensor) -> tuple[Inputs, Callable[..., dict[str, Tensor]]]:
+    """Return what is compared with float64: the inputs, and what gives a function's results."""
+    if way == "forward":
+        part = first_part(x, x.q.shape[1])
+        return part, lambda function, given: {"o": forward(function, given)}
+    part = first_part(x, CHECKED_TOKENS)
+
+    def results(function: object, given: Inputs) -> dict[str, Tensor]:
+        found = gradients(function, given, do[:1, :CHECKED_TOKENS])
+        return dict(zip(TENSORS, found, strict=False))
+
+    return part, results
+
+
+def wide(x: Inputs) -> Inputs:
+    """Return the inputs in float64."""
+    return Inputs(*(None if t is None else t.double() for t in x))  # type: ignore[arg-type]
+
+
+def measure_row(
+    rule: Rule, way: Way, shape: Shape, names: Sequence[str], time: Callable[..., Timing]
+) -> Row:
+    """Compare one call with float64, see that it repeats, and time it by implementation."""
+    x = draw(rule, shape)
+    do = torch.randn_like(x.q)
+    part, results = compared(way, x, do)
+    expected = results(exact, wide(part))
+    times, errors, repeats = {}, {}, {}
+    for name in names:
+        with selected(name, "chunk", rule) as function:
+            clocks.poison()
+            found, again = (results(function, part) for _ in range(2))
+            errors[name] = {t: relative_rms(y, expected[t]) for t, y in found.items()}
+            repeats[name] = all(torch.equal(y, again[t]) for t, y in found.items())
+            del found, again
+            if way == "forward":
+                call: Callable[[], object] = partial(forward, function, x)
+            else:
+                call = partial(gradients, function, x, do)
+            times[name] = time(call, rested=way == "forward")
+            del call
+        free()
+    say(f"{rule}, {way}, {shape}")
+    return Row(rule=rule, way=way, shape=shape, times=times, errors=errors, repeats=repeats)
+
+
+def timing(call: Callable[[], object], *, rested: bool) -> Timing:
+    """Time one call as a graph and eagerly, and from rest where that is asked for."""
+    from_rest = rested_ms(call) if rested else None
+    return Timing(graph_ms=graph_ms(call), eager_ms=eager_ms(call), rested_ms=from_rest)
+
+
+def measure_rows(names: Sequence[str]) -> Iterator[Row]:
+    """Measure every call."""
+    for way, shapes in SHAPES.items():
+        for shape in shapes:
+            for rule in get_args(Rule):
+                yield measure_row(rule, way, shape, names, timing)  # type: ignore[arg-type]
+                free()
+
+
+def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
+    """Time one token, and copies of the states beside it."""
+    for rule in get_args(Rule):
+        for width in WIDTHS:
+            for batch in BATCHES:
+                x = draw(rule, Shape(batch, 1, HEADS, width))
+                state = torch.randn(batch, HEADS, width, width, device="cuda")
+                sets = max(4, min(64, STATE_SETS_BYTES // (4 * state.numel())))
+                states = [state.clone() for _ in range(sets)]
+                targets = [torch.empty_like(state) for _ in range(sets)]
+                times = {}
+                for name in names:
+                    if name == "cuda":  # Triton serves a token
+                        continue
+                    with selected(name, "fused_recurrent", rule) as function:
+                        turns = [partial(step, name, function, x, s) for s in states]
+                        times[name] = Timing(graph_ms=graph_ms(turns), eager_ms=eager_ms(turns))
+                yield Decoding(
+                    rule=rule, batch=batch, width=width, state_bytes=4 * state.numel(),
+                    times=times, copy_ms=clocks.copy_ms(states, targets),
+                )  # fmt: skip
+    say("decoding")
+
+
+def measure(names: Sequence[str], commit: str | None) -> DeltaRuleResults:
+    """Run everything."""
+    mount()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        clocks.soak(2)
+        decoding = tuple(measure_decoding(names))
+        rows = tuple(measure_rows(names))
+    return DeltaRuleResults(
+        **origin(commit),
+        protocol=PROTOCOL,
+        host=f"fla-core {metadata.version('fla-core')}",
+        rows=rows,
+        decoding=decoding,
+    )
+
+
+def main() -> None:
+    """Measure, write the file, and say which figures miss their limits."""
+    parser = commands.options(__doc__)
+    parser.add_argument("--without", choices=NAMES, action="append", default=[])
+    args = parser.parse_args()
+    results = measure([name for name in NAMES if name not in args.without], args.commit)
+    write(args.out, results)
+    for miss in missed(delta_rule_criteria(results)):
+        print(f"misses its limit: {miss}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The delta rule's benchmark: what it compares, its limits and its tables."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+import torch
+
+from benchmarks.delta_rule.calls import Inputs, draw, exact, step
+from benchmarks.delta_rule.page import SECTIONS
+from benchmarks.delta_rule.results import (
+    BATCHED,
+    LONG,
+    WIDE,
+    WIDE_BATCHED,
+    Decoding,
+    DeltaRuleResults,
+    Row,
+    delta_rule_criteria,
+)
+from benchmarks.delta_rule.speed import CHECKED_TOKENS, compared, wide
+from benchmarks.limits import missed
+from benchmarks.operator.results import Timing
+from benchmarks.operator.training_results import Shape
+from quasar_kernels import delta_rule
+from quasar_kernels.reference import relative_rms
+from tests.benchmarks.runs import changed
+from tests.harness import samples
+
+OURS = {
+    "delta rule": (delta_rule.chunk_delta_rule, delta_rule.fused_recurrent_delta_rule),
+    "gated delta rule": (
+        delta_rule.chunk_gated_delta_rule,
+        delta_rule.fused_recurrent_gated_delta_rule,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", OURS)
+@pytest.mark.parametrize("way", ["forward", "forward and backward"])
+def test_what_is_compared_tells_right_from_wrong(rule, way):
+    torch.manual_seed(0)
+    x = draw(rule, Shape(2, 130, 2, 16), "cpu")
+    part, results = compared(way, x, torch.randn_like(x.q))
+    assert part.q.shape[0] == 1
+    expected = results(exact, wide(part))
+    assert set(expected) == ({"o"} if way == "forward" else set(Inputs._fields[: len(expected)]))
+    assert len(expected) == (1 if way == "forward" else 4 + (x.g is not None))
+    chunks = OURS[rule][0]
+    found = results(chunks, part)
+    assert max(relative_rms(found[t], expected[t]) for t in expected) <= 1e-2
+
+    def wrong(q, k, v, **options):
+        return chunks(q, k.flip(1), v, **options)
+
+    found = results(wrong, part)
+    assert min(relative_rms(found[t], expected[t]) for t in expected) > 0.1
+
+
+def test_gradients_are_compared_over_the_first_tokens_alone():
+    x = draw("delta rule", Shape(2, CHECKED_TOKENS + 5, 1, 4), "cpu")
+    part, _ = compared("forward and backward", x, x.q)
+    assert part.q.shape == (1, CHECKED_TOKENS, 1, 4)
+    assert part.beta.shape == (1, CHECKED_TOKENS, 1)
+
+
+def test_decays_are_those_of_a_fresh_layer():
+    torch.manual_seed(0)
+    x = draw("gated delta rule", Shape(1, 200, 4096, 1), "cpu")
+    assert x.g is not None
+    assert (x.g <= 0).all()
+    # the median of A is 8, that of dt .01, and softplus of noise around its inverse near dt
+    assert 0.03 < -x.g.median() < 0.25
+
+
+@pytest.mark.parametrize("rule", OURS)
+def test_a_token_goes_one_state_further(rule):
+    x = draw(rule, Shape(3, 1, 2, 8), "cpu")
+    state = torch.randn(3, 2, 8, 8)
+    before = state.clone()
+    o, final = step("triton", OURS[rule][1], x, state)
+    assert final is state
+    assert not torch.equal(state, before)
+    assert o.shape == x.q.shape
+
+
+def timed(ms):
+    return Timing(graph_ms=ms, eager_ms=2 * ms, rested_ms=ms)
+
+
+@pytest.fixture
+def results():
+    """A run that keeps its limits, of figures that nobody measured."""
+
+    def row(rule, way, shape, cuda, host):
+        tensors = {"o": 1e-3} if way == "forward" else {"q": 1e-3, "k": 2e-3}
+        return Row(
+            rule=rule, way=way, shape=shape,
+            times={"triton": timed(2 * cuda), "cuda": timed(cuda), "host": timed(host)},
+            errors=dict.fromkeys(("triton", "cuda", "host"), tensors),
+            repeats={"triton": True, "cuda": True, "host": False},
+        )  # fmt: skip
+
+    return DeltaRuleResults(
+        created=date(2026, 1, 1), commit=None, environment=samples.environment(),
+        protocol="made up", host="host 1.0",
+        rows=(
+            row("delta rule", "forward", LONG, 1.0, 20.0),
+            row("delta rule", "forward and backward", BATCHED, 1.0, 1.5),
+            row("gated delta rule", "forward", WIDE, 0.4, 1.0),
+            row("gated delta rule", "forward", WIDE_BATCHED, 1.4, 1.0),
+        ),
+        decoding=(
+            Decoding(
+                rule="delta rule", batch=64, width=64, state_bytes=1 << 23,
+                times={"triton": timed(0.01), "host": timed(0.02)}, copy_ms=0.009,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def test_a_run_within_its_limits_misses_none(results):
+    assert missed(delta_rule_criteria(results)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("rows.0.times.host.graph_ms", 14.0, "delta rule, forward"),
+        ("rows.0.times.cuda.rested_ms", 1.4, "ms from rest: 1.4, limit 1.3"),
+        ("rows.1.times.host.graph_ms", 0.9, "forward and backward"),
+        ("rows.2.times.cuda.rested_ms", 0.5, "ms from rest: 0.5, limit 0.45"),
+        ("rows.3.times.cuda.graph_ms", 1.6, "times the host"),
+        ("rows.0.errors.cuda.o", 0.5, "error of o, cuda"),
+        ("rows.1.errors.triton.k", 0.02, "error of k, triton"),
+        ("rows.2.repeats.cuda", False, "cuda, same bits"),
+        ("decoding.0.copy_ms", 0.007, "share of copy bandwidth"),
+        ("decoding.0.times.host.graph_ms", 0.009, "decoding, B = 64"),
+    ],
+)
+def test_a_figure_outside_of_its_limit_is_named(results, path, value, said):
+    (found,) = missed(delta_rule_criteria(changed(results, path, value)))
+    assert said in found
+
+
+def test_the_tables_say_what_the_run_says(results):
+    speeds = SECTIONS["speeds"](results)
+    assert "| 20.0 |" in speeds
+    assert "1 x 1,000,000 x 8 x 64" in speeds
+    assert "2.0e-03 (k)" in SECTIONS["errors"](results)
+    assert "90%" in SECTIONS["decoding"](results)
+    assert SECTIONS["limits"](results).startswith("All ")
