@@ -3,18 +3,20 @@
     lambda_t = |k_t|^2        alpha_t = (1 - exp(-beta lambda_t)) / (lambda_t + 1e-8)
     S_t = (I - alpha_t k_t k_t^T) S_{t-1} + alpha_t k_t v_t^T        o_t = S_t^T q_t
 
-Source: Error-Free Linear Attention, arXiv 2512.12602. Every function is differentiable by autograd
-and runs on any device. This is the specification of the kernels; nothing in it is shared with them.
+Source: Error-Free Linear Attention, arXiv 2512.12602. It is delta_reference.py's rule with a step
+size of its own. Every function is differentiable by autograd and runs on any device. This is the
+specification of the kernels; nothing in it is shared with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 
 EPSILON = 1e-8
 """Added to |k|^2 in the step size; part of the definition."""
@@ -57,7 +59,10 @@ def quasar_recurrence(
     Returns:
         o `[B, T, H, S]` and the final state `[N, H, S, S]`.
     """
-    return _over_sequences(_walk_tokens, q, k, v, beta, initial_state, cu_seqlens, dtype)
+    alpha = _step_sizes(k, beta, dtype)
+    return delta_recurrence(
+        q, k, v, alpha, initial_state=initial_state, cu_seqlens=cu_seqlens, dtype=dtype
+    )
 
 
 def quasar_chunked(
@@ -76,11 +81,15 @@ def quasar_chunked(
     In float64 it agrees with the recurrence to about 1e-13. Beside the inputs and the output it
     holds one chunk at a time.
     """
+    alpha = _step_sizes(k, beta, dtype)
+    return delta_chunked(
+        q, k, v, alpha, initial_state=initial_state, cu_seqlens=cu_seqlens, chunk=chunk, dtype=dtype
+    )
 
-    def walk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return _walk_chunks(q, k, v, beta, state, chunk)
 
-    return _over_sequences(walk, q, k, v, beta, initial_state, cu_seqlens, dtype)
+def _step_sizes(k: Tensor, beta: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return alpha `[B, T, H]` of the keys `[B, T, H, S]` and beta `[H]`."""
+    return step_size(k.to(dtype).square().sum(-1), beta.to(dtype))
 
 
 def quasar_layer(
@@ -141,69 +150,3 @@ def relative_rms(actual: Tensor, expected: Tensor) -> float:
     if size == 0:
         return 0.0 if error == 0 else error * float("inf")
     return error / size
-
-
-Walk = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def _over_sequences(
-    walk: Walk,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Apply `walk` to the batch rows together, or to each packed sequence in turn."""
-    B, _, H, S = q.shape
-    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    if initial_state is None:
-        state = q.new_zeros(N, H, S, S)
-    else:
-        state = initial_state.to(dtype)
-    if cu_seqlens is None:
-        return walk(q, k, v, beta, state)
-    outputs, states = [q.new_zeros(1, 0, H, S)], [q.new_zeros(0, H, S, S)]
-    for n, (start, stop) in enumerate(_bounds(cu_seqlens)):
-        row = slice(start, stop)
-        o, final = walk(q[:, row], k[:, row], v[:, row], beta, state[n : n + 1])
-        outputs.append(o)
-        states.append(final)
-    return torch.cat(outputs, dim=1), torch.cat(states)
-
-
-def _bounds(cu_seqlens: Tensor) -> Iterator[tuple[int, int]]:
-    edges = [int(edge) for edge in cu_seqlens.tolist()]
-    return pairwise(edges)
-
-
-def _walk_tokens(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(q.shape[1]):
-        key, value = k[:, t, :, :, None], v[:, t, :, None, :]  # [B, H, S, 1], [B, H, 1, S]
-        alpha = step_size(k[:, t].square().sum(-1), beta)[..., None, None]
-        state = state + alpha * key * (value - (key * state).sum(-2, keepdim=True))
-        outputs.append((q[:, t, :, :, None] * state).sum(-2))
-    return (torch.stack(outputs, dim=1) if outputs else torch.zeros_like(q)), state
-
-
-def _walk_chunks(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
-    outputs = [q[:, :0]]
-    for t in range(0, q.shape[1], chunk):
-        Q, K, V = (x[:, t : t + chunk].transpose(1, 2) for x in (q, k, v))  # [B, H, C, S]
-        alpha = step_size(K.square().sum(-1), beta[:, None])[..., None]
-        M = torch.tril(alpha * (K @ K.mT), diagonal=-1)
-        L = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device) + M
-        fresh = torch.linalg.solve_triangular(
-            L, alpha * (V - K @ state), upper=False, unitriangular=True
-        )
-        outputs.append((Q @ state + torch.tril(Q @ K.mT) @ fresh).transpose(1, 2))
-        state = state + K.mT @ fresh
-    return torch.cat(outputs, dim=1), state
