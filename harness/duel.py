@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from harness.report import GateResult
 from harness.runner import Measure, MeasurementError, check, measure
+from harness.together import Check
 from harness.workload import WORKLOAD
 
 _T = (
@@ -74,7 +76,8 @@ class Duel:
     Attributes:
         pairs: processes of each tree at each length.
         gated: False times unchecked code.
-        timer: `runner.measure` or its stand-in.
+        timer, checker: `runner.measure` and `runner.check`, or their stand-ins.
+        stop: ends the processes promptly when set.
     """
 
     device: str = "auto"
@@ -82,6 +85,8 @@ class Duel:
     timeout: float = WORKLOAD.timeout_seconds
     gated: bool = True
     timer: Measure = measure
+    checker: Check = check
+    stop: threading.Event | None = None
 
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
         """Yield a length and what was found there; A and B take turns, and turns in being first.
@@ -101,7 +106,13 @@ class Duel:
     def _gate(self, tree: Path, length: int) -> GateResult | bool:
         if not self.gated:
             return False
-        return check(tree, length, device=self.device, timeout=self.timeout)
+        gate = self.checker(
+            *(tree, length), device=self.device, timeout=self.timeout, stop=self.stop
+        )
+        if not gate.passed:
+            failed = "; ".join(str(one) for one in gate.failed[:3])
+            raise MeasurementError(f"wrong results: {failed}", "gate", gate=gate)
+        return gate
 
     def _speed(self, tree: Path, length: int, gate: GateResult | bool) -> float:
         return self.timer(
@@ -109,7 +120,7 @@ class Duel:
             device=self.device,
             gate=gate,
             timeout=self.timeout,
-            stop=None,
+            stop=self.stop,
             cold_cache=False,
         ).tokens_per_sec
 

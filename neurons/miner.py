@@ -38,12 +38,14 @@ from neurons.identity import (
     wallet_warnings,
 )
 from neurons.mining.client import ApiClient
-from neurons.mining.context import Context, overlay_digest
+from neurons.mining.context import Context
 from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.mining.early import warn_of_early_judgement
 from neurons.mining.journal import Journal
 from neurons.mining.publishing.from_settings import open_fork
+from neurons.mining.publishing.kept import Kept
+from neurons.mining.tuning.tuner import Tuner
 from neurons.processes.notify import notify
 from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 
@@ -136,15 +138,17 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
         for submission in journal.live_submissions():
             observe.register_secret(submission.salt or "")
+        kept, fork = Kept(settings.state_dir, settings.fork_scope), open_fork(settings, stop=stop)
         yield Context(
             settings=settings,
             identity=me,
             journal=journal,
             client=client,
-            fork=open_fork(settings, stop=stop),
-            content_digest=partial(overlay_digest, settings.fork_scope),
+            fork=fork,
+            content_digest=kept.digest,
             log=log,
             stop=stop,
+            tuner=Tuner(settings, kept, fork.worktree, log),
         )
 
 
@@ -155,8 +159,8 @@ def _greet(context: Context, given: Given) -> None:
         log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)
-    if "agent_iterations" in given.settings:
-        log.warning("--agent-iterations is ignored: there is no tuner yet")
+    if tuned := Kept(settings.state_dir).evidence():
+        log.info("publishing kernels that were tuned here", gain=f"{tuned.ratio - 1:+.1%}")
     if settings.device == "cpu":
         log.info(
             "no GPU: only short lengths are measured; timings on a shared CPU vary, so claims "

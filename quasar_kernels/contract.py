@@ -7,6 +7,7 @@ zero. `check_tree` finds every broken rule beforehand and says how to mend it.
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,14 +98,27 @@ Scope = Literal["layer", "ops"]
 """What of the overlay is published: all of it, or the files of `QUASAR_DIR` alone."""
 
 
-def overlay_files(scope: Scope = "layer") -> list[PurePosixPath]:
-    """Return what a scope publishes, relative to a fork's root, sorted; no byte code."""
+def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:
+    """Return what a scope publishes, relative to a fork's root, sorted; no byte code.
+
+    Args:
+        root: of an overlay other than the shipped one.
+    """
     files = sorted(
-        PurePosixPath(path.relative_to(OVERLAY).as_posix())
-        for path in OVERLAY.rglob("*")
+        PurePosixPath(path.relative_to(root).as_posix())
+        for path in root.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     )
     return [path for path in files if scope == "layer" or QUASAR_DIR in path.parents]
+
+
+def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
+    """Return the SHA-256 over the names and contents of what a scope publishes."""
+    digest = hashlib.sha256()
+    for path in overlay_files(scope, root):
+        content = (root / path).read_bytes()
+        digest.update(f"{path} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def fork_imports() -> dict[str, list[str]]:

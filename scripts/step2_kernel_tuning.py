@@ -5,7 +5,8 @@
 
 Trials are kept in tuning.sqlite: a run that ends, however it ends, is taken up by the next one,
 and several GPUs of one kind may search in it at once. Every candidate is compared with the float64
-definition before it is timed. The result has what an entry of tuned.json needs, with its evidence.
+definition before it is timed. The result has what an entry of tuned.json needs, with its evidence;
+--overlay enters it there, which is what a miner with AGENT_ITERATIONS does in idle time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 from pathlib import Path
 
 from benchmarks.operator.candidates import Candidates
+from benchmarks.operator.entry import TUNED, tiles_of, with_tiles
 from benchmarks.operator.study import best_tiles, conclude, done, open_study, search
 
 PAIRS = 8
@@ -30,21 +32,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tuned-here.json"))
     parser.add_argument("--start", type=json.loads, default={},
                         help='JSON of fields to start from, such as {"chunk": 32}')  # fmt: skip
+    parser.add_argument("--more", type=int, help="trials of this run, instead of --trials")
+    parser.add_argument("--overlay", type=Path,
+                        help="kernels whose tuned.json is read and gets what wins")  # fmt: skip
     given = parser.parse_args()
 
     lengths = sorted(int(length) for length in given.lengths.split(","))
     candidates = Candidates(lengths)
-    start = {**candidates.shipped, **given.start}
+    data = given.overlay and given.overlay / TUNED
+    kept = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
+    start = {**candidates.shipped, **kept, **given.start}
     storage = given.storage if "://" in given.storage else Path(given.storage)
     study = open_study(storage, candidates.name)
     before = done(study)
-    search(study, start, candidates.objective(start), trials=given.trials, seconds=given.seconds)
+    trials = given.trials if given.more is None else before + given.more
+    search(study, start, candidates.objective(start), trials=trials, seconds=given.seconds)
     print(f"{candidates.name}: {before} trials before, {done(study)} now")
     pairs = candidates.in_turns(start, best_tiles(study), PAIRS)
     tiles, found, evidence = conclude(study, pairs)
     print(f"A is the start, B the best of the search. {found}")
     result = {**candidates.gpu, "tiles": tiles, "lengths": lengths, "evidence": evidence}
     given.out.write_text(json.dumps(result, indent=1) + "\n")
+    if data and evidence["taken"]:
+        entered = with_tiles(json.loads(data.read_text()), result)
+        data.write_text(json.dumps(entered, indent=2) + "\n")
     print(f"{'taken' if evidence['taken'] else 'the start stays'}: {tiles}\nwritten to {given.out}")
 
 

@@ -25,7 +25,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting(
         *("--target-seq-len", "target_sequence_length"), metavar="N|auto", help="Target length."
     ),
-    setting("--agent-iterations", metavar="N", help="Accepted; there is no tuner yet."),
+    setting("--agent-iterations", metavar="N", help="Candidates tried after each cycle."),
     setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
     setting("--repo-path", metavar="DIR", type=Folder(), help="A checkout of the fork to use."),
     setting("--state-dir", metavar="DIR", type=Folder(), help="Journal, clone, reports and log."),

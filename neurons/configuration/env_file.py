@@ -12,7 +12,6 @@ from dotenv.parser import parse_stream
 from neurons.errors import Problem
 
 WITHOUT_EFFECT = {
-    "AGENT_ITERATIONS": "there is no tuner yet; it has no effect",
     "MODEL_NAME": "use REFERENCE_MODEL",
     "MINER_MODEL_NAME": "no language model writes kernels here; REFERENCE_MODEL is registered",
     "MINER_MAX_RETRIES": "no language model writes kernels here",

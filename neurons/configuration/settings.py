@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
 from neurons.configuration.values import (
     PROJECT,
@@ -24,6 +25,16 @@ from neurons.configuration.values import (
     Words,
 )
 from neurons.errors import Problem
+
+
+def _splits(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"it is no command line ({error}); close what is quoted") from error
+    if not words:
+        raise ValueError("it names no command")
+    return text
 
 
 def _setting(default: Any, group: str, form: str, text: str) -> Any:
@@ -191,6 +202,25 @@ class Settings(BaseModel):
     )
     optimization_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
         300.0, MEASURE, "seconds", "The pause between two cycles (flag: --optimization-interval)."
+    )
+    agent_iterations: Annotated[int, Field(ge=0)] = _setting(
+        0,
+        MEASURE,
+        "a whole number",
+        "Candidates for the kernels' tiles that are tried after each cycle, while nothing else is "
+        "to do; needs a GPU and `scripts/install.sh tuning`. What is faster beyond the noise is "
+        "published with the next submission. 0 tries none (flag: --agent-iterations).",
+    )
+    tune_command: Annotated[str, AfterValidator(_splits)] | None = _setting(
+        None,
+        MEASURE,
+        "a command line, which no shell reads",
+        "Your own optimiser: run after each cycle in a copy of the kernels, which it may change. "
+        "The change is published when it keeps the subnet's rules, passes the correctness gate "
+        "and is faster beyond the noise; the log says why it is not.",
+    )
+    tune_seconds: Seconds = _setting(
+        600.0, MEASURE, "seconds", "After this long a command that tunes is killed."
     )
     state_dir: Folder = _setting(
         PROJECT / "state",

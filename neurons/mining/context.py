@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 import time
@@ -22,9 +21,10 @@ from neurons.mining import cycle
 from neurons.mining.client import ApiClient
 from neurons.mining.cycle import State, Submission
 from neurons.mining.journal import Journal
+from neurons.mining.tuning.tuner import Tuner
 from neurons.observe import forget_secret
 from neurons.processes.runtime import Waiter
-from quasar_kernels.contract import OVERLAY, Scope, overlay_files
+from quasar_kernels.contract import overlay_digest
 
 
 class Fork(Protocol):
@@ -67,15 +67,6 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 """What the log shows of a submission when it comes to a state; never the salt."""
 
 
-def overlay_digest(scope: Scope = "layer") -> str:
-    """Return the SHA-256 over the names and contents of what a scope publishes."""
-    digest = hashlib.sha256()
-    for path in overlay_files(scope):
-        content = (OVERLAY / path).read_bytes()
-        digest.update(f"{path} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
 @dataclass
 class Context:
     """One miner's parts and settings.
@@ -90,6 +81,7 @@ class Context:
         jitter: a number in [0, 1] that spreads retries.
         published: the commit that this process has laid out in the worktree.
         registered: the leagues in which this process has registered.
+        tuner: looks for faster kernels between cycles; None for nobody.
         told: the submissions whose present failure this process has logged.
     """
 
@@ -107,6 +99,7 @@ class Context:
     now: Callable[[], float] = time.time
     waiter: Callable[[float], None] | None = None
     jitter: Callable[[], float] = random.random
+    tuner: Tuner | None = None
     published: str | None = None
     registered: set[str] = field(default_factory=set)
     told: set[int] = field(default_factory=set)

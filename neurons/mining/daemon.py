@@ -73,9 +73,27 @@ def run_forever(
         while True:
             context.wait(interval)
             if watch.wants_cycle():
+                _stop_tuning(context)
                 after_cycle(run_cycle(context))
+            else:
+                _tune(context)
     except Stopped:
         context.log.info("stopped")
+    finally:
+        _stop_tuning(context)
+
+
+def _tune(context: Context) -> None:
+    """Look for faster kernels, once after each cycle and while no submission is live."""
+    last = context.journal.last_closed(context.identity.hotkey, context.target)
+    if context.tuner and last and last.commit_hash and selection.live(context) is None:
+        context.tuner.start(last.target_sequence_length)
+
+
+def _stop_tuning(context: Context) -> None:
+    if context.tuner:
+        context.tuner.stop()
+        context.tuner.due = True
 
 
 def release(journal: Journal, submission: Submission, now: float) -> Submission:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.operator.entry import TUNED, tiles_of, with_tiles
 from benchmarks.operator.study import (
     CHOICES,
     Refused,
@@ -20,6 +22,7 @@ from benchmarks.operator.study import (
     open_study,
     search,
 )
+from quasar_kernels.contract import OVERLAY
 from tests.processes import started, wait_for
 
 START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
@@ -98,3 +101,23 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     search(study, START, cost, trials=survived + 4)
     assert done(study) == survived + 4
     assert study.best_value <= min(before)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA X1"])
+def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
+    data = json.loads((OVERLAY / TUNED).read_text())
+    here = {"gpu": gpu, "capability": "9.0"}
+    before = tiles_of(data, here)
+    assert bool(before) == (gpu == "NVIDIA H200")
+    evidence = {"trials": 9, "gain": {"ratio": 1.1, "low": 1.05, "high": 1.2}}
+    entered = with_tiles(data, {**here, "tiles": START, "lengths": [512], "evidence": evidence})
+    assert tiles_of(entered, here) == START
+    assert tiles_of(entered, {**here, "capability": "8.0"}) == {}
+    assert "+10.0% at 512 tokens" in entered["gpus"][gpu]["measured"]
+    shapes = {(b, d) for row in entered["gpus"][gpu]["tiles"]
+              for b in row["blocks"] for d in row["dtypes"]}  # fmt: skip
+    assert len(shapes) == 4 * 3  # what was not searched has its tiles still
+    old = data["safe"][0]["tiles"]
+    rows = data["gpus"][old]["tiles"] if isinstance(old, str) else old
+    now = entered["safe"][0]["tiles"]
+    assert (entered["gpus"][now]["tiles"] if isinstance(now, str) else now) == rows

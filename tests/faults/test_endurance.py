@@ -81,6 +81,33 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
     assert ends == [1, 1, 1, 2, 2, 3, 3]
 
 
+def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
+    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
+) -> None:
+    told: list[str] = []
+
+    class FindsOnce:
+        """A tuner that finds faster kernels at once, the first time."""
+
+        due = True
+
+        def start(self, length: int) -> None:
+            assert context.journal.live_submissions() == []
+            told.append(f"start {length}")
+            kernels.content = "tuned\n"
+
+        def stop(self) -> None:
+            told.append(f"stop {len(stand_in.rows)}")
+
+    tuner: Any = FindsOnce()
+    context.tuner = tuner
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 and len(told) == 4 else None
+    run_forever(context)
+    # after the first verdict; ended before the next cycle; once more; ended with the program
+    assert told == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
+    assert len({row["commit_hash"] for row in stand_in.rows}) == 2
+
+
 def test_a_restart_does_not_submit_the_same_again(
     miner: Miner, stand_in: StandIn, waits: Waits
 ) -> None:

@@ -23,7 +23,7 @@ from neurons.git.command import HardenedGit
 from neurons.git.faults import disk_faults
 from neurons.git.remote import Remote, Token, parse_remote
 from neurons.mining.publishing.overlay import Overlay
-from quasar_kernels.contract import Scope, check_tree, overlay_files
+from quasar_kernels.contract import Scope, check_tree
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
 
@@ -46,6 +46,7 @@ class Fork:
         create: makes the fork at its host when this machine has no clone of it yet.
         scope: what is laid over the fork: the operator and the layer, or the operator alone.
         stop: ends a running git call when set.
+        overlay: tells the folder of the kernels that are laid over it; None for the shipped ones.
 
     Raises:
         ConfigError: an address or the branch's name cannot be used.
@@ -68,6 +69,7 @@ class Fork:
         create: Callable[[], object] | None = None,
         scope: Scope = "layer",
         stop: threading.Event | None = None,
+        overlay: Callable[[], Path] | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
             raise ConfigError(f"FORK_BRANCH={branch!r} is no branch name. Use one like `quasar`.")
@@ -86,7 +88,7 @@ class Fork:
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
         self._timeout, self._stop, self._create = timeout, stop, create
-        self._overlay = Overlay(overlay_files(scope), author)
+        self._overlay = Overlay(scope, author, overlay)
 
     @property
     def url(self) -> str:

@@ -10,6 +10,7 @@ from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError
 from neurons.mining.publishing.fork import Fork
 from neurons.mining.publishing.github import ensure_fork, web_address
+from neurons.mining.publishing.kept import Kept
 
 
 def upstream_address(settings: Settings) -> str:
@@ -44,4 +45,5 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
         create=create,
         scope=settings.fork_scope,
         stop=stop,
+        overlay=Kept(settings.state_dir, settings.fork_scope).root,
     )

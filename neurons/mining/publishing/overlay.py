@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import git
@@ -16,17 +16,27 @@ import git
 from neurons.errors import Held
 from neurons.git.checkout import changed_files, destination
 from neurons.git.command import HardenedGit, commit_environment
-from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, Scope, overlay_files
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"
 
 
 class Overlay:
-    """The files that are laid over a fork, and the identity that commits them."""
+    """The files that are laid over a fork, and the identity that commits them.
 
-    def __init__(self, files: Sequence[PurePosixPath], author: str) -> None:
-        self.files = tuple(files)
+    Args:
+        scope: which of the files.
+        root: tells the folder that has them; None for the shipped ones.
+    """
+
+    def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
+        self._scope, self._root = scope, root or (lambda: OVERLAY)
         self._author = git.Actor._from_string(author)
+
+    @property
+    def files(self) -> tuple[PurePosixPath, ...]:
+        """What is laid over a fork, relative to its root."""
+        return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
         """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
@@ -50,9 +60,10 @@ class Overlay:
         Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash, also in a clone that was made anew.
         """
-        sources = [OVERLAY / name for name in self.files]
+        root, names = self._root(), self.files
+        sources = [root / name for name in names]
         blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
-        files = self.undone_files(tool, tip) | dict(zip(map(str, self.files), blobs, strict=True))
+        files = self.undone_files(tool, tip) | dict(zip(map(str, names), blobs, strict=True))
         gone = [name for name, blob in files.items() if blob is None]
         if gone:
             tool.update_index("--force-remove", "--", *gone)
@@ -77,7 +88,8 @@ class Overlay:
         A commit of another version of the overlay passes by the digest in its own message.
         """
         held = self._blobs(tool, commit)
-        wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(OVERLAY / name)]
+        root = self._root()
+        wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(root / name)]
         if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
             return []
         return wrong
@@ -116,7 +128,8 @@ class Overlay:
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
         """Return what the overlay's files and `undone_files` have to hold; None: not be there."""
-        ours = {str(name): (OVERLAY / name).read_bytes() for name in self.files}
+        root = self._root()
+        ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 

@@ -128,7 +128,7 @@ def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, t
 
 def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("NETUID=24\nAGENT_ITERATIONS=3\n")
+    file.write_text("NETUID=24\nDEBUG=3\n")
     file.chmod(0o644)
     ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
     assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Remove the line from .env.")

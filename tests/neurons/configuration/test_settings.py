@@ -148,11 +148,11 @@ def test_token_and_username_go_together() -> None:
 
 
 def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
-    path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nAGENT_ITERATIONS=5\n")
+    path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nHF_TOKEN=5\n")
     warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
     assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
     assert "MINER_MODEL_NAME is ignored: " in warnings
-    assert "AGENT_ITERATIONS is ignored: there is no tuner yet" in warnings
+    assert "HF_TOKEN is ignored: no gated model" in warnings
     assert "canary" not in warnings
     assert "chmod" not in warnings  # nobody else can read this file
 

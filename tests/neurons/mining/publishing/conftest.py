@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
-from neurons.mining.publishing import fork as fork_module
 from neurons.mining.publishing import overlay as overlay_module
 from neurons.mining.publishing.fork import Fork
 from quasar_kernels.contract import OVERLAY
@@ -40,11 +39,4 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "overlay"
     shutil.copytree(OVERLAY, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(overlay_module, "OVERLAY", copy)
-    monkeypatch.setattr(
-        fork_module,
-        "overlay_files",
-        lambda scope: sorted(
-            PurePosixPath(p.relative_to(copy).as_posix()) for p in copy.rglob("*") if p.is_file()
-        ),
-    )
     return copy

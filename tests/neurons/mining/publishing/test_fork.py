@@ -11,10 +11,9 @@ import pytest
 
 from neurons.configuration.loading import load_settings
 from neurons.errors import Held
-from neurons.mining.context import overlay_digest
 from neurons.mining.publishing.fork import Fork
 from neurons.mining.publishing.from_settings import open_fork
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_digest, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
 from tests.neurons.mining.publishing.forks import MakeFork, commit_elsewhere, lay_out, publish
 from tests.repositories import run_git

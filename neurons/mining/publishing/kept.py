@@ -1,0 +1,98 @@
+"""The kernels that are published: the shipped ones, or those that were tuned on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quasar_kernels.contract import OVERLAY, Scope, overlay_digest, overlay_files
+
+FOLDER, FILE = "tuned", "tuned.json"
+
+
+class Evidence(BaseModel):
+    """Why tuned kernels are published.
+
+    Attributes:
+        shipped: the digest of the shipped kernels that they were made of: an update of the program
+            ends their use.
+        overlay: their own digest, which names their folder.
+        proposed_by: the command.
+        gpu: where they were timed; None for a CPU.
+        length: of the sequences that were timed, in tokens.
+        pairs: processes of each, in turns.
+        ratio, low, high: their speed over that of the kernels before, and its 95% interval.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    shipped: str
+    overlay: str
+    proposed_by: tuple[str, ...]
+    gpu: str | None
+    length: int
+    pairs: int
+    ratio: float
+    low: float
+    high: float
+    at: datetime
+
+
+class Kept:
+    """The tuned kernels in a state folder, if there are any.
+
+    A crash while new ones are written leaves those of before.
+    """
+
+    def __init__(self, state_dir: Path, scope: Scope = "layer") -> None:
+        self.folder, self._scope = state_dir / FOLDER, scope
+
+    def evidence(self) -> Evidence | None:
+        """Return what the tuned kernels rest on; None where the shipped ones are published."""
+        try:
+            found = Evidence.model_validate_json((self.folder / FILE).read_bytes())
+        except (OSError, ValidationError):
+            return None
+        root = self.folder / found.overlay
+        sound = root.is_dir() and overlay_digest(root=root) == found.overlay
+        return found if sound and found.shipped == overlay_digest() else None
+
+    def root(self) -> Path:
+        """Return the folder of the kernels that are published."""
+        found = self.evidence()
+        return OVERLAY if found is None else self.folder / found.overlay
+
+    def digest(self) -> str:
+        """Name the content of what is published."""
+        return overlay_digest(self._scope, self.root())
+
+    def take(self, overlay: Path, evidence: Evidence) -> None:
+        """Publish the kernels in the folder `overlay` from now on; it is copied.
+
+        Raises:
+            OSError: the state folder takes no more; what was there stays.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        target = self.folder / evidence.overlay
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+                copy_overlay(overlay, Path(scratch, "overlay"))
+                Path(scratch, "overlay").rename(target)
+        file = self.folder / f".{FILE}"
+        file.write_text(evidence.model_dump_json(indent=1) + "\n")
+        os.replace(file, self.folder / FILE)
+        for other in self.folder.iterdir():
+            if other.is_dir() and other != target:
+                shutil.rmtree(other)
+
+
+def copy_overlay(root: Path, target: Path) -> None:
+    """Copy the files of an overlay, and nothing else that lies there."""
+    for name in overlay_files(root=root):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target / name)

@@ -1,0 +1,1 @@
+"""Faster kernels for this machine: who proposes them, what they must pass, and when."""

@@ -1,0 +1,109 @@
+"""A proposal: a changed overlay that a command makes, and the rules that it must keep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.process import run_supervised
+from harness.runner import child_environment
+from quasar_kernels.contract import (
+    LAYER_FILE,
+    QUASAR_DIR,
+    Scope,
+    check_tree,
+    compiled_files,
+    overlay_digest,
+    overlay_files,
+)
+
+FILE_BYTES, ALL_BYTES = 2**21, 2**24
+"""The longest file of a proposal, and all of them."""
+
+
+class Refused(Exception):
+    """A proposal is not taken; the message says why, as a sentence."""
+
+
+def propose(
+    command: Sequence[str],
+    overlay: Path,
+    *,
+    variables: Mapping[str, str],
+    device: str,
+    seconds: float,
+    stop: threading.Event,
+) -> None:
+    """Run a command in the folder `overlay`, a copy, which it changes.
+
+    It runs without secrets in its environment, in a group of its own that is killed after
+    `seconds` or when `stop` is set.
+
+    Raises:
+        Refused: it failed, took too long or was stopped.
+    """
+    said = shlex.join(command)
+    try:
+        ended = run_supervised(
+            list(command),
+            message=lambda _result_fd: b"",
+            env={**child_environment(os.environ, device=device), **variables},
+            cwd=overlay,
+            timeout=seconds,
+            stop=stop,
+        )
+    except OSError as error:
+        raise Refused(f"{said} cannot be started: {error.strerror}.") from error
+    if ended.stopped:
+        raise Refused(f"{said} was stopped.")
+    if ended.timed_out:
+        raise Refused(f"{said} was not done within {seconds:g} s.")
+    if ended.returncode:
+        words = " ".join(ended.log_tail.split())[-300:]
+        raise Refused(f"{said} ended with status {ended.returncode}: {words or 'no word'}.")
+
+
+def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
+    """Refuse what was not changed, and files that no fork of ours may hold.
+
+    Raises:
+        Refused: a sentence names the first file.
+    """
+    total = 0
+    for path in sorted(overlay.rglob("*")):
+        name = path.relative_to(overlay)
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise Refused(f"{name} is no ordinary file.")
+        if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
+            continue
+        if name != Path(LAYER_FILE) and Path(QUASAR_DIR) not in name.parents:
+            raise Refused(f"{name} is outside {QUASAR_DIR}.")
+        size = path.stat().st_size
+        total += size
+        if size > FILE_BYTES or total > ALL_BYTES:
+            raise Refused(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
+    if overlay_digest(scope, overlay) == overlay_digest(scope, present):
+        raise Refused("Nothing that is published was changed.")
+
+
+def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
+    """Make `tree` a copy of the fork at `host` that holds `overlay` instead of `present`.
+
+    Raises:
+        Refused: it then breaks a rule of the subnet.
+    """
+    skipped = shutil.ignore_patterns("__pycache__", ".git")
+    shutil.copytree(host / "fla", tree / "fla", ignore=skipped)
+    for name in overlay_files(scope, present):
+        (tree / name).unlink(missing_ok=True)
+    for name in overlay_files(scope, overlay):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(overlay / name, tree / name)
+    broken = [f"{name}: The file is compiled code." for name in compiled_files(tree)]
+    broken += map(str, check_tree(tree))
+    if broken:
+        raise Refused(f"It breaks the rules: {broken[0]}")
