@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import duel, history
+from harness import duel, history, profile
 from harness.report import Measurement, Report, build_report, report_schema, write_report
 from harness.runner import MeasurementError, probe
 from harness.series import Policy, Series
@@ -45,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m harness",
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
-        "two trees in turns; `history FILE` shows how a committed report's speeds changed.",
+        "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
+        "`profile` shows where the time of a call goes.",
     )
     parser.add_argument("command", nargs="?", choices=["schema"], help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
@@ -117,7 +118,7 @@ def _measure(arguments: argparse.Namespace, progress: Progress) -> tuple[Report,
     return build_report(protocol, commit, series.measurements, series.failures), series
 
 
-_COMMANDS = {"compare": duel.main, "history": history.main}
+_COMMANDS = {"compare": duel.main, "history": history.main, "profile": profile.main}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

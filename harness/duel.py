@@ -19,6 +19,7 @@ from harness.report import GateResult
 from harness.runner import Measure, MeasurementError, check, measure
 from harness.together import Check
 from harness.workload import WORKLOAD
+from quasar_kernels.line_plot import Line, line_plot
 
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -30,11 +31,16 @@ _T = (
 
 @dataclass(frozen=True)
 class Difference:
-    """How fast B is beside A: the ratio of their speeds, and its 95% interval."""
+    """How fast B is beside A: the ratio of their speeds, and its 95% interval.
+
+    `a` and `b` are the medians of their speeds, in the unit of the pairs.
+    """
 
     ratio: float
     low: float
     high: float
+    a: float
+    b: float
 
     @property
     def beyond_noise(self) -> bool:
@@ -66,7 +72,33 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     freedom = len(logs) - 1
     quantile = _T[min(freedom, len(_T)) - 1]
     half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Difference(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+    a, b = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+    return Difference(math.exp(middle), math.exp(middle - half), math.exp(middle + half), a, b)
+
+
+Found = Sequence[tuple[int, Difference]]
+"""What a duel found, by length in tokens."""
+
+
+def table(found: Found, names: tuple[str, str] = ("A", "B")) -> str:
+    """Return a table in markdown, a row for each length."""
+    head = f"| tokens | {names[0]}, tokens/s | {names[1]}, tokens/s | ratio | 95% interval |"
+    rows = [
+        f"| {length:,} | {one.a:,.0f} | {one.b:,.0f} | {one.ratio:.3f} | "
+        f"{one.low:.3f} to {one.high:.3f} |"
+        for length, one in found
+    ]
+    return "\n".join([head, "| ---: | ---: | ---: | ---: | ---: |", *rows]) + "\n"
+
+
+def plot(found: Found, names: tuple[str, str] = ("A", "B")) -> str:
+    """Return a chart of both speeds over the lengths, as SVG that a telephone can show."""
+    speeds = [(length, one.a, one.b) for length, one in sorted(found, key=lambda f: f[0])]
+    lines = [
+        Line(names[0], "#999999", [(length, a) for length, a, _ in speeds], dashed=True),
+        Line(names[1], "#0b6e4f", [(length, b) for length, _, b in speeds]),
+    ]
+    return line_plot(f"{names[0]} and {names[1]}", "tokens", "tokens/s", lines)
 
 
 @dataclass(frozen=True)
@@ -159,6 +191,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=5, help="processes of each, at least 2 (5)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
+    parser.add_argument("--svg", type=Path, help="draw both speeds into this file")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--ungated", action="store_true", help="time unchecked code")
     given = parser.parse_args(argv)
     try:
@@ -170,11 +204,17 @@ def main(argv: Sequence[str]) -> int:
     duel = Duel(given.device, given.pairs, given.timeout, gated=not given.ungated)
     try:
         with checked_out(given.a, given.repo) as a, checked_out(given.b, given.repo) as b:
-            for length, found in duel.run(a, b, lengths):
-                sys.stdout.write(f"{length:>9} tokens: {found}\n")
+            found = []
+            for length, one in duel.run(a, b, lengths):
+                found.append((length, one))
+                sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
         sys.stderr.write(" ".join(filter(None, (error.kind + ":", error.reason, error.remedy))))
         sys.stderr.write("\n")
         return 1
+    if given.svg:
+        given.svg.write_text(plot(found))
+    if given.markdown:
+        given.markdown.write_text(table(found))
     return 0

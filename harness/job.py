@@ -57,3 +57,19 @@ class Reply(Frozen):
     reason: str = ""
     remedy: str = ""
     body: dict[str, JsonValue] | None = None
+
+
+class ProfileRow(Frozen):
+    """One operation or kernel of a call: its own time in milliseconds, and its share of all."""
+
+    name: str
+    calls: float
+    ms: float
+    share: float
+
+
+class Profile(Frozen):
+    """Where the time of a call goes, the longest first; kernels where there is a GPU."""
+
+    device: Literal["cuda", "cpu"]
+    rows: tuple[ProfileRow, ...]

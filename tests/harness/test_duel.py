@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.duel import Duel, checked_out, difference, main
+from harness.duel import Duel, checked_out, difference, main, plot, table
 from harness.runner import MeasurementError
-from tests.harness.samples import measurement
+from tests.harness.samples import gate_result, measurement
 from tests.repositories import commit, make_checkout
 
 
@@ -58,6 +58,15 @@ def test_both_take_turns_in_being_first() -> None:
     assert length == 512
     assert found.ratio == pytest.approx(1.2)
     assert order == ["a", "b", "b", "a", "a", "b"]
+    assert (found.a, found.b) == (100.0, 120.0)
+    assert "| 512 | 100 | 120 | 1.200 | 1.200 to 1.200 |" in table([(length, found)])
+    assert ">ours</text>" in plot([(length, found)], ("theirs", "ours"))
+
+
+def test_a_red_gate_ends_the_comparison(tmp_path: Path) -> None:
+    duel = Duel(pairs=2, checker=lambda *_, **__: gate_result(passed=False))
+    with pytest.raises(MeasurementError, match="wrong results"):
+        next(duel.run(tmp_path, tmp_path, [512]))
 
 
 def test_a_tree_is_a_folder_or_a_commit(tmp_path: Path) -> None:

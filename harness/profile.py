@@ -1,0 +1,68 @@
+"""`python -m harness profile`: where the time of a call goes, by torch's own profiler."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.job import Profile
+from harness.runner import PROJECT, MeasurementError, call
+from harness.workload import WORKLOAD
+
+TASK = "harness.worker.subject.profile"
+
+
+def table(profile: Profile, most: int) -> str:
+    """Return the operations that take longest, in markdown."""
+    rows = [
+        f"| {row.name[:80].replace('|', ' ')} | {row.calls:g} | {row.ms:.3f} | {row.share:.1%} |"
+        for row in profile.rows[:most]
+    ]
+    head = f"| operation | a call | ms a call ({profile.device}) | share |"
+    return "\n".join([head, "| --- | ---: | ---: | ---: |", *rows]) + "\n"
+
+
+def ncu_command(tree: Path, length: int) -> str:
+    """Return the command line that shows Nsight Compute one call after the warm-ups."""
+    words = ["ncu", "--set", "full", "--profile-from-start", "off", "--export", "quasar", "--force",
+             sys.executable, "-m", TASK, str(tree), str(length), "cuda"]  # fmt: skip
+    return f"PYTHONPATH={shlex.quote(str(PROJECT))} {shlex.join(words)}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Profile a tree, print the table and say where the trace lies; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness profile",
+        description="Show which operations and kernels a call of a tree's layer spends its time "
+        "in. Nothing is checked; a profiled call is slower than a timed one.",
+    )
+    parser.add_argument("--tree", type=Path, required=True, help="root of a fork")
+    parser.add_argument("--length", type=int, default=2048, help="in tokens (2048)")
+    parser.add_argument("--rows", type=int, default=20, help="of the table (20)")
+    parser.add_argument("--trace", type=Path, default=Path("trace.json"),
+                        help="for chrome://tracing or ui.perfetto.dev (trace.json)")  # fmt: skip
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
+    given = parser.parse_args(argv)
+    if given.length < 1:
+        parser.error(f"--length {given.length} must be at least 1")
+    tree, trace = given.tree.resolve(), given.trace.resolve()
+    try:
+        body = call(
+            *(f"{TASK}:profile_tree", str(tree), given.length, given.device, str(trace)),
+            device=given.device,
+            timeout=given.timeout,
+            tree=tree,
+        )
+    except MeasurementError as error:
+        sys.stderr.write(
+            f"{error.kind}: {error.reason}. {error.remedy}\n{error.log_tail[-2000:]}\n"
+        )
+        return 1
+    sys.stdout.write(table(Profile.model_validate(body), given.rows))
+    sys.stdout.write(f"\nthe trace of {WORKLOAD.timed_calls} calls is in {trace}\n")
+    sys.stdout.write(f"one call in Nsight Compute: {ncu_command(tree, given.length)}\n")
+    return 0

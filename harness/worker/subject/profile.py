@@ -1,0 +1,93 @@
+"""One tree's layer under torch's profiler, or under Nsight Compute.
+
+    python -m harness.worker.subject.profile TREE LENGTH DEVICE
+
+makes the warm-up calls and one more between cudaProfilerStart and cudaProfilerStop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from harness.job import Profile, ProfileRow
+from harness.worker.subject.timing import recording, synchronize
+from harness.worker.subject.tree import load_tree
+from harness.workload import WORKLOAD
+
+
+def _prepared(tree: str, length: int, asked: str) -> tuple[Callable[[], object], torch.device]:
+    """Return a call of the tree's layer as a validator makes it, after the warm-ups."""
+    on_gpu = torch.cuda.is_available() and asked != "cpu"
+    device = torch.device("cuda" if on_gpu else "cpu")
+    layer = load_tree(Path(tree)).layer_class(**WORKLOAD.layer_arguments()).to(device)
+    x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
+
+    def forward() -> object:
+        with recording(device):
+            return layer(x)
+
+    for _ in range(WORKLOAD.warmup_calls):
+        forward()
+    synchronize(device)
+    return forward, device
+
+
+def profile_tree(tree: str, length: int, asked: str, trace: str) -> Profile:
+    """Profile the timed calls and write their trace.
+
+    Args:
+        length: in tokens.
+        asked: `cuda`, `cpu` or `auto`.
+        trace: file for the trace, in Chrome's format.
+
+    Raises:
+        OSError: the trace cannot be written.
+    """
+    forward, device = _prepared(tree, length, asked)
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(WORKLOAD.timed_calls):
+            forward()
+        synchronize(device)
+    profiler.export_chrome_trace(trace)
+    on_gpu = device.type == "cuda"
+    own_time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    times: dict[str, tuple[int, float]] = {
+        event.key: (event.count, getattr(event, own_time)) for event in profiler.key_averages()
+    }
+    whole = sum(microseconds for _, microseconds in times.values()) or 1.0
+    rows = [
+        ProfileRow(
+            name=name,
+            calls=count / WORKLOAD.timed_calls,
+            ms=microseconds / 1e3 / WORKLOAD.timed_calls,
+            share=microseconds / whole,
+        )
+        for name, (count, microseconds) in times.items()
+        if microseconds > 0
+    ]
+    rows.sort(key=lambda row: row.ms, reverse=True)
+    return Profile(device="cuda" if on_gpu else "cpu", rows=tuple(rows))
+
+
+def main() -> None:
+    """Make one call for a profiler that watches this process."""
+    tree, length, asked = sys.argv[1:]
+    forward, device = _prepared(tree, int(length), asked)
+    if device.type == "cuda":
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    forward()
+    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The public fork beside these kernels: the first comparison that a newcomer makes.
+
+    python scripts/step1_first_optimization.py [--skip-setup] [--fork DIR] [--lengths 512,2048]
+
+Clones the public fork into DIR (with --skip-setup it lies there), lays these kernels over a copy of
+it, checks the copy, and times both in turns in fresh processes by the validator's loop. Writes a
+table (step1.md) and a plot (step1.svg). The public fork is not checked: it does not compute what it
+documents, so it is a baseline for speed alone. Where it does not run at all, as on a CPU, these
+kernels are timed beside themselves, which shows the noise. Exit status 0: the kernels are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.duel import Duel, plot, table
+from harness.report import GateResult
+from harness.runner import Measure, MeasurementError, check, measure
+from harness.workload import WORKLOAD
+from neurons.configuration.settings import Settings
+from neurons.errors import QuasarError
+from neurons.mining.tuning.proposal import Refused, lay_out
+from quasar_kernels.contract import LAYER_FILE, OVERLAY
+
+NAMES = ("public fork", "these kernels")
+
+
+def clone(folder: Path, address: str) -> None:
+    """Clone the newest commit of a fork into a folder that is not there yet.
+
+    Raises:
+        QuasarError: it cannot be cloned, or the folder is there.
+    """
+    if folder.exists():
+        raise QuasarError(f"{folder} is there already; give --skip-setup to use it as it is.")
+    command = ["git", "clone", "--quiet", "--depth", "1", "--", address, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise QuasarError(
+            f"{address} cannot be cloned: {done.stderr.strip()}. Clone it another way and give its "
+            "folder by --fork, with --skip-setup."
+        )
+
+
+def runs_here(fork: Path, length: int, device: str, timer: Measure) -> Path | None:
+    """Return the fork if it can be timed on this machine; say why where it cannot."""
+    seconds = WORKLOAD.timeout_seconds
+    try:
+        timer(fork, length, device=device, gate=False, timeout=seconds, stop=None, cold_cache=False)
+    except MeasurementError as error:
+        print(f"the public fork cannot be timed here: {error.reason}", flush=True)
+        return None
+    return fork
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    timer: Measure = measure,
+    checker: Callable[..., GateResult] = check,
+) -> int:
+    """Set up, compare, and write what was found; return the exit status."""
+    upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--skip-setup", action="store_true", help="DIR holds the fork already")
+    parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
+    parser.add_argument("--upstream", default=upstream, help="what is cloned")
+    parser.add_argument("--lengths", default="512,1024,2048", help="sequence lengths")
+    parser.add_argument("--pairs", type=int, default=3, help="processes of each, at least 2 (3)")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
+    given = parser.parse_args(argv)
+    lengths = [int(part) for part in given.lengths.split(",") if part.isdecimal() and int(part)]
+    if not lengths or given.pairs < 2:
+        parser.error("--lengths takes lengths such as 512,1024, and --pairs at least 2")
+    try:
+        if not given.skip_setup:
+            clone(given.fork, given.upstream)
+        if not (given.fork / LAYER_FILE).is_file():
+            raise QuasarError(f"{given.fork} holds no {LAYER_FILE}; name a clone of the fork.")
+        with tempfile.TemporaryDirectory(prefix="step1-") as name:
+            ours, beside = Path(name, "ours"), Path(name, "beside")
+            lay_out(given.fork, OVERLAY, OVERLAY, "layer", ours)
+            gate = checker(ours, max(lengths), device=given.device)
+            print(f"correctness gate: {'green' if gate.passed else 'RED'}", flush=True)
+            for failed in gate.failed[:3]:
+                print(f"  {failed}")
+            if not gate.passed:
+                return 1
+            fork = runs_here(given.fork.resolve(), min(lengths), given.device, timer)
+            duel = Duel(given.device, given.pairs, gated=False, timer=timer)
+            found = []
+            if fork is None:
+                lay_out(given.fork, OVERLAY, OVERLAY, "layer", beside)
+            for length, one in duel.run(fork or beside, ours, lengths):
+                found.append((length, one))
+                told = one if fork else f"{one.b:,.0f} tokens/s"
+                print(f"{length:>9} tokens: {told}", flush=True)
+    except (MeasurementError, QuasarError, Refused) as error:
+        sys.stderr.write(" ".join(filter(None, (str(error), getattr(error, "remedy", "")))) + "\n")
+        return 1
+    names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")
+    text = table(found, names)
+    given.out.with_suffix(".md").write_text(text)
+    given.out.with_suffix(".svg").write_text(plot(found, names))
+    print(
+        f"\n{text}\nwritten to {given.out.with_suffix('.md')} and {given.out.with_suffix('.svg')}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The profile of a tree by a real worker: what its table says, and the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.profile import main, ncu_command
+from tests.harness.conftest import MakeTree
+
+
+def test_the_slow_operation_is_found_and_traced(
+    make_tree: MakeTree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = (
+        "_before = QuasarAttention.forward\n"
+        "def forward(self, x, **_):\n"
+        "    torch.linalg.svd(torch.ones(300, 300))\n"
+        "    return _before(self, x)\n"
+        "QuasarAttention.forward = forward\n"
+    )
+    tree, trace = make_tree(slow), tmp_path / "trace.json"
+    arguments = ["--tree", str(tree), "--length", "16", "--device", "cpu", "--trace", str(trace)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    first = out.splitlines()[2]
+    assert first.startswith("| aten::_linalg_svd | 1 |")
+    assert any(
+        event.get("name") == "aten::_linalg_svd"
+        for event in json.loads(trace.read_text())["traceEvents"]
+    )
+    assert ncu_command(tree, 16) in out
+
+
+def test_what_cannot_be_profiled_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--tree", str(tmp_path), "--device", "cpu"]) == 1
+    assert "fla" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--tree", ".", "--length", "0"])

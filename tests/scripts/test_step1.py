@@ -1,0 +1,88 @@
+"""The first comparison: the public fork beside the kernels, its table and its plot."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import step1_first_optimization as step1
+
+from harness.runner import MeasurementError
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
+from tests.harness import samples
+from tests.repositories import make_checkout
+
+FORK = {str(LAYER_FILE): "class QuasarAttention: ...\n", f"{QUASAR_DIR}/chunk.py": "slow = True\n"}
+
+
+def timer(tree: Path, length: int, **options: Any) -> Any:
+    ours = (tree / QUASAR_DIR / "chunk.py").read_bytes()
+    assert options["gate"] is False
+    faster = 3.0 if ours == (OVERLAY / QUASAR_DIR / "chunk.py").read_bytes() else 1.0
+    return samples.measurement(length, faster * length)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_both_are_timed_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: bool
+) -> None:
+    fork = make_checkout(tmp_path / "clone", FORK)
+    setup = ["--skip-setup", "--fork", str(fork)] if skip else [
+        "--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]  # fmt: skip
+    checked: list[int] = []
+
+    def checker(tree: Path, length: int, **_: Any) -> Any:
+        checked.append(length)
+        return samples.gate_result(passed=(tree / LAYER_FILE).read_text() != FORK[str(LAYER_FILE)])
+
+    out = tmp_path / "found"
+    arguments = [*setup, "--lengths", "512,1024", "--pairs", "2", "--out", str(out)]
+    assert step1.main(arguments, timer=timer, checker=checker) == 0
+    assert checked == [1024]
+    assert (
+        "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 |" in (tmp_path / "found.md").read_text()
+    )
+    assert "correctness gate: green" in capsys.readouterr().out
+    drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
+    assert drawn.get("viewBox") == "0 0 560 440"
+    texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"public fork", "these kernels"} <= texts
+
+
+def test_a_fork_that_does_not_run_here_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork = make_checkout(tmp_path / "clone", FORK)
+
+    def only_ours(tree: Path, length: int, **options: Any) -> Any:
+        if tree == fork:
+            raise MeasurementError("it needs a GPU", "crash")
+        return timer(tree, length, **options)
+
+    out, green = tmp_path / "found", lambda *_, **__: samples.gate_result()
+    arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
+    assert step1.main(arguments, timer=only_ours, checker=green) == 0
+    assert "cannot be timed here: it needs a GPU" in capsys.readouterr().out
+    text = out.with_suffix(".md").read_text()
+    assert "public fork" not in text
+    assert "| 512 | 1,536 | 1,536 | 1.000 |" in text
+
+
+def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fork = make_checkout(tmp_path / "clone", FORK)
+    arguments = ["--skip-setup", "--fork", str(fork), "--out", str(tmp_path / "found")]
+    red = samples.gate_result(passed=False)
+    assert step1.main(arguments, timer=timer, checker=lambda *_, **__: red) == 1
+    assert "RED" in capsys.readouterr().out
+    assert not (tmp_path / "found.md").exists()
+
+
+def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert step1.main(["--skip-setup", "--fork", str(tmp_path)]) == 1
+    assert f"holds no {LAYER_FILE}" in capsys.readouterr().err
+    assert step1.main(["--fork", str(tmp_path)]) == 1
+    assert "--skip-setup" in capsys.readouterr().err
+    assert step1.main(["--fork", str(tmp_path / "x"), "--upstream", "file:///nonexistent"]) == 1
+    assert "cannot be cloned" in capsys.readouterr().err
