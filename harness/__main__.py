@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
         "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
-        "`profile` shows where the time of a call goes.",
+        "`profile` shows where the time of a call goes; `gates` looks at a model of blocks.",
     )
     parser.add_argument("command", nargs="?", choices=["schema"], help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
@@ -118,7 +118,18 @@ def _measure(arguments: argparse.Namespace, progress: Progress) -> tuple[Report,
     return build_report(protocol, commit, series.measurements, series.failures), series
 
 
-_COMMANDS = {"compare": duel.main, "history": history.main, "profile": profile.main}
+def _gates(words: Sequence[str]) -> int:
+    from harness.gates.command import main  # it imports torch, as no other command does
+
+    return main(words)
+
+
+_COMMANDS = {
+    "compare": duel.main,
+    "history": history.main,
+    "profile": profile.main,
+    "gates": _gates,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

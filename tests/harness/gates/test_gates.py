@@ -1,0 +1,168 @@
+"""The gates: models of blocks pass, and each fault that a gate is for makes it fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from harness.gates import checks
+from harness.gates.command import build, look
+from harness.gates.findings import Finding, Verdict, worst
+from harness.gates.training import draw
+from quasar_kernels.blocks import Backend, HybridBlock
+from tests import PROJECT
+
+CPU = torch.device("cpu")
+MODELS = "tests.harness.gates.models"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def found(name, steps=100):
+    return look(name, build(f"{MODELS}:{name}"), steps, CPU)
+
+
+def failed(name, steps=100):
+    """What fails, by gate and name."""
+    return {(f.gate, f.what) for f in found(name, steps).findings if f.verdict is Verdict.FAIL}
+
+
+def test_the_small_hybrid_passes_and_the_file_says_so(tmp_path, capsys):
+    file = tmp_path / "gates.json"
+    assert main(["gates", "--device", "cpu", "--steps", "50", "--json", str(file)]) == 0
+    said = json.loads(file.read_text())
+    assert said["verdict"] == "PASS"
+    assert {f["gate"] for f in said["findings"]} == {"G0", "G1", "G2", "G3", "G4"}
+    assert {f["verdict"] for f in said["findings"]} == {"PASS"}
+    loss = next(f["figures"] for f in said["findings"] if f["what"] == "loss")
+    assert loss["fall"] > 0.3
+    out = capsys.readouterr().out
+    assert out.count("\n") == len(said["findings"]) + 1
+    assert out.endswith("PASS: rwkv6+mamba2+quasar on cpu\n")
+
+
+def test_a_plain_model_passes_what_it_has():
+    model = found("Plain")
+    assert model.verdict is Verdict.PASS, model
+    assert not [f for f in model.findings if f.gate == "G4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Leaking", {("G1", "causal")}),
+        ("LeakingAtTheEnd", {("G1", "causal")}),
+        ("Loud", {("G2", "entropy at the start")}),
+        ("Unused", {("G3", "dead parameters")}),
+        ("Deaf", {("G3", "loss"), ("G3", "dead parameters")}),
+        ("NaNLater", {("G3", "loss"), ("G3", "gradients")}),
+        ("Broken", {("G1", "runs")}),
+    ],
+)
+def test_what_is_wrong_fails_its_gate_and_no_other(name, what):
+    assert failed(name) == what
+
+
+def test_nan_passes_nothing_that_computes():
+    assert failed("NaN", 2) >= {
+        ("G1", "finite"), ("G1", "causal"), ("G2", "entropy at the start"), ("G3", "loss"),
+        ("G3", "gradients"),
+    }  # fmt: skip
+
+
+def test_too_few_logits_fail():
+    findings = list(checks.forward(build(f"{MODELS}:Narrow"), 32, CPU))
+    assert (findings[0].what, findings[0].verdict) == ("shape", Verdict.FAIL)
+
+
+def test_a_dead_branch_fails():
+    what = failed("dead", 3)
+    assert {
+        ("G4", "blocks.0 RMS added"), ("G4", "blocks.0 gradient norms"),
+        ("G4", "blocks.0 without quasar"),
+    } <= what  # fmt: skip
+    assert ("G4", "blocks.0 without mamba2") not in what
+    assert ("G3", "dead parameters") in what
+
+
+def test_a_branch_that_drowns_another_fails():
+    assert ("G4", "blocks.0 RMS added") in failed("drowned", 1)
+
+
+def test_branches_that_differ_are_a_warning():
+    model = build(f"{MODELS}:hybrid")
+    model.get_parameter("blocks.0.fusion.gains").data[0] *= 2
+    told = {f.verdict for f in checks.balance(model, 32, CPU)}
+    assert told == {Verdict.WARN}
+
+
+def test_the_model_stays_as_it_is():
+    model = build(f"{MODELS}:hybrid")
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    look("hybrid", model, 2, CPU)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
+    model = build("quasar")
+    monkeypatch.setattr(HybridBlock, "backends", lambda *_: {"x": Backend("torch", "why", "do")})
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    (finding,) = checks.kernels(model)
+    assert (finding.verdict, finding.told) == (Verdict.WARN, "torch: why; do")
+
+
+def test_the_worst_verdict_counts():
+    made = [Finding(gate="G0", what="x", verdict=v, told="") for v in ("PASS", "WARN")]
+    assert worst(made) is Verdict.WARN
+    assert worst([]) is Verdict.PASS
+
+
+def test_the_task_asks_for_the_token_before_the_last():
+    tokens = draw(16, 5, CPU)
+    follows: dict[int, list[int]] = {}
+    for row in draw(16, 6, CPU).tolist() + tokens.tolist():
+        for a, b in zip(row, row[2:], strict=False):
+            follows.setdefault(a, []).append(b)
+    likeliest = {a: max(set(b), key=b.count) for a, b in follows.items()}
+    right = [b == likeliest[a] for a, all_ in follows.items() for b in all_]
+    assert 0.85 < sum(right) / len(right) < 0.97
+    assert len(set(likeliest.values())) == 16
+
+
+def test_a_failing_model_s_status_is_one(capsys):
+    assert main(["gates", "--model", f"{MODELS}:Broken", "--steps", "1"]) == 1
+    assert "G1  FAIL  runs: it raises RuntimeError: no such kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("rwkv7", "some of rwkv6, mamba2, quasar"),
+        ("no_such:model", "No module named 'no_such'; name a function"),
+        (f"{MODELS}:none", "has no attribute 'none'"),
+        (f"{MODELS}:number", "returned int; it must return a torch module"),
+    ],
+)
+def test_what_is_no_model_is_usage(model, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["gates", "--model", model])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_other_commands_of_the_harness_stay_free_of_torch():
+    code = "import sys, harness.__main__; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False)
+    assert done.returncode == 0
