@@ -71,7 +71,12 @@ class Operator:
         return Backend("torch", "; ".join(problems), "; or ".join(filter(None, remedies)))
 
     def __call__(self, like: Tensor, packed: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """Compute by the first implementation that serves; `like` is on the call's device."""
+        """Compute by the first implementation that serves; `like` is on the call's device.
+
+        A kernel that fails is not tried again. Calls without tokens launch nothing.
+        """
+        if not like.numel():
+            return self._in_torch(*arguments)
         while True:
             chosen = self.backend(like.device, like.dtype, packed)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)

@@ -105,7 +105,7 @@ def _by_fla(
     o, final = chunk_simple_gla(
         q, k, v, g=g.float(), scale=1.0,
         initial_state=None if state is None else state.float(),
-        output_final_state=True, cu_seqlens=bounds,
+        output_final_state=True, cu_seqlens=None if bounds is None else bounds.long(),
     )  # fmt: skip
     return o.to(x.dtype), final.float()
 

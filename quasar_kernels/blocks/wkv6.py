@@ -63,7 +63,7 @@ def _by_fla(
 
     o, final = chunk_rwkv6(
         r, k, v, w, u, scale=1.0, initial_state=None if state is None else state.float(),
-        output_final_state=True, cu_seqlens=bounds,
+        output_final_state=True, cu_seqlens=None if bounds is None else bounds.long(),
     )  # fmt: skip
     return o.to(v.dtype), final.to(torch.float32)
 

@@ -149,6 +149,15 @@ def test_a_kernel_that_fails_is_told_once_and_torch_serves(caplog):
     assert "\n" not in line
 
 
+def test_a_call_without_tokens_asks_no_kernel():
+    def broken(*_):
+        raise AssertionError
+
+    operator = backends.Operator("X", [backends.Kernels("a", "math", "", broken)], lambda x: (x, x))
+    assert operator(torch.zeros(0).as_subclass(OnGPU), False, 1) == (1, 1)
+    assert operator.backend(GPU, torch.float32).name == "a"
+
+
 def test_memory_that_runs_out_is_no_reason_to_fall_back():
     def full(*_):
         raise torch.OutOfMemoryError("full")
