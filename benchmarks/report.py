@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from benchmarks import reliability
 from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
 from benchmarks.layer import page as layer
@@ -31,6 +32,7 @@ def main() -> None:
         **operator.documents(of_operator),
         **recall.documents(),
         **honesty.documents(),
+        **reliability.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")
     for line in (
