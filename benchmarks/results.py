@@ -52,8 +52,10 @@ def write(path: Path, run: Run) -> None:
     path.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def origin(commit: str | None) -> dict[str, Any]:
+def origin(commit: str | None, device: str = "cuda") -> dict[str, Any]:
     """Return a run's own fields: today, `commit` or the checkout's, and this machine with its GPU.
+
+    `device` is "cpu" for a trial without one.
 
     It imports torch, which tells of the GPU.
     """
@@ -64,5 +66,5 @@ def origin(commit: str | None) -> dict[str, Any]:
     return {
         "created": datetime.now(timezone.utc).date(),
         "commit": commit or tree_commit(ROOT),
-        "environment": describe(torch.device("cuda")),
+        "environment": describe(torch.device(device)),
     }

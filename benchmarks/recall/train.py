@@ -65,11 +65,15 @@ between two evaluations, by the host's clock between synchronizes."""
 
 def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
     """Train one model in one way, in this process or, with its group, on several devices."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    started = time.perf_counter()
     torch.manual_seed(0)
     model = Model(task.vocabulary, recipe.width, recipe.heads, recipe.layers).to(device)
-    prepared = prepare(model, way, device)
+    return taught(prepare(model, way, device), device, way, task, recipe)
+
+
+def taught(prepared: Prepared, device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
+    """Train a prepared model in place, in this process or with its group."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    started = time.perf_counter()
     optimizer = torch.optim.AdamW(prepared.parameters, lr=recipe.rate, fused=True)
     losses, times = [], []
     for first in range(0, recipe.most_steps, recipe.every):

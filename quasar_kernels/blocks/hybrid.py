@@ -35,7 +35,7 @@ class HybridBlock(nn.Module):
             `gated`, a softmax a token and head; or `mean`, of normed branches.
         layer, layers: the block's place from 0 and how many there are.
         state: Mamba-2's state size.
-        expand: the MLP's inner width over `width`.
+        inner: the MLP's inner width; None is four times `width`.
         checkpoint_above: tokens of a call beyond which the backward pass computes the block again
             instead of keeping what lies between; None never does.
 
@@ -52,7 +52,7 @@ class HybridBlock(nn.Module):
         layer: int = 0,
         layers: int = 1,
         state: int = 64,
-        expand: int = 4,
+        inner: int | None = None,
         checkpoint_above: int | None = None,
     ) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class HybridBlock(nn.Module):
         for name, mixer in self.mixers.items():
             mixer.get_parameter(_OUTPUTS[name]).data *= OUTPUT_SCALES[name]
         self.fusion = FUSIONS[fusion](len(mixers), width, heads)
-        inner = expand * width
+        inner = inner or 4 * width
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(

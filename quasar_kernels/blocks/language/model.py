@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
     fusion: str = "gains"
     state: int = 64
     checkpoint_above: int | None = None
+    inner: int | None = None
 
 
 class LanguageModel(nn.Module):
@@ -40,7 +41,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(
             HybridBlock(
                 sizes.width, sizes.heads, sizes.mixers, sizes.fusion, layer, sizes.layers,
-                sizes.state, checkpoint_above=sizes.checkpoint_above,
+                sizes.state, sizes.inner, sizes.checkpoint_above,
             )
             for layer in range(sizes.layers)
         )  # fmt: skip
