@@ -48,12 +48,11 @@ class Month(Frozen):
 
 
 class Mutants(Frozen):
-    """How many changed programs the tests noticed; `then` is what became of the others."""
+    """How many changed programs the tests noticed."""
 
     modules: tuple[str, ...]
     tried: int
     noticed: int
-    then: str
 
 
 class Reliability(Frozen):
@@ -110,10 +109,10 @@ def mutants(found: tuple[Mutants, ...]) -> str:
     """Return the table of mutants."""
     rows = [
         f"| {', '.join(one.modules)} | {one.tried} | {one.noticed} | "
-        f"{one.noticed / one.tried:.1%} | {one.then} |"
+        f"{one.noticed / one.tried:.1%} |"
         for one in found
     ]
-    head = "| code | mutants | noticed | share | the others |\n| --- | ---: | ---: | ---: | --- |"
+    head = "| code | mutants | noticed | share |\n| --- | ---: | ---: | ---: |"
     return "\n".join([head, *rows])
 
 
