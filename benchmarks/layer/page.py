@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmarks.documents import filled
 from benchmarks.layer.limits import criteria
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
-from benchmarks.layer.tables import accuracy_tables, profile_table
+from benchmarks.layer.tables import accuracy_tables, profile_table, shares_of_bound
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
 from benchmarks.limits import Criterion, limits_table
 from benchmarks.markdown import facts, table
@@ -232,6 +232,16 @@ Spread is largest less smallest over median.
 ![M tokens/s against tokens]({SPEED.plot})
 
 {speeds(reports)}
+
+## Speed of light
+
+What no kernel exceeds on this GPU is the lesser of two rates: the input read and the output written
+once at the memory's bandwidth, and the products of a layer at the rate of the tensor cores, both as
+the vendor states them. *Of bound* is ours, layer, beside that; *gap closed* is the share of the
+time between another tree and the bound that ours does not take: 0% is as slow as that tree, 100%
+the bound.
+
+{shares_of_bound(machine, figures(reports, SPEED))}
 
 ## Memory
 

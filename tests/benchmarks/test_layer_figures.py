@@ -9,7 +9,7 @@ from benchmarks.layer.page import PROFILES, Runs, limits, load_runs
 from benchmarks.layer.profile import launches_of
 from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
-from benchmarks.layer.tables import profile_table
+from benchmarks.layer.tables import bound_of, profile_table, shares_of_bound
 from benchmarks.results import DATA, load
 from tests.benchmarks.runs import changed
 
@@ -143,3 +143,17 @@ def test_launches_are_medians_in_order_of_start() -> None:
     assert [(x.kernel, x.ms) for x in launches_of(calls)] == [("a", 2.0), ("b", 3.0), ("a", 9.0)]
     with pytest.raises(SystemExit, match="different kernels"):
         launches_of([calls[0], calls[1][:2]])
+
+
+def test_the_share_of_the_bound_by_hand(runs: Runs) -> None:
+    machine = runs.reports["overlay"].environment
+    assert machine is not None
+    # a token's products: four of 512 x 512, two of 512 x 64, and three of 64 x 64 in 8 heads
+    bound = 989 / (2 * (4 * 512 * 512 + 2 * 512 * 64 + 3 * 8 * 64 * 64)) * 1e6
+    assert bound_of(machine) == pytest.approx(bound * 1e6)
+    speeds = {"overlay": {7: bound / 2, 9: bound}, "public-fork": {}, "peer": {7: bound / 4}}
+    text = shares_of_bound(machine, speeds)
+    assert "| 7 | 50.0% | - | 66.7% |" in text  # 1 of the 3 bounds that the peer is late is left
+    assert "| 9 | 100.0% | - | - |" in text
+    unknown = machine.model_copy(update={"gpu": "NVIDIA X1"})
+    assert "not known" in shares_of_bound(unknown, speeds)
