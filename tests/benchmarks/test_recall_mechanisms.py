@@ -25,6 +25,7 @@ def test_models_have_equally_many_parameters() -> None:
 def test_the_command_writes_each_training(tmp_path, monkeypatch) -> None:
     torch.set_num_threads(1)
     file = tmp_path / "mechanisms.json"
+    monkeypatch.setattr(mechanisms, "SMALL_TASK", Task(24, 32, 4, 4))
     monkeypatch.setattr(mechanisms, "CHOICES", (("quasar",), ("rwkv6", "mamba2")))
     words = f"--out {file} --device cpu --seeds 1 --width 32 --steps 10".split()
     monkeypatch.setattr("sys.argv", ["mechanisms", *words])

@@ -14,7 +14,7 @@ from harness.gates import checks
 from harness.gates.command import build, look
 from harness.gates.findings import Finding, Verdict, worst
 from harness.gates.training import draw
-from quasar_kernels.blocks import Backend, HybridBlock
+from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
 from tests import PROJECT
 
 CPU = torch.device("cpu")
@@ -50,6 +50,11 @@ def test_the_small_hybrid_passes_and_the_file_says_so(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == len(said["findings"]) + 1
     assert out.endswith("PASS: rwkv6+mamba2+quasar on cpu\n")
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_each_mixer_alone_passes(mixer):
+    assert look(mixer, build(mixer), 60, CPU).verdict is Verdict.PASS
 
 
 def test_a_plain_model_passes_what_it_has():
