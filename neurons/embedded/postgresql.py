@@ -1,0 +1,125 @@
+"""A PostgreSQL server of one's own, from the system's packages, that ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from neurons.errors import ConfigError, Problem, QuasarError
+
+PACKAGES = Path("/usr/lib/postgresql")
+SERVICE_USER = "postgres"
+"""The server refuses to run as root; the package makes this user for it."""
+SETTINGS = "max_connections=100\nlisten_addresses=''\n"
+START_SECONDS, STOP_SECONDS = 60.0, 20.0
+
+_numbers = count()
+
+
+def find_programs() -> Path | None:
+    """Return the folder of initdb and postgres, of the newest version installed."""
+    folders = [path.parent for path in PACKAGES.glob("*/bin/initdb")]
+    if folders:
+        return max(folders, key=lambda folder: float(folder.parent.name))
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class Server:
+    """A running server, reached through a socket in its own folder.
+
+    Attributes:
+        process: the server's main process.
+    """
+
+    def __init__(self, programs: Path, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self._programs, self._folder, self.process = programs, folder, process
+
+    def new_database(self) -> str:
+        """Make an empty database and return its URL."""
+        name = f"quasar{next(_numbers)}"
+        self._sql("postgres", f"CREATE DATABASE {name}")
+        return f"postgresql://quasar@/{name}?host={self._folder}"
+
+    def run_file(self, url: str, path: Path) -> None:
+        """Run a file of SQL on the database of the URL."""
+        self._sql(url.partition("?")[0].rpartition("/")[2], path.read_text())
+
+    def _sql(self, database: str, text: str) -> None:
+        command = [str(self._programs / "psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-U", "quasar"]
+        place = ["-h", str(self._folder), "-d", database]
+        subprocess.run([*command, *place], input=text, text=True, check=True, capture_output=True)
+
+
+@contextmanager
+def serve(programs: Path | None = None, settings: str = "") -> Iterator[Server]:
+    """Run a server with an empty cluster in a folder that is removed afterwards.
+
+    The kernel stops it when the thread that started it ends, also by SIGKILL; its folder, in
+    /tmp, remains then.
+
+    Args:
+        programs: from `find_programs`.
+        settings: more lines of postgresql.conf.
+
+    Raises:
+        ConfigError: no server is installed.
+        QuasarError: it does not start; its log is in the text.
+    """
+    programs = programs or find_programs()
+    if programs is None:
+        found = "PostgreSQL is not installed."
+        raise ConfigError(Problem(found, "On Debian and Ubuntu: apt install postgresql."))
+    user = SERVICE_USER if os.geteuid() == 0 else None
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:  # a socket has a short path
+        folder = Path(name)
+        data = folder / "data"
+        if user:
+            shutil.chown(folder, user)
+        make = [programs / "initdb", "-D", data, "-U", "quasar", "-A", "trust", "--no-sync"]
+        subprocess.run(
+            make, check=True, capture_output=True, user=user, cwd=folder, env=environment
+        )
+        with (data / "postgresql.conf").open("a") as file:
+            file.write(f"{SETTINGS}{settings}unix_socket_directories='{folder}'\n")
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                # QUIT ends all of the server at once, where KILL would leave its shared memory.
+                ["setpriv", "--pdeathsig", "QUIT", "--", programs / "postgres", "-D", data],
+                user=user,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            _wait_until_ready(programs, folder, process)
+            yield Server(programs, folder, process)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGQUIT)
+                process.wait()
+
+
+def _wait_until_ready(programs: Path, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    ask = [programs / "pg_isready", "-q", "-h", folder]
+    while subprocess.run(ask, check=False).returncode != 0:
+        if process.poll() is not None or time.monotonic() > deadline:
+            text = (folder / "log").read_text(errors="replace")[-500:]
+            raise QuasarError(f"PostgreSQL does not start: {text}")
+        time.sleep(0.05)
