@@ -1,4 +1,4 @@
-"""What docs/reliability.md says in figures: a month in scaled time, and mutants of the code.
+"""What docs/reliability.md says in figures: a month, mutants, and the API under load.
 
     python -m benchmarks.reliability [--cycles 2000]
 
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from datetime import date, datetime, timezone
 from pathlib import Path
 
+from benchmarks.api import page as api
 from benchmarks.documents import filled
 from benchmarks.results import ROOT, Frozen
 from harness.source import tree_commit
@@ -120,6 +121,7 @@ def documents() -> Mapping[Path, str]:
     """Return the text of docs/reliability.md, by its path."""
     found = load()
     sections = {"month": month(found.month), "mutants": mutants(found.mutants)}
+    sections["load"] = api.section(api.load())
     return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
 
 

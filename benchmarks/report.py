@@ -3,7 +3,7 @@
     python -m benchmarks.report [--check]
 
 --check changes nothing, and exits with 1 when the documents do not say what the files in
-benchmarks/h200 say. A limit that is missed, a test that failed or what the sanitizer found stops
+benchmarks say. A limit that is missed, a test that failed or what the sanitizer found stops
 nothing: the documents list it, and this says it.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import sys
 
 from benchmarks import reliability
+from benchmarks.api import page as api
 from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
 from benchmarks.layer import page as layer
@@ -39,6 +40,7 @@ def main() -> None:
         *missed(layer.limits(of_layer)),
         *operator.outside(of_operator),
         *missed(honesty.limits()),
+        *missed(api.limits()),
     ):
         print(line, file=sys.stderr)
 

@@ -122,6 +122,11 @@ def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default
     return load_identity(name, hotkey, path)
 
 
+def prepare_to_verify() -> None:
+    """Import what `verify` needs, so that a server's first caller does not wait seconds for it."""
+    import bittensor.sp_core  # noqa: F401
+
+
 def verify(hotkey: str, text: str, signature_hex: str) -> bool:
     """Tell whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
     from bittensor.sp_core import Keypair

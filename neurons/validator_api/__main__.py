@@ -17,10 +17,13 @@ from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.processes.notify import notify
+from neurons.validator_api.access.patience import ImpatientProtocol
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 
 GRACE_SECONDS = 5
+CACHE_SECONDS = 1.0
+"""Rounds last days and verdicts take minutes: nobody misses a second."""
 
 log = observe.get_logger("validator_api")
 
@@ -74,6 +77,7 @@ def config_of(settings: Settings) -> ApiConfig:
         rate_limit=settings.rate_limit,
         trusted_proxies=settings.trusted_proxies,
         validator_hotkeys=frozenset(settings.validator_hotkeys),
+        cache_seconds=CACHE_SECONDS,
     )
 
 
@@ -89,6 +93,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(config_of(settings)),
+                http=ImpatientProtocol,
                 host=settings.host,
                 port=settings.port,
                 log_config=None,  # neurons.observe takes uvicorn's loggers too

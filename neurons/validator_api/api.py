@@ -42,6 +42,10 @@ class Api:
 
     def read(self, work: Callable[[Session, Moment], Result]) -> Result:
         """Return what `work` reads, after a round whose time is over has been ended."""
+        moment = self.moment()
+        with self.storage.read() as session:
+            if not rounds.is_overdue(session, moment):
+                return work(session, moment)
         self.end_overdue_round()
         with self.storage.read() as session:
             return work(session, self.moment())
@@ -73,7 +77,7 @@ class Api:
             self.storage.write(lambda session: rounds.end_overdue(session, moment))
 
 
-def _api(request: Request) -> Api:
+async def _api(request: Request) -> Api:  # FastAPI gives what is not async a thread each time
     api: Api = request.app.state.api
     return api
 

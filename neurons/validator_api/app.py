@@ -9,16 +9,21 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from neurons.identity import prepare_to_verify
 from neurons.observe import get_logger
 from neurons.validator_api.access.addresses import ClientAddress
+from neurons.validator_api.access.cache import AnswerCache
 from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.routes import miners, pages, public, validators
+
+THREADS = 8
 
 log = get_logger("validator_api")
 
@@ -33,6 +38,9 @@ def create_app(config: ApiConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        prepare_to_verify()
+        # More threads than this only wait for one another's turn in the interpreter.
+        current_default_thread_limiter().total_tokens = THREADS
         watch = asyncio.create_task(_end_rounds(api))
         yield
         watch.cancel()
@@ -42,6 +50,7 @@ def create_app(config: ApiConfig) -> FastAPI:
 
     app = FastAPI(title="QUASAR validator API", lifespan=lifespan)
     app.state.api = api
+    app.add_middleware(AnswerCache, seconds=config.cache_seconds)
     app.add_middleware(BodyLimit, limit=config.max_body_bytes)
     app.add_middleware(AccessLog)
     app.add_middleware(ClientAddress, trusted=config.trusted_proxies)

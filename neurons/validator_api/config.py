@@ -29,6 +29,7 @@ class ApiConfig:
         max_body_bytes: largest request body, in bytes.
         clock: Unix time in seconds, by which rounds, blocks and bans go.
         wall_clock: Unix time in seconds, against which validators' signed times are held.
+        cache_seconds: how old an answer may be that all who ask get alike; 0 keeps none.
         round_check_seconds: the pause between two looks whether the round is over.
     """
 
@@ -42,6 +43,7 @@ class ApiConfig:
     max_body_bytes: int = 16 * 1024
     clock: Clock = time.time
     wall_clock: Clock = time.time
+    cache_seconds: float = 0.0
     round_check_seconds: float = 5.0
 
     def now(self) -> datetime:

@@ -114,7 +114,7 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     return str(ip)
 
 
-def client_address(request: Request) -> str | None:
+async def client_address(request: Request) -> str | None:
     """Return the client's address as `ClientAddress` found it."""
     return request.client.host if request.client else None
 

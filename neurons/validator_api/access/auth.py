@@ -48,7 +48,7 @@ def _is_credential(hotkey: str, signature: str) -> bool:
     return verify(hotkey, hotkey, signature)
 
 
-def authenticated(request: Request) -> str:
+async def authenticated(request: Request) -> str:
     """Return the hotkey whose signature of its own address the headers carry, else 401."""
     hotkey, signature = _claimed(request)
     if not _is_credential(hotkey, signature):

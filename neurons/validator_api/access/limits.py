@@ -47,7 +47,7 @@ class RateLimiter:
                 del self._of[hotkey]
 
 
-def limited(request: Request, hotkey: Hotkey) -> str:
+async def limited(request: Request, hotkey: Hotkey) -> str:
     """Return the caller's hotkey when it has not sent too much, else 429 with Retry-After."""
     api = request.app.state.api
     wait = api.limiter.wait(hotkey)

@@ -37,8 +37,8 @@ def current(session: Session, moment: Moment) -> Round:
 
 def is_overdue(session: Session, moment: Moment) -> bool:
     """Tell whether the active round's time is over."""
-    row = active(session)
-    return row is not None and row.end_time <= moment.now
+    end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
+    return end is not None and end <= moment.now
 
 
 def end_overdue(session: Session, moment: Moment) -> None:

@@ -1,0 +1,118 @@
+"""Many and slow clients: one answer for a crowd, an end for who does not finish a request."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import uvicorn
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from neurons.validator_api.access import patience
+from tests.neurons import live_api
+from tests.neurons.live_api import ALICE, LiveApi, serve
+
+
+@pytest.fixture
+def statements() -> Iterator[list[str]]:
+    """What is sent to any database while the test runs."""
+    seen: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_a_crowd_costs_one_answer(tmp_path: Path, statements: list[str]) -> None:
+    with serve(tmp_path, cache_seconds=60.0) as api:
+        api.register(ALICE)
+        api.submit(ALICE, 5.0)
+        for path in ("/", "/get_submission_stats?limit=3", "/get_current_round"):
+            statements.clear()
+            with ThreadPoolExecutor(8) as crowd:
+                replies = list(crowd.map(lambda _: api.http.get(path), range(8)))  # noqa: B023
+            first = len(statements)
+            assert {reply.status_code for reply in replies} == {200}
+            assert len({reply.text for reply in replies}) == 1
+            api.http.get(path)
+            assert len(statements) == first > 0
+        # Another question is another answer, and one's own commitments are never old.
+        assert api.get("/get_submission_stats", limit=1)["total_submissions"] == 1
+        for number in (1, 2):
+            api.commit(ALICE, salt=str(number))
+            (row,) = api.get("/pending_reveals", hotkey=ALICE.hotkey)["pending_reveals"]
+            assert row["submission_id"] == 1 + number
+
+
+def test_only_a_good_answer_is_kept(tmp_path: Path) -> None:
+    with serve(tmp_path, cache_seconds=60.0) as api:
+        api.register(ALICE)
+        assert api.http.get("/submissions/1").status_code == 404
+        assert api.submit(ALICE, 5.0) == 1
+        assert api.http.get("/submissions/1").status_code == 200
+
+
+def test_an_answer_is_kept_for_its_time(tmp_path: Path) -> None:
+    with serve(tmp_path, cache_seconds=0.2) as api:
+        api.register(ALICE)
+        assert api.get("/get_submission_stats")["total_submissions"] == 0
+        api.submit(ALICE, 5.0)
+        deadline = time.monotonic() + 10
+        while api.get("/get_submission_stats")["total_submissions"] == 0:
+            assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveApi]:
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.4)
+    config = uvicorn.Config
+
+    def configured(app: object, **options: object) -> uvicorn.Config:
+        return config(app, http=patience.ImpatientProtocol, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(live_api.uvicorn, "Config", configured)
+    with serve(tmp_path) as api:
+        yield api
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /submit_kernel HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
+
+
+@pytest.mark.parametrize("start", [b"", b"GE", HEAD, POST])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_does_not_finish_a_request_is_cut_off(
+    impatient: LiveApi, start: bytes, is_first: bool
+) -> None:
+    port = int(impatient.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        if not is_first:
+            client.sendall(HEAD + b"\r\n")
+            assert client.recv(4096)
+            start = start or b"G"  # without a byte it would be idle, which uvicorn sees to
+        client.sendall(start)
+        begun = time.monotonic()
+        try:
+            while client.recv(4096):
+                assert time.monotonic() - begun < 3
+        except ConnectionError:
+            pass
+        assert time.monotonic() - begun < 3
+
+
+def test_who_sends_in_pieces_but_in_time_is_answered(impatient: LiveApi) -> None:
+    port = int(impatient.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        for _ in range(3):  # one connection, longer than one request may take
+            for piece in (HEAD[:5], HEAD[5:], b"\r\n"):
+                client.sendall(piece)
+                time.sleep(0.06)
+            assert b'{"status":"ok"}' in client.recv(4096)
