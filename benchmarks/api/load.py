@@ -41,7 +41,7 @@ ROWS, HOTKEYS, VALIDATED = 3000, 50, 1500
 SECONDS, RATE = 6.0, 300.0
 AT_ONCE = 1000
 """Requests that are sent without a pause, in each kind of traffic."""
-KILL_AFTER_SECONDS = 2.0
+KILL_AFTER_SECONDS = 4.0
 CUT_OFF_LIMIT_SECONDS = 60.0
 READS = (
     "/get_current_round",

@@ -13,7 +13,7 @@ P99_MOST_MS = 150.0
 """On PostgreSQL, at the rate that load.py sends."""
 
 FULL = 0.97
-"""The share of the rate that must be answered for it to be sustained: the last answers come late."""
+"""The share of the rate that must be answered: a run ends a little after its last request."""
 
 
 def load() -> Load:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -22,8 +21,6 @@ from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.routes import miners, pages, public, validators
-
-THREADS = 8
 
 log = get_logger("validator_api")
 
@@ -39,8 +36,6 @@ def create_app(config: ApiConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         prepare_to_verify()
-        # More threads than this only wait for one another's turn in the interpreter.
-        current_default_thread_limiter().total_tokens = THREADS
         watch = asyncio.create_task(_end_rounds(api))
         yield
         watch.cancel()
