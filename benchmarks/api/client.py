@@ -75,6 +75,9 @@ async def send(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while due and (now := time.perf_counter()) < end:
             at, request = due.popleft()
+            if at >= end:
+                found.failed += 1
+                continue
             if at > now:
                 await asyncio.sleep(at - now)
             begun = at if rate else now
