@@ -85,7 +85,16 @@ def serve(programs: Path | None = None, settings: str = "") -> Iterator[Server]:
         data = folder / "data"
         if user:
             shutil.chown(folder, user)
-        make = [programs / "initdb", "-D", data, "-U", "quasar", "-A", "trust", "--no-sync"]
+        make: list[str | Path] = [
+            programs / "initdb",
+            "-D",
+            data,
+            "-U",
+            "quasar",
+            "-A",
+            "trust",
+            "--no-sync",
+        ]
         subprocess.run(
             make, check=True, capture_output=True, user=user, cwd=folder, env=environment
         )
@@ -117,7 +126,7 @@ def serve(programs: Path | None = None, settings: str = "") -> Iterator[Server]:
 
 def _wait_until_ready(programs: Path, folder: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
-    ask = [programs / "pg_isready", "-q", "-h", folder]
+    ask: list[str | Path] = [programs / "pg_isready", "-q", "-h", folder]
     while subprocess.run(ask, check=False).returncode != 0:
         if process.poll() is not None or time.monotonic() > deadline:
             text = (folder / "log").read_text(errors="replace")[-500:]

@@ -14,7 +14,6 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from neurons.validator_api.access import patience
-from tests.neurons import live_api
 from tests.neurons.live_api import ALICE, LiveApi, serve
 
 
@@ -78,7 +77,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveA
     def configured(app: object, **options: object) -> uvicorn.Config:
         return config(app, http=patience.ImpatientProtocol, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(live_api.uvicorn, "Config", configured)
+    monkeypatch.setattr("tests.neurons.live_api.uvicorn.Config", configured)
     with serve(tmp_path) as api:
         yield api
 

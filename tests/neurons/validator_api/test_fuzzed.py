@@ -21,6 +21,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from pydantic import ValidationError
 from schemathesis import Case
+from schemathesis.core.result import Err
 
 from neurons.binding import bound_text
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
@@ -55,7 +56,7 @@ def api(tmp_path: Path, server: postgresql.Server) -> Iterator[LiveApi]:
 
 def test_no_request_of_the_schema_is_a_500(api: LiveApi) -> None:
     schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [found.ok() for found in schema.get_all_operations() if not isinstance(found, Err)]
     assert len(operations) >= 17
     statuses: Counter[tuple[str, int]] = Counter()
     with requests.Session() as session:
