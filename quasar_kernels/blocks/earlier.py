@@ -52,7 +52,8 @@ class Earlier:
             for part, length in zip(self._parts, self._lengths, strict=True)
             if length
         ]
-        return torch.cat([self._empty[0].to(taps.dtype), *rows], dim=1)
+        # rows have autocast's dtype where it is on, which nothing else may widen
+        return torch.cat(rows, dim=1) if rows else self._empty[0]
 
     def last(self) -> Tensor:
         """Return `[N, reach, C]`: what comes before each sequence's next token."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from quasar_kernels.blocks import Mamba2
+from quasar_kernels.blocks import Mamba2, ssd
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.blocks.calls import check
 from tests.quasar_kernels.inputs import packed
@@ -71,14 +73,23 @@ def test_slices_and_packed_sequences_are_the_whole():
     check([again[:, 2:]], [layer(x[:, 2:], type(state)(*(s[2:] for s in state)))[0]], 1e-10)
 
 
-def test_every_parameter_learns_and_autocast_is_close():
+def test_every_parameter_learns_and_autocast_is_close(monkeypatch):
     layer, x = Mamba2(WIDTH, HEADS, STATE), torch.randn(2, 50, WIDTH)
     y, _ = layer(x)
     y.square().sum().backward()
     assert all(p.grad.any() for p in layer.parameters())
+    seen = []
+
+    def operator(*arguments):
+        seen.extend(arguments[:5])
+        return ssd.ssd(*arguments)
+
+    monkeypatch.setattr("quasar_kernels.blocks.mamba2.ssd", SimpleNamespace(ssd=operator))
     with torch.autocast("cpu", torch.bfloat16):
         half, _ = layer(x)
     assert half.dtype == torch.bfloat16
+    fp32, bf16 = torch.float32, torch.bfloat16
+    assert [y.dtype for y in seen] == [bf16, fp32, fp32, bf16, bf16]  # x, dt, A, B, C
     assert relative_rms(half, y) < 3e-2
 
 

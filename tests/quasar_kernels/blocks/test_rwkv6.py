@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from quasar_kernels.blocks import RWKV6TimeMixing
+from quasar_kernels.blocks import RWKV6TimeMixing, wkv6
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.blocks.calls import check
 from tests.quasar_kernels.inputs import packed
@@ -73,7 +75,7 @@ def test_slices_and_packed_sequences_are_the_whole():
     check([again[:, 17:]], [mixing(x[:, 17:], type(state)(*(s[2:] for s in state)))[0]], 1e-10)
 
 
-def test_every_parameter_learns_and_autocast_is_close():
+def test_every_parameter_learns_and_autocast_is_close(monkeypatch):
     torch.manual_seed(3)
     mixing, x = RWKV6TimeMixing(WIDTH, HEADS, 1, 3), torch.randn(2, 50, WIDTH)
     y, _ = mixing(x)
@@ -81,9 +83,18 @@ def test_every_parameter_learns_and_autocast_is_close():
     # the narrow halves are zero at first: what stands before or behind them learns from step two on
     late = {"mix_input", "mix_up", "decay_up"}
     assert {n for n, p in mixing.named_parameters() if not p.grad.any()} == late
+    seen = []
+
+    def operator(*arguments):
+        seen.extend(arguments[:5])
+        return wkv6.wkv6(*arguments)
+
+    monkeypatch.setattr("quasar_kernels.blocks.rwkv6.wkv6", SimpleNamespace(wkv6=operator))
     with torch.autocast("cpu", torch.bfloat16):
         half, _ = mixing(x)
     assert half.dtype == torch.bfloat16
+    fp32, bf16 = torch.float32, torch.bfloat16
+    assert [y.dtype for y in seen] == [bf16, bf16, bf16, fp32, fp32]  # r, k, v, w, u
     assert relative_rms(half, y) < 3e-2
 
 
