@@ -153,6 +153,24 @@ def registered_uid(
     return int(answer) if answer.isdecimal() else None
 
 
+@dataclass(frozen=True)
+class Neuron:
+    """A hotkey's place on the subnet: its uid, and its stake in whole tokens."""
+
+    uid: int
+    stake: float
+
+
+def subnet_neurons(netuid: int, network: str, seconds: float = CHAIN_SECONDS) -> dict[str, Neuron]:
+    """Ask the chain for all who are registered on the subnet, by hotkey.
+
+    Raises:
+        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
+    """
+    answer = _ask_chain(network, seconds, "neurons", str(netuid))
+    return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
+
+
 def set_weights(
     shares: Mapping[str, float],
     netuid: int,
@@ -214,6 +232,14 @@ def find_uid(client: Any, netuid: str, hotkey: str) -> str:
     return str(None if answer is None else int(answer))
 
 
+def list_neurons(client: Any, netuid: str) -> str:
+    """Return uid and stake of every hotkey of the subnet by a client of the chain, as JSON."""
+    rows = client.neurons.all(netuid=int(netuid))
+    return json.dumps(
+        {str(one.hotkey): [int(one.uid), int(one.total_stake.rao) / 1e9] for one in rows}
+    )
+
+
 def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
     """Set the weights by a client of the chain; return the uids that have them, as JSON.
 
@@ -239,7 +265,11 @@ def _speak(network: str, task: str, *words: str) -> int:
     try:
         import bittensor as bt
 
-        tasks: dict[str, Callable[..., str]] = {"uid": find_uid, "weights": submit_weights}
+        tasks: dict[str, Callable[..., str]] = {
+            "uid": find_uid,
+            "neurons": list_neurons,
+            "weights": submit_weights,
+        }
         answer = tasks[task](bt.Subtensor(network), *words)
     except Exception as error:  # any failure of the chain's client means the same here
         said = " ".join(str(error).split())

@@ -340,6 +340,19 @@ class Settings(BaseModel):
         "ss58 addresses with commas between",
         "The hotkeys that may write verdicts: the registered validators.",
     )
+    uids_from_chain: bool = _setting(
+        False,
+        SERVER,
+        "true or false",
+        "Whether the uids of hotkeys are those of NETUID on the chain of SUBTENSOR_NETWORK, asked "
+        "every ten minutes; otherwise the server counts its own.",
+    )
+    validator_stake: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _setting(
+        None,
+        SERVER,
+        "a number of tokens",
+        "Hotkeys that are registered there with at least this stake may write verdicts as well.",
+    )
     rate_limit: Annotated[int, Field(ge=0)] = _setting(
         10,
         SERVER,

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import uvicorn
 from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
+from neurons.identity import Neuron, subnet_neurons
 from neurons.processes.notify import notify
 from neurons.validator_api.access.patience import ImpatientProtocol
 from neurons.validator_api.app import create_app
@@ -53,7 +54,7 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     Raises:
         ConfigError: the database cannot be opened.
     """
-    if not settings.validator_hotkeys:
+    if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
     server = Server(settings, port_file)
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
@@ -77,8 +78,17 @@ def config_of(settings: Settings) -> ApiConfig:
         rate_limit=settings.rate_limit,
         trusted_proxies=settings.trusted_proxies,
         validator_hotkeys=frozenset(settings.validator_hotkeys),
+        neurons=asks_chain(settings),
+        validator_stake=settings.validator_stake,
         cache_seconds=CACHE_SECONDS,
     )
+
+
+def asks_chain(settings: Settings) -> Callable[[], Mapping[str, Neuron]] | None:
+    """Return what asks the chain for the subnet's hotkeys, None where nobody wants to know."""
+    if not settings.uids_from_chain and settings.validator_stake is None:
+        return None
+    return partial(subnet_neurons, settings.netuid, settings.subtensor_network)
 
 
 class Server(uvicorn.Server):

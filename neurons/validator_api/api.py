@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
+from neurons.identity import Neuron
 from neurons.validator_api.access.auth import ValidatorCall
 from neurons.validator_api.access.limits import RateLimiter
 from neurons.validator_api.competition import rounds
@@ -29,16 +30,32 @@ class Api:
         self.config = config
         self.storage = Storage(config.database_url)
         self.limiter = RateLimiter(config.rate_limit, config.clock)
+        self._neurons: Mapping[str, Neuron] = {}
 
     def moment(self) -> Moment:
         """Return the present."""
+        uids = None
+        if self.config.neurons is not None:  # until it answers nobody's uid is known
+            uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
         return Moment(
-            self.config.now(), self.config.block(), self.config.oldest_reveal_block(), None
+            self.config.now(), self.config.block(), self.config.oldest_reveal_block(), uids
         )
+
+    def ask_chain(self) -> None:
+        """Learn who is registered on the subnet; what was known stays where no answer comes.
+
+        Raises:
+            ChainUnreachable: none came.
+        """
+        if self.config.neurons is not None:
+            self._neurons = self.config.neurons()
 
     def is_validator(self, hotkey: str) -> bool:
         """Tell whether the hotkey may write verdicts."""
-        return hotkey in self.config.validator_hotkeys
+        if hotkey in self.config.validator_hotkeys:
+            return True
+        least, neuron = self.config.validator_stake, self._neurons.get(hotkey)
+        return least is not None and neuron is not None and neuron.stake >= least
 
     def read(self, work: Callable[[Session, Moment], Result]) -> Result:
         """Return what `work` reads, after a round whose time is over has been ended."""

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from neurons.identity import prepare_to_verify
+from neurons.identity import ChainUnreachable, prepare_to_verify
 from neurons.observe import get_logger
 from neurons.validator_api.access.addresses import ClientAddress
 from neurons.validator_api.access.cache import AnswerCache
@@ -36,11 +36,12 @@ def create_app(config: ApiConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         prepare_to_verify()
-        watch = asyncio.create_task(_end_rounds(api))
+        tasks = [asyncio.create_task(work(api)) for work in (_end_rounds, _follow_chain)]
         yield
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         api.storage.close()
 
     app = FastAPI(title="QUASAR validator API", lifespan=lifespan)
@@ -64,6 +65,18 @@ async def _end_rounds(api: Api) -> None:
             await asyncio.to_thread(api.end_overdue_round)
         except Exception:  # the database may be away for a while
             log.exception("the round could not be looked at")
+
+
+async def _follow_chain(api: Api) -> None:
+    """Keep up with who is registered on the subnet, where a chain is asked at all."""
+    while api.config.neurons is not None:
+        try:
+            await asyncio.to_thread(api.ask_chain)
+        except ChainUnreachable as error:
+            log.warning("uids and stakes stay as they are", reason=str(error))
+        except Exception:  # an answer in another form must not end the questions
+            log.exception("the chain's answer could not be read")
+        await asyncio.sleep(api.config.chain_seconds)
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:

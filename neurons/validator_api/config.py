@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from neurons.identity import Neuron
 from neurons.rules import BLOCK_SECONDS, block_at
 
 Clock = Callable[[], float]
@@ -23,6 +24,9 @@ class ApiConfig:
         reveal_window_blocks: blocks from then on in which the reveal is taken.
         block_time_seconds: seconds in a block.
         validator_hotkeys: ss58 addresses that may mark, verify, record failures and end rounds.
+        neurons: asks the chain who is registered on the subnet; None: no chain is asked, and uids
+            are this server's own count.
+        validator_stake: what makes a registered hotkey a validator beside those listed, in tokens.
         rate_limit: calls a hotkey may make in a minute of the four routes for miners, all
             together; 0 means no limit.
         trusted_proxies: addresses and networks whose X-Forwarded-For is believed.
@@ -31,6 +35,7 @@ class ApiConfig:
         wall_clock: Unix time in seconds, against which validators' signed times are held.
         cache_seconds: how old an answer may be that all who ask get alike; 0 keeps none.
         round_check_seconds: the pause between two looks whether the round is over.
+        chain_seconds: the pause between two questions to the chain.
     """
 
     database_url: str
@@ -38,6 +43,8 @@ class ApiConfig:
     reveal_window_blocks: int = 300
     block_time_seconds: int = BLOCK_SECONDS
     validator_hotkeys: frozenset[str] = frozenset()
+    neurons: Callable[[], Mapping[str, Neuron]] | None = None
+    validator_stake: float | None = None
     rate_limit: int = 10
     trusted_proxies: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 1024
@@ -45,6 +52,7 @@ class ApiConfig:
     wall_clock: Clock = time.time
     cache_seconds: float = 0.0
     round_check_seconds: float = 5.0
+    chain_seconds: float = 600.0
 
     def now(self) -> datetime:
         """Return the time as the wire and the database know it: naive UTC."""

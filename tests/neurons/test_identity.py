@@ -155,6 +155,22 @@ def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
     assert identity.registered_uid("5abc", 24, "finney") == uid
 
 
+def test_the_subnets_hotkeys_come_with_uid_and_stake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bittensor.py").write_text(
+        "from types import SimpleNamespace as Row\n"
+        "class Subtensor:\n"
+        "    def __init__(self, network): self.neurons = self\n"
+        "    def all(self, netuid):\n"
+        "        stake = Row(rao=1_500_000_000)\n"
+        "        return [Row(hotkey='5abc', uid=7, total_stake=stake)] if netuid == 24 else []\n"
+    )
+    monkeypatch.chdir(tmp_path)  # `python -m` looks there first
+    found = identity.subnet_neurons(24, "finney")
+    assert found == {"5abc": identity.Neuron(uid=7, stake=1.5)}
+
+
 def test_bittensor_is_imported_only_when_needed() -> None:
     code = "import sys, neurons.identity; assert 'bittensor' not in sys.modules"
     run_python("-c", code, check=True)

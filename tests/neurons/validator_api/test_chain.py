@@ -1,0 +1,55 @@
+"""Uids and validators by what the chain tells, and by the server's own lists without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neurons.identity import ChainUnreachable, Neuron
+from tests.neurons.live_api import ALICE, BOB, VALIDATOR, Hotkey, serve
+from tests.processes import wait_for
+
+POOR = Hotkey("//Poor")
+
+
+class Chain:
+    """What the chain answers at the moment, or nothing."""
+
+    def __init__(self) -> None:
+        self.neurons: dict[str, Neuron] | None = None
+        self.asked = 0
+
+    def __call__(self) -> dict[str, Neuron]:
+        self.asked += 1
+        if self.neurons is None:
+            raise ChainUnreachable("no answer")
+        return self.neurons
+
+    def wait(self) -> None:
+        """Return when all of a later answer has been taken."""
+        before = self.asked
+        wait_for(lambda: self.asked > before + 1)
+
+
+def test_uids_and_validators_are_the_chains(tmp_path: Path) -> None:
+    chain = Chain()
+    settings = {"neurons": chain, "chain_seconds": 0.01, "validator_stake": 1000.0}
+    with serve(tmp_path, validator_hotkeys=frozenset(), **settings) as api:
+        chain.wait()
+        assert api.register(ALICE)["uid"] is None  # any number would be another's
+        row = api.submit(ALICE, 5.0)
+        mark = {"submission_id": row, "score": 1.0}
+        assert api.verdict("/mark_validated", mark).status_code == 403
+        chain.neurons = {
+            VALIDATOR.hotkey: Neuron(3, 1000.0),
+            POOR.hotkey: Neuron(4, 999.0),
+            ALICE.hotkey: Neuron(217, 0.0),
+        }
+        chain.wait()
+        assert (api.register(ALICE)["uid"], api.register(BOB)["uid"]) == (217, None)
+        assert api.verdict("/mark_validated", mark, POOR).status_code == 403
+        chain.neurons = None  # what was known stays
+        chain.wait()
+        assert api.verdict("/mark_validated", mark).status_code == 200
+        api.judge("/finalize_round/1", {})
+        (weight,) = api.get("/get_weights")["weights"]
+        assert (weight["uid"], weight["hotkey"]) == (217, ALICE.hotkey)
