@@ -28,7 +28,7 @@ from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests import postgresql
 from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi, serve
 
-EXAMPLES = int(os.environ.get("QUASAR_FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("QUASAR_FUZZ_EXAMPLES", "5"))
 BOUND = {
     "/submit_kernel": SubmitRequest,
     "/commit_submission": CommitRequest,
