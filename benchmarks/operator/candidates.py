@@ -22,9 +22,14 @@ class Candidates:
     Args:
         lengths: in tokens, ascending; a candidate that is slow at the first ones is not timed at
             the others.
+
+    Raises:
+        SystemExit: there is no GPU.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
+        if not torch.cuda.is_available():
+            raise SystemExit("tiles are searched on an NVIDIA GPU, and torch finds none here")
         mount()
         from fla.ops.quasar import chunk
         from fla.ops.quasar.triton_kernels import tuning

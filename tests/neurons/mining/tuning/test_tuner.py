@@ -177,6 +177,15 @@ def test_nothing_is_tried_unless_it_is_asked_for(tuner: Tuner) -> None:
     assert list(own) == ["optimise", "--mine", "a b"]
 
 
+def test_the_search_says_that_it_needs_a_gpu(tuner: Tuner) -> None:
+    tuner.settings = tuner.settings.model_copy(
+        update={"agent_iterations": 1, "device": "cpu", "tune_seconds": 200.0}
+    )
+    (search,) = tuner.commands()
+    with pytest.raises(Refused, match="searched on an NVIDIA GPU"):
+        tuner.try_one(search, 512)
+
+
 def evidence_of(overlay: Path, shipped: str) -> Evidence:
     return Evidence(
         shipped=shipped,
