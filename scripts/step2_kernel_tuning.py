@@ -1,6 +1,6 @@
 """Search the tiles of the Triton kernels for this GPU, and write what wins beyond the noise.
 
-    pip install -e .[tuning]
+    scripts/install.sh tuning
     python scripts/step2_kernel_tuning.py [--trials N] [--seconds N] [--lengths 16384,1000000]
 
 Trials are kept in tuning.sqlite: a run that ends, however it ends, is taken up by the next one,

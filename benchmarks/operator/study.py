@@ -7,12 +7,16 @@ it was in, and the next one goes on from there.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.trial import TrialState
+try:
+    import optuna
+    from optuna.trial import TrialState
+except ModuleNotFoundError:
+    sys.exit("Optuna is not installed. Run: scripts/install.sh tuning")
 
 from harness.duel import Difference, difference
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield nvcc()
     yield git()
     yield disk(settings.state_dir)
+    if settings.agent_iterations:
+        yield optuna()
 
 
 def python() -> Finding:
@@ -116,6 +119,17 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()
+
+
+def optuna() -> Finding:
+    """The library that AGENT_ITERATIONS searches with."""
+    if importlib.util.find_spec("optuna") is None:
+        return failure(
+            "optuna",
+            "not installed; AGENT_ITERATIONS searches with it",
+            "Run scripts/install.sh tuning, or unset AGENT_ITERATIONS.",
+        )
+    return ok("optuna", "installed; AGENT_ITERATIONS searches with it")
 
 
 def disk(folder: Path) -> Finding:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from benchmarks.operator.study import (
     search,
 )
 from quasar_kernels.contract import OVERLAY
+from tests import PROJECT
 from tests.processes import started, wait_for
 
 START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
@@ -121,3 +124,10 @@ def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
     rows = data["gpus"][old]["tiles"] if isinstance(old, str) else old
     now = entered["safe"][0]["tiles"]
     assert (entered["gpus"][now]["tiles"] if isinstance(now, str) else now) == rows
+
+
+def test_the_script_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "benchmarks.operator.study")
+    with pytest.raises(SystemExit, match=r"scripts/install\.sh tuning"):
+        runpy.run_path(str(PROJECT / "scripts/step2_kernel_tuning.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,3 +89,11 @@ def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.Monke
     usage = SimpleNamespace(total=1e12, used=0, free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert machine_checks.disk(tmp_path / "not" / "yet" / "made").level == level
+
+
+def test_what_searches_over_tiles_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_checks.optuna().level == "ok"
+    monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
+    missing = machine_checks.optuna()
+    assert missing.level == "failure"
+    assert "scripts/install.sh tuning" in missing.remedy
