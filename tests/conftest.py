@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -28,3 +31,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_their_test() -> Iterator[None]:
+    """Take back the handlers that a test has logs go to: pytest closes the streams behind them."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler).__module__.startswith(("logging", "neurons")):  # pytest's own stay
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(logging.WARNING)

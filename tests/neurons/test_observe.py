@@ -22,13 +22,6 @@ def forget() -> Iterator[None]:
     yield
     sys.excepthook = hooks
     observe._secrets.clear()
-    # pytest closes the stream that `configure` has logs go to: later tests' servers log as well
-    root = logging.getLogger()
-    for handler in root.handlers[:]:
-        if type(handler).__module__.startswith("logging"):  # pytest's own stay
-            root.removeHandler(handler)
-            handler.close()
-    root.setLevel(logging.WARNING)
     logging.captureWarnings(False)
 
 
