@@ -103,7 +103,7 @@ def month(found: Month) -> str:
     ]
     head = "| cycles | resident memory | open descriptors |\n| ---: | ---: | ---: |"
     when = f"One run of {found.cycles:,} cycles in {found.seconds:.0f} s, {found.created}"
-    return "\n".join([head, *rows, "", f"{when}, commit {found.commit}."])
+    return "\n".join([head, *rows, "", f"{when}, commit {(found.commit or 'unknown'):.7}."])
 
 
 def mutants(found: tuple[Mutants, ...]) -> str:

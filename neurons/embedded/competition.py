@@ -37,7 +37,10 @@ from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
 CODE = ("neurons", "harness", "quasar_kernels")
 CHUNK = "chunk_size: int = 64"
-"""What the second miner and later ones change: a chunk half as long, twice as many steps."""
+"""What the second miner and later ones change."""
+
+CHUNKS = (64, 1, 4, 16, 2, 32)
+"""How many tokens a step of each miner takes: those of the second are slower beyond any noise."""
 
 CHEAT = '''
 
@@ -89,8 +92,8 @@ class Competition:
         self.folder = settings.state_dir
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.entries = [
-            Entry(f"miner-{n}", f"overlay, chunks of {64 >> (n - 1)}", self._key(settings, n))
-            for n in range(1, miners + 1)
+            Entry(f"miner-{n}", f"overlay, steps of {tokens}", self._key(settings, n))
+            for n, tokens in enumerate(CHUNKS[:miners], 1)
         ]
         self.cheat = None
         if cheat:
@@ -122,8 +125,8 @@ class Competition:
             if self.cheat is not None:
                 self._submit_cheat(url, self.cheat)
                 yield "the cheat has submitted"
-            for number, entry in enumerate(self.entries):
-                status = self._mine(subnet.settings, entry, 64 >> number)
+            for entry, tokens in zip(self.entries, CHUNKS, strict=False):
+                status = self._mine(subnet.settings, entry, tokens)
                 yield f"{entry.name} ended with status {status} ({self.folder / entry.name}.log)"
             self._wait_for_verdicts(url)
         yield from self._table()
