@@ -17,6 +17,13 @@ def records(rows: Iterable[Mapping[str, str]]) -> str:
     return table(list(listed[0]), [[row[name] for name in listed[0]] for row in listed])
 
 
+def milliseconds(value: float | None) -> str:
+    """Write a time as a table shows it, or that there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
 def facts(rows: dict[str, str]) -> str:
     """Return a Markdown table of two columns without a header: what, and its value."""
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])

@@ -12,17 +12,14 @@ from benchmarks.delta_rule.results import (
     lead,
 )
 from benchmarks.limits import summary
-from benchmarks.markdown import facts, records
+from benchmarks.markdown import facts, milliseconds, records
 from benchmarks.operator.results import Timing
 
 LABELS = {"triton": "Triton", "cuda": "CUDA", "host": "host"}
 
 
 def _ms(time: Timing | None, kind: str = "graph_ms") -> str:
-    value = None if time is None else getattr(time, kind)
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+    return milliseconds(None if time is None else getattr(time, kind))
 
 
 def _times(value: float | None) -> str:

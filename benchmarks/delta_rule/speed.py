@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import clocks, commands
-from benchmarks.clocks import eager_ms, free, graph_ms, rested_ms
+from benchmarks.clocks import eager_ms, free, graph_ms
 from benchmarks.commands import say
 from benchmarks.delta_rule.calls import (
     NAMES,
@@ -44,6 +44,7 @@ from benchmarks.delta_rule.results import (
     delta_rule_criteria,
 )
 from benchmarks.limits import missed
+from benchmarks.operator.implementations import timing
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
 from benchmarks.results import origin, write
@@ -57,7 +58,6 @@ SHAPES = {
 CHECKED_TOKENS = 4096
 """Gradients, whose oracle keeps all of autograd's float64 tensors, are compared over so many."""
 BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
-STATE_SETS_BYTES = 256 << 20
 
 PROTOCOL = """\
 bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
@@ -95,9 +95,7 @@ def wide(x: Inputs) -> Inputs:
     return Inputs(*(None if t is None else t.double() for t in x))  # type: ignore[arg-type]
 
 
-def measure_row(
-    rule: Rule, way: Way, shape: Shape, names: Sequence[str], time: Callable[..., Timing]
-) -> Row:
+def measure_row(rule: Rule, way: Way, shape: Shape, names: Sequence[str]) -> Row:
     """Compare one call with float64, see that it repeats, and time it by implementation."""
     x = draw(rule, shape)
     do = torch.randn_like(x.q)
@@ -115,17 +113,11 @@ def measure_row(
                 call: Callable[[], object] = partial(forward, function, x)
             else:
                 call = partial(gradients, function, x, do)
-            times[name] = time(call, rested=way == "forward")
+            times[name] = timing(call, rested=way == "forward")
             del call
         free()
     say(f"{rule}, {way}, {shape}")
     return Row(rule=rule, way=way, shape=shape, times=times, errors=errors, repeats=repeats)
-
-
-def timing(call: Callable[[], object], *, rested: bool) -> Timing:
-    """Time one call as a graph and eagerly, and from rest where that is asked for."""
-    from_rest = rested_ms(call) if rested else None
-    return Timing(graph_ms=graph_ms(call), eager_ms=eager_ms(call), rested_ms=from_rest)
 
 
 def measure_rows(names: Sequence[str]) -> Iterator[Row]:
@@ -133,7 +125,7 @@ def measure_rows(names: Sequence[str]) -> Iterator[Row]:
     for way, shapes in SHAPES.items():
         for shape in shapes:
             for rule in get_args(Rule):
-                yield measure_row(rule, way, shape, names, timing)  # type: ignore[arg-type]
+                yield measure_row(rule, way, shape, names)  # type: ignore[arg-type]
                 free()
 
 
@@ -144,7 +136,7 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
             for batch in BATCHES:
                 x = draw(rule, Shape(batch, 1, HEADS, width))
                 state = torch.randn(batch, HEADS, width, width, device="cuda")
-                sets = max(4, min(64, STATE_SETS_BYTES // (4 * state.numel())))
+                sets = clocks.states_in_turn(state)
                 states = [state.clone() for _ in range(sets)]
                 targets = [torch.empty_like(state) for _ in range(sets)]
                 times = {}

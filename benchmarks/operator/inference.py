@@ -57,8 +57,6 @@ LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
 FORGETTING_LENGTHS, SLOW_HEADS = (200_000, 1_000_000), (0, 1, 2, 8)
 BATCHES = (1, 8, 32, 128)
 FIRST_CALL_TOKENS = 100_000
-ROTATED_BYTES = 256 << 20
-"""States taken in turn when decoding: far more than an L2 cache holds, where 64 sets suffice."""
 
 PROTOCOL = """\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
@@ -157,7 +155,7 @@ def measure_decoding(names: Sequence[str]) -> list[Decoding]:
         inputs = layer_like(1, batch)
         shape = (batch, made.HEADS, made.WIDTH, made.WIDTH)
         state = torch.randn(shape, device="cuda")
-        sets = max(4, min(64, ROTATED_BYTES // (4 * state.numel())))
+        sets = clocks.states_in_turn(state)
         expected = quasar_recurrence(*inputs, state)[0]
         calls = {n: call for n, call in decoders(inputs).items() if n in names}
         errors = {n: relative_rms(call(state.clone())[0], expected) for n, call in calls.items()}

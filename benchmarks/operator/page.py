@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.documents import filled
 from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
 from benchmarks.limits import Criterion, missed, summary
-from benchmarks.markdown import facts, records, table
+from benchmarks.markdown import facts, milliseconds, records, table
 from benchmarks.nsight.results import Profile
 from benchmarks.nsight.tables import profile_tables
 from benchmarks.operator.results import (
@@ -43,12 +43,6 @@ LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}
 COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
 
 
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
-
-
 def machine(results: OperatorResults) -> str:
     """Return the table of where and when."""
     e = results.environment
@@ -68,10 +62,10 @@ def _speeds(what: str, rows: Sequence[tuple[str, Mapping[str, Timing], str]], li
     header += [*(f"{LABELS[n]} eager, ms" for n in names), limit]
     lines = []
     for label, times, most in rows:
-        line = [label, *(_ms(times[n].graph_ms) for n in names)]
+        line = [label, *(milliseconds(times[n].graph_ms) for n in names)]
         line += [f"{times['peer'].graph_ms / times[n].graph_ms:.1f}" for n in leads]
-        line += [_ms(times[n].rested_ms) for n in rested]
-        lines.append([*line, *(_ms(times[n].eager_ms) for n in names), most])
+        line += [milliseconds(times[n].rested_ms) for n in rested]
+        lines.append([*line, *(milliseconds(times[n].eager_ms) for n in names), most])
     return table(header, lines)
 
 
@@ -95,7 +89,7 @@ def forgetting(results: OperatorResults) -> str:
     rows = []
     for row in results.forgetting:
         times = (row.rested_ms, row.full_rested_ms, row.graph_ms, row.full_graph_ms)
-        cells = [*map(_ms, times), f"{row.error:.1e}"]
+        cells = [*map(milliseconds, times), f"{row.error:.1e}"]
         rows.append((f"{row.tokens:,}", f"{row.slow_heads} of 8", *cells))
     return table(header, rows)
 
