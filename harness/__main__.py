@@ -1,7 +1,7 @@
 """`python -m harness`: check and time a tree as a validator does, and write a report.
 
 Needs torch, triton, pydantic and what the tree itself imports; no other part of the project than
-the kernels' rules.
+the kernels' rules and what command lines share.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from harness.source import missing_files, tree_commit
 from harness.stats import markdown
 from harness.terminal import Progress, show_table
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree
 
 
@@ -32,12 +33,6 @@ def _lengths(text: str) -> tuple[int, ...]:
     if not lengths or min(lengths) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
     return lengths
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,10 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
-    group.add_argument("--target", type=_positive, help="all lengths for a submission at this one")
-    parser.add_argument("--runs", type=_positive, default=3, help="cold processes per length (3)")
+    group.add_argument("--target", type=positive, help="all lengths for a submission at this one")
+    parser.add_argument("--runs", type=positive, default=3, help="cold processes per length (3)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--timeout", type=_positive, default=int(WORKLOAD.timeout_seconds),
+    parser.add_argument("--timeout", type=positive, default=int(WORKLOAD.timeout_seconds),
                         help="seconds for one process (300, the validator's limit)")  # fmt: skip
     parser.add_argument("--cold-cache", action="store_true",
                         help="empty kernel caches for the first run of each length")  # fmt: skip

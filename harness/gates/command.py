@@ -13,6 +13,7 @@ from torch import nn
 
 from harness.gates.checks import gates
 from harness.gates.findings import Gates, Verdict, worst
+from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
 from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes
@@ -23,12 +24,6 @@ SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
 
 class ModelError(ValueError):
     """--model names nothing that the gates can look at; the text says what it may be."""
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
                         "MODULE:FUNCTION that returns yours")  # fmt: skip
     parser.add_argument("--fusion", choices=FUSIONS, default=SMALL.fusion,
                         help="of the small model's branches (gains)")  # fmt: skip
-    parser.add_argument("--steps", type=_positive, default=100, help="of the mini-training (100)")
+    parser.add_argument("--steps", type=positive, default=100, help="of the mini-training (100)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, help="write the findings to this file")
     return parser

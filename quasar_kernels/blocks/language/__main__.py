@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
 from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.language.checkpoint import CheckpointError, Recipe, load, model_of
@@ -22,12 +23,6 @@ from quasar_kernels.line_plot import Line, line_plot
 CHECKPOINT, CURVE = "model.pt", "loss.svg"
 POINTS = 100
 """Most points of the loss curve, each a mean of as many steps."""
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
 
 
 def _mixers(text: str) -> tuple[str, ...]:
@@ -44,27 +39,27 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--text", type=Path, required=True, help="any file; its bytes are tokens")
     train.add_argument("--out", type=Path, default=Path("model"),
                        help=f"folder of {CHECKPOINT} and {CURVE} (model)")  # fmt: skip
-    train.add_argument("--steps", type=_positive, default=1000, help="in all (1000)")
-    train.add_argument("--save-every", type=_positive, default=100, help="steps (100)")
+    train.add_argument("--steps", type=positive, default=1000, help="in all (1000)")
+    train.add_argument("--save-every", type=positive, default=100, help="steps (100)")
     sizes, recipe = Sizes(), Recipe()
     train.add_argument("--mixers", type=_mixers, default=sizes.mixers,
                        help=f"branches joined by + ({'+'.join(MIXERS)})")  # fmt: skip
     train.add_argument("--fusion", choices=FUSIONS, default=sizes.fusion)
     for name in ("width", "heads", "layers", "state"):
         default = getattr(sizes, name)
-        train.add_argument(f"--{name}", type=_positive, default=default, help=f"({default})")
-    train.add_argument("--checkpoint-above", type=_positive,
+        train.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
+    train.add_argument("--checkpoint-above", type=positive,
                        help="tokens beyond which blocks are computed again")  # fmt: skip
-    train.add_argument("--tokens", type=_positive, default=recipe.tokens,
+    train.add_argument("--tokens", type=positive, default=recipe.tokens,
                        help=f"of a sequence ({recipe.tokens})")  # fmt: skip
-    train.add_argument("--batch", type=_positive, default=recipe.batch,
+    train.add_argument("--batch", type=positive, default=recipe.batch,
                        help=f"sequences ({recipe.batch})")  # fmt: skip
     train.add_argument("--rate", type=float, default=recipe.rate, help=f"({recipe.rate})")
     train.add_argument("--seed", type=int, default=recipe.seed, help=f"({recipe.seed})")
     sample = commands.add_parser("sample", help="draw a text from a trained model")
     sample.add_argument("--model", type=Path, default=Path("model"), help="train's --out (model)")
     sample.add_argument("--prompt", default="\n", help="what the text goes on from")
-    sample.add_argument("--count", type=_positive, default=400, help="bytes (400)")
+    sample.add_argument("--count", type=positive, default=400, help="bytes (400)")
     sample.add_argument("--temperature", type=float, default=0.8, help="(0.8)")
     sample.add_argument("--seed", type=int, default=0, help="(0)")
     for command in (train, sample):

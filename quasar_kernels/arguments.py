@@ -1,0 +1,16 @@
+"""What arguments of several command lines may be."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 up, for argparse's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
