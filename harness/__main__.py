@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import duel, history, profile
+from harness.analysis import duel, history, profile
+from harness.analysis.stats import markdown
+from harness.measuring.runner import MeasurementError, probe
+from harness.measuring.series import Policy, Series
 from harness.report import Measurement, Report, build_report, report_schema, write_report
-from harness.runner import MeasurementError, probe
-from harness.series import Policy, Series
 from harness.source import missing_files, tree_commit
-from harness.stats import markdown
 from harness.terminal import Progress, show_table
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
 from quasar_kernels.arguments import positive

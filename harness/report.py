@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.machine import Environment as Environment
-from harness.machine import Frozen as Frozen
-from harness.machine import NotNegative as NotNegative
-from harness.machine import Positive as Positive
-from harness.machine import Snapshot as Snapshot
-from harness.machine import Telemetry as Telemetry
+from harness.hardware.machine import Environment as Environment
+from harness.hardware.machine import Frozen as Frozen
+from harness.hardware.machine import NotNegative as NotNegative
+from harness.hardware.machine import Positive as Positive
+from harness.hardware.machine import Snapshot as Snapshot
+from harness.hardware.machine import Telemetry as Telemetry
 
 Kind = Literal[
     "timeout",

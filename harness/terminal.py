@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from harness.analysis.stats import rich_table, table
 from harness.report import Failure, Measurement
-from harness.stats import rich_table, table
 
 
 class Progress:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.process import die_with_parent
+from harness.measuring.process import die_with_parent
 from neurons.errors import ConfigError, Problem, QuasarError
 
 CHAIN_SECONDS = 20.0

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
-from harness.gpus import GPUS, Gpu, ceiling, known, longest, settings
-from harness.runner import MeasurementError, probe
+from harness.hardware.gpus import GPUS, Gpu, ceiling, known, longest, settings
+from harness.measuring.runner import MeasurementError, probe
 from neurons.rules import weighted_score
 
 HEADER = (

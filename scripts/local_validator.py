@@ -21,7 +21,7 @@ import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
-from harness.judge import judge_tree
+from harness.analysis.judge import judge_tree
 from harness.workload import VALIDATOR_LENGTHS
 from neurons import observe
 from neurons.errors import Postponed

@@ -18,9 +18,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.duel import Duel, plot, table
+from harness.analysis.duel import Duel, plot, table
+from harness.measuring.runner import Measure, MeasurementError, check, measure
 from harness.report import GateResult
-from harness.runner import Measure, MeasurementError, check, measure
 from harness.workload import WORKLOAD
 from neurons.configuration.settings import Settings
 from neurons.errors import QuasarError

@@ -28,11 +28,11 @@ from benchmarks.limits import Criterion, missed
 from benchmarks.results import ROOT, write
 from harness.claim import derive_claim
 from harness.claim.derive import ACCEPTED_SHARE
+from harness.measuring.runner import call, child_environment, probe
+from harness.measuring.series import Policy
+from harness.measuring.together import ShortSeries, processes_at_once
 from harness.report import Environment
-from harness.runner import call, child_environment, probe
-from harness.series import Policy
 from harness.source import tree_commit
-from harness.together import ShortSeries, processes_at_once
 from harness.workload import VALIDATOR_LENGTHS
 
 LOOP = Path(__file__).with_name("validator_loop.py")

@@ -23,9 +23,9 @@ from typing import get_args
 from benchmarks import commands
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT
+from harness.measuring.runner import MeasurementError, check, measure, probe
+from harness.measuring.series import Policy, Series
 from harness.report import Failure, GateResult, Kind, Measurement, build_report, write_report
-from harness.runner import MeasurementError, check, measure, probe
-from harness.series import Policy, Series
 from harness.source import tree_commit
 from harness.workload import WORKLOAD
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.steps import STEPS, find_steps
 from benchmarks.markdown import records, table
-from harness.claim.roofline import ceiling, speed_of_light
-from harness.gpus import ceiling as card_ceiling
-from harness.gpus import known
-from harness.machine import Environment
+from harness.hardware.gpus import ceiling as card_ceiling
+from harness.hardware.gpus import known
+from harness.hardware.machine import Environment
+from harness.hardware.roofline import ceiling, speed_of_light
 
 WAYS = {
     "training": "the validator's loop",

@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("Optuna is not installed. Run: scripts/install.sh tuning")
 
-from harness.duel import Difference, difference
+from harness.analysis.duel import Difference, difference
 
 Tiles = dict[str, int]
 """Values of `tiles.Tiles` by field."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.claim.rejection import accepted, rejection
-from harness.claim.roofline import ceiling
 from harness.claim.tolerance import lower_bound
+from harness.hardware.roofline import ceiling
 from harness.report import Measurement
 from harness.workload import WORKLOAD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from harness.claim.roofline import ceiling
+from harness.hardware.roofline import ceiling
 from harness.report import Measurement, Telemetry
 
 OTHER_MEMORY_MB = 1024.0

@@ -12,8 +12,8 @@ import sys
 
 from pydantic import ValidationError
 
-from harness.job import Exit, Job
-from harness.process import die_with_parent
+from harness.measuring.job import Exit, Job
+from harness.measuring.process import die_with_parent
 from harness.worker.tasks import WITH_SUBJECT, perform
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.job import Exit
-from harness.process import die_with_parent
+from harness.measuring.job import Exit
+from harness.measuring.process import die_with_parent
 from harness.report import Kind
 from harness.worker.failures import WorkerError
 from harness.worker.subject.confine import give_up_privileges, hide, show

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from harness.job import Exit, Job, Reply
+from harness.measuring.job import Exit, Job, Reply
 from harness.report import Telemetry
 from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.turn import Turn

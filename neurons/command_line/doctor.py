@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 
 from harness.imports import install_command
-from harness.runner import MeasurementError, check_import
+from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons import identity
 from neurons.command_line.findings import Finding, failure, ok, warning

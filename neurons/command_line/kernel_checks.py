@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from harness.runner import MeasurementError, call
+from harness.measuring.runner import MeasurementError, call
 from neurons.command_line.findings import Finding, failure, ok, warning
 from neurons.command_line.machine_checks import gpu
 from quasar_kernels.compile_failures import explain

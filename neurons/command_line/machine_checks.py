@@ -12,8 +12,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harness.measuring.runner import MeasurementError, probe
 from harness.report import Environment
-from harness.runner import MeasurementError, probe
 from neurons.command_line.findings import Finding, failure, ok, warning
 from neurons.configuration.settings import Settings
 from neurons.git.command import MINIMUM_GIT

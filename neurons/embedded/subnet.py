@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from harness.runner import child_environment
+from harness.measuring.runner import child_environment
 from neurons.configuration.loading import find_env_file, load_settings
 from neurons.configuration.settings import Settings
 from neurons.embedded.upstream import make_upstream

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from structlog.stdlib import BoundLogger
 
+from harness.measuring.runner import Measure, check, measure, probe
+from harness.measuring.together import Check
 from harness.report import Environment
-from harness.runner import Measure, check, measure, probe
-from harness.together import Check
 from neurons.configuration.settings import Settings
 from neurons.http.connection import Signer
 from neurons.mining import cycle

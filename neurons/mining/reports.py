@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.claim import RUNS_MOST
 from harness.claim.rejection import accepted
+from harness.measuring.together import FIRST_RUNS
 from harness.report import Environment, Measurement, Report, ReportError, load_report
-from harness.together import FIRST_RUNS
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.mining.context import Context
 from neurons.mining.cycle import Submission

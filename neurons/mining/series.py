@@ -12,11 +12,11 @@ from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
 from harness.claim.tolerance import lower_bound
+from harness.measuring.runner import MeasurementError, call, probe
+from harness.measuring.series import Policy
+from harness.measuring.together import ShortSeries, processes_at_once
 from harness.report import Environment, Kind, Measurement, Report, build_report, write_report
-from harness.runner import MeasurementError, call, probe
-from harness.series import Policy
 from harness.source import source_digest
-from harness.together import ShortSeries, processes_at_once
 from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
 from neurons.configuration.settings import Settings
 from neurons.errors import Held, Retry

@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 
-from harness.process import die_with_parent
+from harness.measuring.process import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from harness.process import Confinement
+from harness.measuring.process import Confinement
+from harness.measuring.runner import Measure, MeasurementError, call, measure
+from harness.measuring.series import Policy, Series
 from harness.report import Kind, Measurement
-from harness.runner import Measure, MeasurementError, call, measure
-from harness.series import Policy, Series
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.errors import Postponed, Retry
 from neurons.observe import get_logger
@@ -56,7 +56,7 @@ class Evaluator:
         sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
         confinement: what shuts a fork's code in; None runs it with this user's rights.
-        measure: `harness.runner.measure` or its stand-in.
+        measure: `harness.measuring.runner.measure` or its stand-in.
     """
 
     folder: Path

@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 @dataclass
 class Sandbox:
-    """A `harness.process.Confinement` by bubblewrap.
+    """A `harness.measuring.process.Confinement` by bubblewrap.
 
     Attributes:
         memory_bytes: what all processes of one child may hold together, shared memory included.

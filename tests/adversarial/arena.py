@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from harness.job import Job
+from harness.measuring.job import Job
 from harness.report import GateResult
 from harness.worker.referee import fork_subject
 from harness.worker.tasks import perform

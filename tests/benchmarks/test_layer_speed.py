@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.layer import speed
 from benchmarks.layer.trees import TREES
+from harness.measuring.runner import MeasurementError
 from harness.report import Failure, GateResult, load_report
-from harness.runner import MeasurementError
 from tests.harness.samples import gate_result, measurement
 
 CALLS: list[tuple[int, Any, bool]] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.runner import MeasurementError
+from harness.measuring.runner import MeasurementError
 from neurons.mining import daemon
 from neurons.mining.context import Context
 from neurons.mining.cycle import State, Step

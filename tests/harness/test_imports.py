@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.imports import install_command
-from harness.runner import MeasurementError, check_import, measure
+from harness.measuring.runner import MeasurementError, check_import, measure
 from tests.processes import run_python
 
 

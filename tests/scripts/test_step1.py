@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import step1_first_optimization as step1
 
-from harness.runner import MeasurementError
+from harness.measuring.runner import MeasurementError
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 from tests.harness import samples
 from tests.repositories import make_checkout

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from harness.machine import Frozen
+from harness.hardware.machine import Frozen
 from harness.worker.machine.telemetry import snapshot
 
 LOOK_SECONDS = 2.0

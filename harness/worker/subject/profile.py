@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from harness.job import Profile, ProfileRow
+from harness.measuring.job import Profile, ProfileRow
 from harness.worker.subject.timing import recording, synchronize
 from harness.worker.subject.tree import load_tree
 from harness.workload import WORKLOAD

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from harness.machine import Snapshot
+from harness.hardware.machine import Snapshot
 from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.timing import (

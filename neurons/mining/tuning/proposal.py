@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.process import run_supervised
-from harness.runner import child_environment
+from harness.measuring.process import run_supervised
+from harness.measuring.runner import child_environment
 from quasar_kernels.contract import (
     LAYER_FILE,
     QUASAR_DIR,

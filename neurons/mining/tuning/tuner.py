@@ -18,10 +18,10 @@ from pathlib import Path
 
 from structlog.stdlib import BoundLogger
 
-from harness.duel import Difference, Duel
+from harness.analysis.duel import Difference, Duel
+from harness.measuring.runner import Measure, MeasurementError, check, measure, probe
+from harness.measuring.together import Check
 from harness.report import Environment
-from harness.runner import Measure, MeasurementError, check, measure, probe
-from harness.together import Check
 from neurons.configuration.settings import Settings
 from neurons.configuration.values import PROJECT
 from neurons.mining.publishing.kept import Evidence, Kept, copy_overlay

@@ -15,7 +15,7 @@ from harness.claim import NoClaim, derive_claim, is_settled
 from harness.claim.derive import HOST_SLOWDOWN, RUNS_MOST
 from harness.claim.tolerance import NOISE_FLOOR
 from harness.report import Measurement
-from tests.harness.claim.test_roofline import H200
+from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import gate_result, measurement
 
 speeds = st.floats(min_value=500, max_value=2000)

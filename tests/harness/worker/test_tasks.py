@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from harness.job import Exit, Job
+from harness.measuring.job import Exit, Job
 from harness.report import Measurement, Snapshot
 from harness.worker import referee, tasks
 from harness.worker.machine import environment

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.measuring.runner import MeasurementError
 from harness.report import load_report
-from harness.runner import MeasurementError
 from neurons.command_line import commands
 from neurons.configuration.flags import Given
 from neurons.errors import Held

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.runner import MeasurementError
+from harness.measuring.runner import MeasurementError
 from neurons.command_line import kernel_checks
 from neurons.command_line.findings import Finding
 from neurons.command_line.kernel_checks import compile_kernels, find_paths

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.measuring.runner import MeasurementError
 from harness.report import Environment
-from harness.runner import MeasurementError
 from neurons.command_line import machine_checks
 from neurons.command_line.findings import ok
 from neurons.processes.machine import Gpu

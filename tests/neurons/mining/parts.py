@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.measuring.runner import Gate
 from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
-from harness.runner import Gate
 from harness.source import source_digest
 from neurons.configuration.loading import load_settings
 from neurons.configuration.settings import Settings

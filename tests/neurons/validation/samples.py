@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.measuring.runner import MeasurementError
 from harness.report import GateResult, Measurement
-from harness.runner import MeasurementError
 from quasar_kernels.contract import LAYER_FILE, QUASAR_DIR, REQUIRED_IMPORTS, TARGET_FILES
 from tests.harness import samples
 from tests.repositories import commit, make_checkout, run_git

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.runner import MeasurementError, call
+from harness.measuring.runner import MeasurementError, call
 from neurons.errors import Postponed, Retry
 from neurons.processes.runtime import Stopped
 from neurons.protocol import QueuedSubmission

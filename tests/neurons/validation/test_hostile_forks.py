@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner import MeasurementError, check_import, measure
+from harness.measuring.runner import MeasurementError, check_import, measure
 from neurons.errors import ConfigError
 from neurons.identity import create_throwaway
 from neurons.protocol import QueuedSubmission

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
 
-from harness.runner import measure
+from harness.measuring.runner import measure
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, check_tree, overlay_files
 from quasar_kernels.reference import quasar_layer, relative_rms
 from tests.quasar_kernels.layer.public_layer import QuasarAttention as PublicLayer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner import MeasurementError
-from harness.series import Policy
+from harness.measuring.runner import MeasurementError
+from harness.measuring.series import Policy
 from neurons.identity import verify
 from neurons.mining.context import Context
 from neurons.mining.cycle import State

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.measuring.runner import MeasurementError
 from harness.report import Measurement
-from harness.runner import MeasurementError
 from neurons.mining.publishing.kept import FILE, Evidence, Kept, copy_overlay
 from neurons.mining.tuning.proposal import Refused
 from neurons.mining.tuning.tuner import Tuner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge import Finding, judge_tree
+from harness.analysis.judge import Finding, judge_tree
 from harness.report import Measurement
 from harness.source import source_digest
 from quasar_kernels.contract import REQUIRED_IMPORTS, TARGET_FILES

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.claim.rejection import rejection
+from harness.measuring.runner import Measure, MeasurementError, measure
 from harness.report import Failure, GateResult, Kind, Measurement
-from harness.runner import Measure, MeasurementError, measure
 from harness.workload import WORKLOAD
 
 

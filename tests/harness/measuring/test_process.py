@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
+from harness.measuring.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
 from tests.harness.samples import WhenThere
 from tests.processes import is_alive, wait_for
 

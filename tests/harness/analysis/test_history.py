@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.history import entries, main, table
+from harness.analysis.history import entries, main, table
 from harness.report import build_report, write_report
 from tests.harness.samples import measurement
 from tests.repositories import commit, make_checkout

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from harness.claim import RUNS_MOST, derive_claim
+from harness.measuring.runner import MeasurementError
+from harness.measuring.series import Policy
+from harness.measuring.together import FIRST_RUNS, ShortSeries
 from harness.report import GateResult, Kind, Measurement
-from harness.runner import MeasurementError
-from harness.series import Policy
-from harness.together import FIRST_RUNS, ShortSeries
 from tests.harness.samples import gate_result, measurement, telemetry
 
 BESIDE = (512, 1024)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.measuring.runner import MeasurementError, check, measure
 from harness.report import Check, GateResult, Measurement
-from harness.runner import MeasurementError, check, measure
 from quasar_kernels.contract import QUASAR_DIR, Violation, check_tree, compiled_files
 
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from harness.claim.rejection import rejection
-from harness.claim.roofline import ceiling
+from harness.hardware.roofline import ceiling
 from harness.report import Failure, Measurement
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.measuring.runner import Measure, MeasurementError, check, measure
+from harness.measuring.together import Check
 from harness.report import GateResult
-from harness.runner import Measure, MeasurementError, check, measure
-from harness.together import Check
 from harness.workload import WORKLOAD
 from quasar_kernels.line_plot import Line, line_plot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.machine import Environment
+from harness.hardware.machine import Environment
 from harness.workload import WORKLOAD, Workload
 
 TENSOR_OPERATIONS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.duel import Duel, checked_out, difference, main, plot, table
-from harness.runner import MeasurementError
+from harness.analysis.duel import Duel, checked_out, difference, main, plot, table
+from harness.measuring.runner import MeasurementError
 from tests.harness.samples import gate_result, measurement
 from tests.repositories import commit, make_checkout
 

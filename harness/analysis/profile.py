@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.job import Profile
-from harness.runner import PROJECT, MeasurementError, call
+from harness.measuring.job import Profile
+from harness.measuring.runner import PROJECT, MeasurementError, call
 from harness.workload import WORKLOAD
 
 TASK = "harness.worker.subject.profile"

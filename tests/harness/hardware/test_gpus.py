@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.gpus import GPUS, ceiling, known, longest, settings
+from harness.hardware.gpus import GPUS, ceiling, known, longest, settings
 
 
 def test_the_bound_of_an_h200_by_hand() -> None:

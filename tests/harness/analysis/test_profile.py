@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.profile import main, ncu_command
+from harness.analysis.profile import main, ncu_command
 from tests.harness.conftest import MakeTree
 
 

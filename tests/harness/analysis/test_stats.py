@@ -6,10 +6,10 @@ import io
 
 import pytest
 
+from harness.analysis.stats import HEADER, agreement, markdown, rows, spread, table
 from harness.report import Failure
-from harness.stats import HEADER, agreement, markdown, rows, spread, table
 from harness.terminal import Progress, show_table
-from tests.harness.claim.test_roofline import H200
+from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import measurement
 
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from harness.claim import RUNS_MOST, is_settled
 from harness.claim.rejection import accepted, rejection
+from harness.measuring.runner import MeasurementError, check
+from harness.measuring.series import Series
 from harness.report import Environment, Failure, GateResult, Measurement
-from harness.runner import MeasurementError, check
-from harness.series import Series
 from harness.workload import ORACLE_LENGTH
 
 FIRST_RUNS = 5

@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from harness.job import Job, Reply
-from harness.process import RESULT_LIMIT, Confinement, Ended, run_supervised
+from harness.measuring.job import Job, Reply
+from harness.measuring.process import RESULT_LIMIT, Confinement, Ended, run_supervised
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest, unreadable_files
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 
 _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
 """What a worker reads of this project."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.measuring.runner import MeasurementError
+from harness.measuring.series import Policy, Series
 from harness.report import Measurement, load_report
-from harness.runner import MeasurementError
-from harness.series import Policy, Series
 from tests.harness.samples import gate_result, measurement
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from harness.measuring.runner import MeasurementError, check, child_environment, measure, probe
 from harness.report import Measurement
-from harness.runner import MeasurementError, check, child_environment, measure, probe
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import signals_are_scoped
 from tests.harness.samples import WhenThere, gate_result
@@ -201,7 +201,7 @@ def test_the_code_finds_no_secret_of_its_judge(make_tree: Any) -> None:
     tree = make_tree(
         "import gc, os, signal\n"
         "from pathlib import Path\n"
-        "from harness.job import Job\n"
+        "from harness.measuring.job import Job\n"
         "judge = os.getppid()\n"
         "found = [type(one).__name__ for one in gc.get_objects() if isinstance(one, Job)]\n"
         "for name in ('mem', 'environ', 'fd/0'):\n"
@@ -265,7 +265,7 @@ def test_row_16_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: P
         f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     )
     code = (
-        "from pathlib import Path; from harness.runner import measure;"
+        "from pathlib import Path; from harness.measuring.runner import measure;"
         f"measure(Path({str(tree)!r}), 16, device='cpu', gate=False)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.claim.roofline import bytes_per_token, operations_per_token
+from harness.hardware.roofline import bytes_per_token, operations_per_token
 from harness.workload import LENGTHS, WORKLOAD, Workload
 
 LAYER_BYTES_PER_TOKEN = 7400

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.claim.rejection import rejection
-from harness.claim.roofline import (
+from harness.hardware.roofline import (
     bytes_per_token,
     ceiling,
     operations_per_token,

@@ -1,0 +1,1 @@
+"""Measuring a tree: supervised children, what they are asked, one run, and series of runs."""
