@@ -37,14 +37,14 @@ from neurons.identity import (
     registered_uid,
     wallet_warnings,
 )
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.mining.early import warn_of_early_judgement
-from neurons.mining.journal import Journal
 from neurons.mining.publishing.from_settings import open_fork
 from neurons.mining.publishing.kept import Kept
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.journal import Journal
 from neurons.mining.tuning.tuner import Tuner
 from neurons.processes.notify import notify
 from neurons.processes.runtime import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space

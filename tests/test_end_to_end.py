@@ -16,8 +16,8 @@ import pytest
 from harness.claim.rejection import accepted
 from harness.report import load_report
 from neurons.command_line.status import JOURNAL
-from neurons.mining.cycle import State
-from neurons.mining.journal import Journal, Submission
+from neurons.mining.submissions.cycle import State
+from neurons.mining.submissions.journal import Journal, Submission
 from tests import PROJECT
 from tests.processes import wait_for
 from tests.repositories import run_git

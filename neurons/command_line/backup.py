@@ -14,7 +14,7 @@ from neurons.command_line.commands import read_settings, say
 from neurons.command_line.status import JOURNAL
 from neurons.configuration.flags import Folder, Given
 from neurons.errors import ConfigError
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.journal import Journal
 from neurons.processes.runtime import StateLock
 
 SET_ASIDE = "journal.previous.sqlite"

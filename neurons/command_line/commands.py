@@ -31,10 +31,15 @@ from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError, Retry
 from neurons.mining import daemon
-from neurons.mining.cycle import State, Submission, backoff_seconds
-from neurons.mining.journal import Journal
+from neurons.mining.measuring.series import (
+    MinerSeries,
+    describe_machine,
+    new_series,
+    targets_to_try,
+)
 from neurons.mining.publishing.from_settings import open_fork
-from neurons.mining.series import MinerSeries, describe_machine, new_series, targets_to_try
+from neurons.mining.submissions.cycle import State, Submission, backoff_seconds
+from neurons.mining.submissions.journal import Journal
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import StateLock
 

@@ -21,9 +21,9 @@ from neurons.errors import ConfigError, Held, QuasarError, Retry
 from neurons.git.command import HardenedGit
 from neurons.git.remote import parse_remote
 from neurons.http.outcomes import http_date
+from neurons.mining.measuring.series import targets_to_try
 from neurons.mining.publishing.from_settings import upstream_address
 from neurons.mining.publishing.github import check_token
-from neurons.mining.series import targets_to_try
 from neurons.observe import redact_text
 from quasar_kernels.contract import fork_imports
 

@@ -19,7 +19,7 @@ from typing import Any
 from neurons.command_line.status import Status, deadline_of, read_status
 from neurons.configuration.version import version
 from neurons.errors import ConfigError, QuasarError
-from neurons.mining.cycle import State
+from neurons.mining.submissions.cycle import State
 from neurons.observe import get_logger
 from neurons.processes.machine import gpu_states
 from neurons.processes.runtime import START_BYTES

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from neurons.errors import ConfigError
-from neurons.mining.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
-from neurons.mining.journal import Journal, Submission
+from neurons.mining.submissions.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
+from neurons.mining.submissions.journal import Journal, Submission
 from neurons.rules import league_of, weighted_score
 
 WATCH_SECONDS = 1.0

@@ -17,10 +17,10 @@ from harness.measuring.together import Check
 from harness.report import Environment
 from neurons.configuration.settings import Settings
 from neurons.http.connection import Signer
-from neurons.mining import cycle
-from neurons.mining.client import ApiClient
-from neurons.mining.cycle import State, Submission
-from neurons.mining.journal import Journal
+from neurons.mining.api.client import ApiClient
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.journal import Journal
 from neurons.mining.tuning.tuner import Tuner
 from neurons.observe import forget_secret
 from neurons.processes.runtime import Waiter

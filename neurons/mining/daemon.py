@@ -11,13 +11,14 @@ from urllib.parse import urlsplit
 from neurons.configuration.values import LOOPBACK
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import HashMismatch
-from neurons.mining import cycle, selection
+from neurons.mining import selection
+from neurons.mining.api.rounds import is_due
 from neurons.mining.context import Context
-from neurons.mining.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.mining.early import submission_mode
-from neurons.mining.journal import Journal, StaleSubmission
-from neurons.mining.rounds import is_due
 from neurons.mining.steps import claim, commit, follow, measure, publish, reveal, submit
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import BEFORE_COMMITMENT, State, Step, Submission
+from neurons.mining.submissions.journal import Journal, StaleSubmission
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.runtime import DISK_FAULTS, Stopped
 

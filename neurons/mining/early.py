@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neurons.mining.context import Context
-from neurons.mining.cycle import Submission
+from neurons.mining.submissions.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:

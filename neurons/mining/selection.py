@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-from neurons.mining import cycle
 from neurons.mining.context import Context
-from neurons.mining.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.mining.early import submission_mode
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import BEFORE_COMMITMENT, State, Submission
 
 
 def begun(context: Context) -> Submission:

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.daemon import run_cycle
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.journal import Journal
 from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context
 
 

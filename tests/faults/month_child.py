@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from neurons import observe
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.daemon import run_forever
 from neurons.processes.runtime import Stopped
 from tests.neurons.mining.parts import Key, Waits, make_context

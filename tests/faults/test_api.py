@@ -11,8 +11,8 @@ import pytest
 from neurons.errors import Held
 from neurons.mining import daemon
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
+from neurons.mining.submissions.cycle import State
 from neurons.protocol import commitment_hash
 from tests.neurons.mining.parts import HOTKEY, Miner, StandInFork, Waits, states, stop_after
 from tests.neurons.stand_in import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.cycle import State
+from neurons.mining.submissions.journal import Journal
 from neurons.protocol import commitment_hash
 from tests.neurons.mining.parts import HOTKEY, make_context
 from tests.neurons.stand_in import StandIn

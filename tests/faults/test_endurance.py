@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from neurons import observe
 from neurons.errors import Retry
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.mining.submissions.cycle import State
 from neurons.processes.runtime import Stopped
 from tests.neurons.mining.parts import Key, Miner, StandInFork, Waits, states, stop_after
 from tests.neurons.stand_in import COMMIT, REVEAL, ROUND, Fault, StandIn

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from neurons import observe
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.cycle import State
+from neurons.mining.submissions.journal import Journal
 from neurons.processes.runtime import StateLock, Stopped, wait_for_space
 from tests.neurons.mining.parts import Waits, make_context, stop_after
 from tests.neurons.stand_in import StandIn

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.journal import Journal
 from neurons.protocol import commitment_hash
 from tests.harness import samples
 from tests.neurons.mining.parts import HOTKEY, Key, StandInBench, Waits, make_context

@@ -10,8 +10,8 @@ import pytest
 from harness.measuring.runner import MeasurementError
 from neurons.mining import daemon
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Step
 from neurons.mining.daemon import run_cycle, run_forever
+from neurons.mining.submissions.cycle import State, Step
 from neurons.processes.runtime import Stopped
 from tests.harness import samples
 from tests.neurons.mining.parts import (
@@ -67,7 +67,9 @@ def test_auto_claims_the_best_length(miner: Miner, bench: StandInBench) -> None:
 def test_row_22_the_longest_target_that_fits_is_claimed(
     miner: Miner, bench: StandInBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.mining.series.call", lambda *_, **__: {})  # no GPU to heat
+    monkeypatch.setattr(
+        "neurons.mining.measuring.series.call", lambda *_, **__: {}
+    )  # no GPU to heat
     bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
     bench.faults[1_000_000] = [NO_MEMORY] * 2
     bench.faults[900_000] = [None, NO_MEMORY]  # its second run fails

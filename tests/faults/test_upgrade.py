@@ -9,9 +9,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.cycle import State
+from neurons.mining.submissions.journal import Journal
 from tests.neurons.mining.parts import HOTKEY, StandInBench, make_context, states
 from tests.neurons.stand_in import StandIn
 

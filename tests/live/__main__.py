@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from neurons.errors import EX_CONFIG
-from neurons.mining.cycle import CLOSED
+from neurons.mining.submissions.cycle import CLOSED
 from tests.live.faults import FAULTS, FaultPlan
 from tests.live.miner import Miner
 from tests.live.proxy import Proxy, Record

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import stamina
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from tests.neurons import githost, live_api
 from tests.neurons import stand_in as stand_in_module
 from tests.neurons.githost import UPSTREAM_FILES, GitHub

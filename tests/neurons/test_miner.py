@@ -23,9 +23,9 @@ from neurons.command_line.status import JOURNAL, read_status
 from neurons.configuration.flags import Given
 from neurons.errors import ConfigError
 from neurons.identity import create_throwaway, load_identity
-from neurons.mining import cycle
-from neurons.mining.cycle import State, Submission
-from neurons.mining.journal import Journal
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.journal import Journal
 from neurons.processes.runtime import StateLock
 from tests import PROJECT
 from tests.neurons.miner_command import run

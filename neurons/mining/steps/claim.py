@@ -8,8 +8,8 @@ from harness.claim import Claim, NoClaim, derive_claim
 from harness.report import Measurement
 from neurons.errors import Held
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.reports import load_runs
+from neurons.mining.measuring.reports import load_runs
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.rules import weighted_score
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from neurons.errors import Held
 from neurons.http.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
+from neurons.mining.api.signing import commit_request, commitment_of
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
-from neurons.mining.signing import commit_request, commitment_of
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.observe import register_secret
 from neurons.protocol import CommitReply, PendingReveal, Round
 

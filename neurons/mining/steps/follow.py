@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 from neurons.http.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
-from neurons.mining import cycle
+from neurons.mining.api.rounds import RoundNow, ask_round
+from neurons.mining.api.signing import reveal_request
+from neurons.mining.api.standing import look
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.rounds import RoundNow, ask_round
-from neurons.mining.signing import reveal_request
-from neurons.mining.standing import look
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import Performer, Weight
 from neurons.rules import weighted_score
 

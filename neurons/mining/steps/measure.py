@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from harness.report import Environment, ReportError, load_report
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.series import MinerSeries, describe_machine, new_series, targets_to_try
+from neurons.mining.measuring.series import (
+    MinerSeries,
+    describe_machine,
+    new_series,
+    targets_to_try,
+)
+from neurons.mining.submissions.cycle import State, Submission
 
 
 def run(submission: Submission, context: Context) -> Submission:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from neurons.errors import Held
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.register import register
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.rules import FAILURES_BEFORE_BAN
 
 REJECTIONS_ALLOWED = 3

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
-from neurons.mining import cycle
+from neurons.mining.api.rounds import RoundNow, ask_round
+from neurons.mining.api.signing import committed_version, reveal_request
+from neurons.mining.api.standing import look
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
-from neurons.mining.rounds import RoundNow, ask_round
-from neurons.mining.signing import committed_version, reveal_request
-from neurons.mining.standing import look
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import PendingReveal
 from neurons.rules import BLOCK_SECONDS, block_at
 

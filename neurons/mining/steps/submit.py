@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
+from neurons.mining.api.rounds import RoundNow, compare_round
+from neurons.mining.api.signing import submit_request
+from neurons.mining.api.standing import LIMITS, look
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.register import when_registered
-from neurons.mining.rounds import RoundNow, compare_round
-from neurons.mining.signing import submit_request
-from neurons.mining.standing import LIMITS, look
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import Performer, QueuedSubmission, Round
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)

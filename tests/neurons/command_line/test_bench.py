@@ -14,7 +14,7 @@ from neurons.command_line import commands
 from neurons.configuration.flags import Given
 from neurons.errors import Held
 from neurons.mining.daemon import run_cycle
-from neurons.mining.series import new_series
+from neurons.mining.measuring.series import new_series
 from tests.neurons.mining.parts import (
     ENVIRONMENT,
     SETTLED,

@@ -15,9 +15,9 @@ from neurons.command_line import metrics
 from neurons.command_line.metrics import serving
 from neurons.command_line.status import JOURNAL
 from neurons.errors import ConfigError
-from neurons.mining import cycle
-from neurons.mining.cycle import State
-from neurons.mining.journal import Journal
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import State
+from neurons.mining.submissions.journal import Journal
 from neurons.rules import block_at
 from tests.neurons.mining.parts import draft
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neurons.command_line.status import deadline_of, next_action
-from neurons.mining.cycle import RETRY_AFTER_MAX_SECONDS, State
+from neurons.mining.submissions.cycle import RETRY_AFTER_MAX_SECONDS, State
 from tests.neurons.mining.parts import draft
 
 

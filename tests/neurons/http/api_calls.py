@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests.neurons.mining.parts import HOTKEY, Key
 

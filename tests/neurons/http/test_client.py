@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from neurons.errors import ConfigError, Held, Retry
 from neurons.http import outcomes
 from neurons.http.connection import Limiter
-from neurons.mining import client as client_module
-from neurons.mining.client import ApiClient
+from neurons.mining.api import client as client_module
+from neurons.mining.api.client import ApiClient
 from tests.neurons.http.api_calls import COMMITMENT, REVEAL, ROUTES, SIGNED, SUBMIT, every_call
 from tests.neurons.mining.parts import HOTKEY, Key
 from tests.neurons.stand_in import RESET, Fault, StandIn, serve

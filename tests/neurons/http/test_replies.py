@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from neurons.http import outcomes
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from tests.neurons.http.api_calls import COMMITMENT, STATS, every_call
 from tests.neurons.mining.parts import HOTKEY, Key
 from tests.neurons.stand_in import Fault, Request, StandIn

@@ -15,10 +15,10 @@ from harness.report import Environment, GateResult, Measurement, Snapshot, Telem
 from harness.source import source_digest
 from neurons.configuration.loading import load_settings
 from neurons.configuration.settings import Settings
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
-from neurons.mining.journal import Journal
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.journal import Journal
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
 from tests.harness import samples

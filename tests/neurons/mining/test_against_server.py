@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
+from neurons.mining.submissions.cycle import State
 from tests.neurons.live_api import ALICE, BOB, LiveApi
 from tests.neurons.mining.parts import StandInFork, Waits, make_context
 

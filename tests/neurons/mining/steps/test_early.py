@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from neurons.command_line.status import read_status
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.early import warn_of_early_judgement
+from neurons.mining.submissions.cycle import State
 from neurons.processes.runtime import Stopped
 from tests.neurons.mining.parts import SETTLED, Miner, StandInBench, StandInFork, Waits, stop_after
 from tests.neurons.stand_in import COMMIT, LOST, PENDING, REVEAL, STATS, SUBMIT, Fault, StandIn

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from neurons.mining.client import ApiClient
+from neurons.mining.api.client import ApiClient
+from neurons.mining.api.standing import look
 from neurons.mining.context import Context
-from neurons.mining.cycle import State, Submission
 from neurons.mining.daemon import run_cycle
-from neurons.mining.standing import look
 from neurons.mining.steps.submit import LATE_SECONDS
+from neurons.mining.submissions.cycle import State, Submission
 from tests.neurons.mining.parts import HOTKEY, Miner, Waits, stop_after
 from tests.neurons.stand_in import LOST, REVEAL, STATS, SUBMIT, WEIGHTS, Fault, Request, StandIn
 
@@ -49,7 +49,7 @@ def test_newer_rows_hide_neither_queue_nor_verdict(
 def test_a_list_that_ends_before_ours_proves_nothing(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.mining.standing.LIMITS", (100,))
+    monkeypatch.setattr("neurons.mining.api.standing.LIMITS", (100,))
     stand_in.add_foreign(900)
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.REVEALED
@@ -58,7 +58,7 @@ def test_a_list_that_ends_before_ours_proves_nothing(
 def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
     context: Context, stand_in: StandIn, revealed: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.mining.client.LIST_BYTES", 2**22)
+    monkeypatch.setattr("neurons.mining.api.client.LIST_BYTES", 2**22)
     stand_in.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
     assert look(revealed, context.client).queued is None  # the newest three are not ours
     stand_in.rows.append(stand_in.rows.pop(0))

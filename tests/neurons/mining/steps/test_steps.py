@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from harness.measuring.runner import MeasurementError
 from harness.measuring.series import Policy
 from neurons.identity import verify
+from neurons.mining.api.signing import signed_claim
 from neurons.mining.context import Context
-from neurons.mining.cycle import State
 from neurons.mining.daemon import run_cycle
-from neurons.mining.signing import signed_claim
 from neurons.mining.steps.follow import conclude
+from neurons.mining.submissions.cycle import State
 from neurons.protocol import Performer, RevealRequest, Weight
 from tests.neurons.live_api import ALICE
 from tests.neurons.mining.parts import (
@@ -110,7 +110,7 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
 
 
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurons.mining.series.REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.mining.measuring.series.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
     kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}

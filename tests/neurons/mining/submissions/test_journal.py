@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from neurons.errors import ConfigError, QuasarError
-from neurons.mining import cycle, journal, schema
-from neurons.mining.cycle import CLOSED, State, Submission
-from neurons.mining.journal import Journal, StaleSubmission
+from neurons.mining.submissions import cycle, journal, schema
+from neurons.mining.submissions.cycle import CLOSED, State, Submission
+from neurons.mining.submissions.journal import Journal, StaleSubmission
 from tests.neurons.mining.parts import HOTKEY, draft
 from tests.processes import run_python
 
@@ -186,7 +186,7 @@ def test_a_file_that_is_locked_for_the_moment_is_no_damage(
 def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int) -> None:
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "import neurons.mining.schema as s\n"
+        "import neurons.mining.submissions.schema as s\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
         "try: s.open_database(Path(sys.argv[1]))\n"

@@ -11,7 +11,7 @@ from harness.measuring.together import FIRST_RUNS
 from harness.report import Environment, Measurement, Report, ReportError, load_report
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.mining.context import Context
-from neurons.mining.cycle import Submission
+from neurons.mining.submissions.cycle import Submission
 
 LASTS = timedelta(days=14)
 """How long measurements stand: drivers and packages are compared, dust in a fan is not."""

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from neurons.errors import QuasarError
-from neurons.mining.cycle import State, Submission
-from neurons.mining.schema import CLOSED_STATES, copy_database, open_database, transaction
+from neurons.mining.submissions.cycle import State, Submission
+from neurons.mining.submissions.schema import (
+    CLOSED_STATES,
+    copy_database,
+    open_database,
+    transaction,
+)
 
 __all__ = ["Event", "Journal", "StaleSubmission", "Submission"]
 

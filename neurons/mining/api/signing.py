@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from neurons.binding import bound_commitment, bound_text
 from neurons.http.connection import Signer
-from neurons.mining.cycle import Submission
+from neurons.mining.submissions.cycle import Submission
 from neurons.protocol import (
     WIRE_VERSION,
     ClaimRequest,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neurons.http.outcomes import Refused, TooLarge, Uncertain
-from neurons.mining.client import ApiClient, Queue
-from neurons.mining.cycle import Submission
+from neurons.mining.api.client import ApiClient, Queue
+from neurons.mining.submissions.cycle import Submission
 from neurons.protocol import Performer
 
 LIMITS = (100, 1_000, 10_000)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurons.mining import cycle
-from neurons.mining.cycle import IllegalTransition, State, Step
+from neurons.mining.submissions import cycle
+from neurons.mining.submissions.cycle import IllegalTransition, State, Step
 from tests.neurons.mining.parts import draft
 
 FULL: dict[str, Any] = {

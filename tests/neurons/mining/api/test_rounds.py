@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neurons.mining import rounds
-from neurons.mining.cycle import State, Submission
+from neurons.mining.api import rounds
+from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import Round
 from tests.neurons.mining.parts import draft
 

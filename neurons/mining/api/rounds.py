@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from neurons.mining.client import ApiClient
-from neurons.mining.cycle import VERDICTS, Submission
+from neurons.mining.api.client import ApiClient
+from neurons.mining.submissions.cycle import VERDICTS, Submission
 from neurons.protocol import Round
 
 

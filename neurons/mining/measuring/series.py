@@ -20,7 +20,7 @@ from harness.source import source_digest
 from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
 from neurons.configuration.settings import Settings
 from neurons.errors import Held, Retry
-from neurons.mining.reports import earlier_runs
+from neurons.mining.measuring.reports import earlier_runs
 from neurons.processes.runtime import Stopped
 from neurons.rules import LEAGUES
 

@@ -1,0 +1,1 @@
+"""What the miner measures of its fork, and the reports that it keeps and takes up again."""
