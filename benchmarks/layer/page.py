@@ -10,7 +10,9 @@ from typing import NamedTuple
 from benchmarks.documents import filled
 from benchmarks.layer.limits import criteria
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
-from benchmarks.layer.tables import accuracy_tables, profile_table, shares_of_bound
+from benchmarks.layer.tables.accuracy import accuracy_tables
+from benchmarks.layer.tables.bound import shares_of_bound
+from benchmarks.layer.tables.steps import profile_table
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
 from benchmarks.limits import Criterion, limits_table
 from benchmarks.markdown import facts, table

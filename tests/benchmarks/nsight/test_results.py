@@ -1,4 +1,4 @@
-"""profile_results: ncu's raw page as it was recorded, floors, and the tables made of them."""
+"""The profile: ncu's raw page as it was recorded, floors, and the tables made of them."""
 
 from __future__ import annotations
 

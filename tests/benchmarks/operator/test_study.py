@@ -76,7 +76,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
         "from benchmarks.operator.study import open_study, search\n"
-        "from tests.benchmarks.test_study import START, cost\n"
+        "from tests.benchmarks.operator.test_study import START, cost\n"
         "def slow(tiles, report):\n"
         "    time.sleep(0.05)\n"
         "    return cost(tiles, report)\n"

@@ -1,4 +1,4 @@
-"""gpu_tests: real pytest processes on files that pass, fail, hang and die."""
+"""The GPU tests as data: real pytest processes on files that pass, fail, hang and die."""
 
 from __future__ import annotations
 

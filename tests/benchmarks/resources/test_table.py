@@ -1,4 +1,4 @@
-"""kernel_resources: the committed table, its page, and what a comparison finds."""
+"""Kernel resources: the committed table, its page, and what a comparison finds."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.layer.results import Launch, LayerProfile
+from benchmarks.markdown import records
 from harness.workload import WORKLOAD
 
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
@@ -48,6 +49,7 @@ FLOPS = {
 QKV = ("q", "k", "v")
 PROJECTED = (*QKV, NARROW)
 LAST = ("wide gate", "output")
+TREES = {"overlay": "layer", "overlay-ops": "ops"}
 # cuBLAS's names
 GEMM = r"gemm|nvjet|cutlass|xmma|splitK"
 
@@ -153,3 +155,42 @@ def short_name(kernel: str) -> str:
     """Cut return type, template and call arguments off a kernel's name, and its namespaces."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().split("::")[-1] or kernel
+
+
+def profile_table(profile: LayerProfile) -> str:
+    """Return where a call's time goes, step by step, beside the least that each step must do."""
+
+    def line(
+        what: str, kernels: str, launches: int, ms: float, moved: int, flops: int, floor: float
+    ) -> dict[str, str]:
+        return {
+            "step": what,
+            "kernels": kernels,
+            "launches": str(launches),
+            "ms": f"{ms:.3f}",
+            "share": f"{ms / profile.call_ms:.1%}",
+            "GB": f"{moved / 1e9:.2f}" if moved else "",
+            "TFLOP": f"{flops / 1e12:.2f}" if flops else "",
+            "floor, ms": f"{floor:.2f}" if floor else "",
+            "of floor": f"{floor / ms:.0%}" if floor else "",
+        }
+
+    rows, least = [], 0.0
+    for step, names, launches, ms in find_steps(profile.launches, STEPS[profile.tree]):
+        floor = step.floor_ms(profile)
+        least += floor
+        kernels = ", ".join(f"`{name}`" for name in names)
+        moved, flops = step.bytes * profile.tokens, step.flops * profile.tokens
+        rows.append(line(step.what, kernels, launches, ms, moved, flops, floor))
+    busy = sum(launch.ms for launch in profile.launches)
+    idle = profile.call_ms - busy
+    rows.append(line("all kernels", "", len(profile.launches), busy, 0, 0, least))
+    return (
+        f"`FORK_SCOPE={TREES[profile.tree]}`: a call of {profile.tokens:,} tokens takes "
+        f"{profile.call_ms:.3f} ms in the validator's loop. By kernel, medians of {profile.calls} "
+        f"profiled calls; what they sum to differs from that by {idle:+.3f} ms. The floor is the "
+        "longer of moving a step's tensors once at the bandwidth of a copy "
+        f"({profile.copy_gb_per_s / 1e3:.2f} TB/s) and its operations at the rate of a large bf16 "
+        f"product ({profile.product_tflops:.0f} TFLOP/s), both measured in the same run.\n\n"
+        + records(rows)
+    )

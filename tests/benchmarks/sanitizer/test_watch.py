@@ -1,4 +1,4 @@
-"""sanitize_kernels: what it makes of compute-sanitizer's words, with a stand-in for the tool."""
+"""What is made of compute-sanitizer's words, with a stand-in for the tool."""
 
 from __future__ import annotations
 

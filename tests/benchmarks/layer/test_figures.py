@@ -8,8 +8,8 @@ from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED
 from benchmarks.layer.page import PROFILES, Runs, limits, load_runs
 from benchmarks.layer.profile import launches_of
 from benchmarks.layer.results import Launch, LayerProfile
-from benchmarks.layer.steps import OTHER, STEPS, find_steps, short_name
-from benchmarks.layer.tables import bound_of, profile_table, shares_of_bound
+from benchmarks.layer.tables.bound import bound_of, shares_of_bound
+from benchmarks.layer.tables.steps import OTHER, STEPS, find_steps, profile_table, short_name
 from benchmarks.results import DATA, load
 from tests.benchmarks.runs import changed
 

@@ -1,4 +1,4 @@
-"""compile_kernels: what it reads from machine code, and what it refuses."""
+"""The compilation of every kernel: what is read from machine code, and what is refused."""
 
 from __future__ import annotations
 
