@@ -25,7 +25,7 @@ from harness.source import tree_commit
 
 DATA = ROOT / "benchmarks" / "reliability.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
-CHILD = "tests.faults.month_child"
+CHILD = "tests.faults.months.month_child"
 MIB = 1024
 
 

@@ -1,4 +1,4 @@
-"""Months of one daemon in scaled time: `python -m tests.faults.month_child STATE_DIR CYCLES`.
+"""Months of a daemon in scaled time: `python -m tests.faults.months.month_child FOLDER CYCLES`.
 
 Every round is over as soon as its verdict is there, and waits take no time. It prints its memory
 and its open descriptors as a JSON line after a tenth of the cycles, and at the end.

@@ -19,7 +19,7 @@ REST_SECONDS = 5.0
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
-    done = run_python("-m", "tests.faults.month_child", tmp_path / "s", CYCLES, timeout=2900)
+    done = run_python("-m", "tests.faults.months.month_child", tmp_path / "s", CYCLES, timeout=2900)
     assert done.returncode == 0, done.stderr
     first, last = (json.loads(line) for line in done.stdout.splitlines() if line[0] == "{")
     assert last["rss_kib"] - first["rss_kib"] < 4096, (first, last)

@@ -16,7 +16,7 @@ from tests.neurons.mining.parts import HOTKEY, make_context
 from tests.neurons.stand_in import StandIn
 from tests.processes import run_python
 
-CHILD = "tests.faults.crash_child"
+CHILD = "tests.faults.state.crash_child"
 
 
 def around(*places: str) -> list[str]:
