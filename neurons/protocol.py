@@ -70,8 +70,11 @@ def _hex(digits: int, meaning: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")
+
+
 def _plain(value: str) -> str:
-    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in value):
+    if _CONTROL.search(value):
         raise ValueError("must not contain control characters")
     return value
 

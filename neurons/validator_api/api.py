@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
 from sqlalchemy.orm import Session
 
 from neurons.identity import Neuron
+from neurons.protocol import CommitReply
 from neurons.validator_api.access.auth import ValidatorCall
 from neurons.validator_api.access.limits import RateLimiter
-from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition import commits, rounds
+from neurons.validator_api.competition.commits import Commit
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.together import Together
 
 Result = TypeVar("Result")
 
@@ -30,6 +33,7 @@ class Api:
         self.config = config
         self.storage = Storage(config.database_url)
         self.limiter = RateLimiter(config.rate_limit, config.clock)
+        self.commits = Together(self._store_commits)
         self._neurons: Mapping[str, Neuron] = {}
 
     def moment(self) -> Moment:
@@ -84,6 +88,11 @@ class Api:
             return work(session, moment)
 
         return self.storage.write(in_turn)
+
+    def _store_commits(self, asked: Sequence[Commit]) -> Sequence[CommitReply | HTTPException]:
+        return self.write(
+            lambda session, moment: commits.store(session, asked, moment, self.config)
+        )
 
     def end_overdue_round(self) -> None:
         """Finalize the active round when its time is over, and open the next."""

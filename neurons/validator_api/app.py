@@ -52,7 +52,7 @@ def create_app(config: ApiConfig) -> FastAPI:
     app.add_middleware(ClientAddress, trusted=config.trusted_proxies)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _unexpected)
-    for routes in (public, miners, validators, pages):
+    for routes in (miners, public, validators, pages):  # asked in this order, for each request
         app.include_router(routes.router)
     return app
 

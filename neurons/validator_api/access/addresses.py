@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neurons.observe import get_logger
@@ -112,11 +110,3 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
     return str(ip)
-
-
-async def client_address(request: Request) -> str | None:
-    """Return the client's address as `ClientAddress` found it."""
-    return request.client.host if request.client else None
-
-
-Address = Annotated[str | None, Depends(client_address)]

@@ -48,7 +48,7 @@ def _is_credential(hotkey: str, signature: str) -> bool:
     return verify(hotkey, hotkey, signature)
 
 
-async def authenticated(request: Request) -> str:
+def authenticated(request: Request) -> str:
     """Return the hotkey whose signature of its own address the headers carry, else 401."""
     hotkey, signature = _claimed(request)
     if not _is_credential(hotkey, signature):
@@ -107,7 +107,6 @@ async def validator(request: Request) -> ValidatorCall:
     return ValidatorCall(hotkey, nonce, utc(now), utc(int(timestamp) + SKEW_SECONDS + 1))
 
 
-Hotkey = Annotated[str, Depends(authenticated)]
 Validator = Annotated[ValidatorCall, Depends(validator)]
 
 

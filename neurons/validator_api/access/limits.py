@@ -1,15 +1,17 @@
-"""How often a hotkey may call."""
+"""Which miner calls, and how often it may."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 
-from neurons.validator_api.access.auth import Hotkey
+from neurons.validator_api.access.addresses import ban_key
+from neurons.validator_api.access.auth import authenticated
 
 WINDOW_SECONDS = 60.0
 
@@ -47,8 +49,21 @@ class RateLimiter:
                 del self._of[hotkey]
 
 
-async def limited(request: Request, hotkey: Hotkey) -> str:
-    """Return the caller's hotkey when it has not sent too much, else 429 with Retry-After."""
+@dataclass(frozen=True)
+class Caller:
+    """A miner that has proved who it is and may call now.
+
+    Attributes:
+        client: what bans count it under.
+    """
+
+    hotkey: str
+    client: str
+
+
+async def caller(request: Request) -> Caller:
+    """Return who calls when it has not sent too much: else 401, or 429 with Retry-After."""
+    hotkey = authenticated(request)
     api = request.app.state.api
     wait = api.limiter.wait(hotkey)
     if wait > 0:
@@ -58,7 +73,8 @@ async def limited(request: Request, hotkey: Hotkey) -> str:
             f"{WINDOW_SECONDS:.0f} seconds.",
             headers={"Retry-After": str(int(wait) + 1)},
         )
-    return hotkey
+    address = request.client.host if request.client else None
+    return Caller(hotkey, ban_key(address, hotkey) or hotkey)
 
 
-LimitedHotkey = Annotated[str, Depends(limited)]
+TheCaller = Annotated[Caller, Depends(caller)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from fastapi import HTTPException
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons.observe import get_logger
@@ -20,11 +22,23 @@ def check_not_banned(session: Session, key: str, now: datetime) -> None:
     Args:
         key: what `access.addresses.ban_key` says of it.
     """
-    row = session.get(IpBan, key)
-    if row is None or row.banned_until is None or row.banned_until <= now:
-        return
-    hours = (row.banned_until - now).total_seconds() / 3600
-    raise HTTPException(403, f"IP address banned: IP banned for {hours:.1f} more hours")
+    until = bans_of(session, [key], now).get(key)
+    if until is not None:
+        raise refusal(until, now)
+
+
+def bans_of(session: Session, keys: Collection[str], now: datetime) -> dict[str, datetime]:
+    """Return until when each of these clients is banned, of those that are."""
+    standing = select(IpBan.ip_address, IpBan.banned_until).where(
+        IpBan.ip_address.in_(keys), IpBan.banned_until > now
+    )
+    return {key: until for key, until in session.execute(standing) if until is not None}
+
+
+def refusal(until: datetime, now: datetime) -> HTTPException:
+    """Return what a banned client is answered."""
+    hours = (until - now).total_seconds() / 3600
+    return HTTPException(403, f"IP address banned: IP banned for {hours:.1f} more hours")
 
 
 def record_failure(session: Session, key: str, now: datetime) -> None:

@@ -1,8 +1,7 @@
-"""Registration, commit, reveal and direct submission: what a miner may write."""
+"""Registration, reveal and direct submission: what a miner may write beside commitments."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from fastapi import HTTPException
@@ -13,12 +12,12 @@ from neurons import protocol
 from neurons.binding import bound_commitment
 from neurons.validator_api.competition import bans, rounds
 from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.competition.withdrawals import Arrival, withdraw_replaced
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.tables import LeagueEntry, Miner, Submission
 
 NOT_FOUND = "Submission not found"
-OPEN_A_HOTKEY = 10
-"""Submissions of one hotkey that may wait at once, one for each target."""
+NOT_REGISTERED = "Miner not registered"
 LEAGUE_ENTRIES = 64
 """Registrations of one hotkey, each for a model and a league."""
 
@@ -80,40 +79,6 @@ def submit(
     )
 
 
-def commit(
-    session: Session,
-    request: protocol.CommitRequest,
-    client: str,
-    moment: Moment,
-    config: ApiConfig,
-) -> protocol.CommitReply:
-    """Store a commitment; the reveal opens `blocks_until_reveal` blocks later."""
-    _check_may_submit(session, request.miner_hotkey, client, moment)
-    taken = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
-    if session.scalars(taken).first() is not None:
-        raise HTTPException(409, "Commitment hash already exists. Use a different salt.")
-    reveal_block = moment.block + config.blocks_until_reveal
-    row = _add(
-        session,
-        request,
-        client,
-        moment,
-        commitment_hash=request.commitment_hash,
-        commitment_version=request.version or 1,
-        reveal_block=reveal_block,
-        is_revealed=False,
-    )
-    seconds = config.blocks_until_reveal * config.block_time_seconds
-    return protocol.CommitReply(
-        submission_id=row.id,
-        commitment_hash=request.commitment_hash,
-        reveal_block=reveal_block,
-        estimated_reveal_time=(moment.now + timedelta(seconds=seconds)).isoformat(),
-        message=f"Commitment accepted. Reveal after block {reveal_block} "
-        f"(~{seconds // 60} minutes)",
-    )
-
-
 def reveal(
     session: Session, request: protocol.RevealRequest, moment: Moment, config: ApiConfig
 ) -> protocol.RevealReply:
@@ -138,7 +103,7 @@ def reveal(
         raise HTTPException(425, f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
     _check_commitment(row, request)
     row.is_revealed = True
-    _withdraw_others(session, row, moment)
+    _withdraw_replaced(session, row, moment)
     row.commitment_salt = request.commitment_salt
     row.signature = request.signature
     row.docker_image = request.docker_image
@@ -178,7 +143,7 @@ def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
 def _check_may_submit(session: Session, hotkey: str, client: str, moment: Moment) -> None:
     """Refuse an unregistered hotkey (404) and a banned client (403)."""
     if session.get(Miner, hotkey) is None:
-        raise HTTPException(404, "Miner not registered")
+        raise HTTPException(404, NOT_REGISTERED)
     bans.check_not_banned(session, client, moment.now)
 
 
@@ -218,7 +183,7 @@ def _same_in_round(
 
 def _add(
     session: Session,
-    request: protocol.SubmitRequest | protocol.CommitRequest,
+    request: protocol.SubmitRequest,
     client: str,
     moment: Moment,
     **fields: Any,
@@ -235,36 +200,13 @@ def _add(
     )
     session.add(row)
     session.flush()
-    _withdraw_others(session, row, moment)
+    _withdraw_replaced(session, row, moment)
     return row
 
 
-def _withdraw_others(session: Session, row: Submission, moment: Moment) -> None:
-    """Take off the lists what `row` replaces: one hotkey waits once for each target.
-
-    A commitment replaces another commitment, and leaves in the queue what is there until its
-    reveal. A validator may still mark what it has begun to judge.
-    """
-    waiting = session.scalars(
-        select(Submission)
-        .where(
-            Submission.miner_hotkey == row.miner_hotkey,
-            Submission.id != row.id,
-            Submission.validated_at.is_(None),
-            Submission.withdrawn_at.is_(None),
-        )
-        .order_by(Submission.id)
-    ).all()
-    is_commit = row.commitment_hash is not None and not row.is_revealed
-    replaced = [
-        other
-        for other in waiting
-        if other.target_sequence_length == row.target_sequence_length
-        and not (is_commit and other.is_revealed)
-    ]
-    kept = [other for other in waiting if other not in replaced]
-    for other in replaced + kept[: max(0, len(kept) + 1 - OPEN_A_HOTKEY)]:
-        other.withdrawn_at = moment.now
+def _withdraw_replaced(session: Session, row: Submission, moment: Moment) -> None:
+    arrival = Arrival(row.id, row.miner_hotkey, row.target_sequence_length, is_commit=False)
+    withdraw_replaced(session, [arrival], moment)
 
 
 def _claim(request: protocol.ClaimRequest, target: int) -> dict[str, Any]:
