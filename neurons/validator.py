@@ -121,11 +121,7 @@ class Validator:
             if found is not None:
                 log.info("logits", **found.model_dump(exclude_none=True))
                 self._api.record_verification(found)
-        measured = None
-        if verdict.actual is not None:
-            target = str(submission.target_sequence_length)
-            measured = {target: {"tokens_per_sec": verdict.actual}}
-        self._api.mark(submission.id, verdict.score, verdict.reason, measured)
+        self._api.mark(submission.id, verdict.score, verdict.reason, verdict.measured or None)
         self._attempts.forget(submission)
         log.info(
             "verdict",

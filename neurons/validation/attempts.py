@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -27,9 +28,12 @@ CREATE TABLE IF NOT EXISTS attempts (
     due REAL NOT NULL DEFAULT 0,
     reason TEXT NOT NULL DEFAULT '',
     score REAL,
-    actual REAL
+    actual REAL,
+    measured TEXT
 ) STRICT
 """
+_ADDED = "ALTER TABLE attempts ADD COLUMN measured TEXT"
+"""What a file of an earlier version lacks."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class Attempts:
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute(_SCHEMA)
+        columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
+        if "measured" not in columns:
+            self._database.execute(_ADDED)
         # Who left these notes has died: a fork's doing, the kernel's, a power cut's.
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
@@ -77,13 +84,15 @@ class Attempts:
 
     def of(self, submission: QueuedSubmission) -> Attempt:
         """Return what is known of a submission."""
-        columns = "deaths, faults, due, reason, score, actual"
+        columns = "deaths, faults, due, reason, score, actual, measured"
         query = f"SELECT {columns} FROM attempts WHERE submission = ?"  # noqa: S608 # constants
         row = self._database.execute(query, [self._name(submission)]).fetchone()
         if row is None:
             return Attempt()
-        deaths, faults, due, reason, score, actual = row
-        verdict = None if score is None else Verdict(score, reason, actual)
+        deaths, faults, due, reason, score, actual, measured = row
+        verdict = None
+        if score is not None:
+            verdict = Verdict(score, reason, actual, json.loads(measured or "{}"))
         return Attempt(deaths, faults, due, reason, verdict)
 
     def begin(self, submission: QueuedSubmission) -> None:
@@ -104,8 +113,14 @@ class Attempts:
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         """Keep a verdict until it is written to the API."""
-        found: dict[str, float | None] = {"score": verdict.score, "actual": verdict.actual}
-        self._write(submission, running=0, reason=verdict.reason, **found)
+        self._write(
+            submission,
+            running=0,
+            reason=verdict.reason,
+            score=verdict.score,
+            actual=verdict.actual,
+            measured=json.dumps(verdict.measured),
+        )
 
     def forget(self, submission: QueuedSubmission) -> None:
         """Drop the notes on a submission whose verdict is written."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from neurons.protocol import Benchmarks
 
 TOLERANCE = 0.9
 """A claim holds when the measured speed reaches this share of it."""
@@ -16,11 +18,13 @@ class Verdict:
     Attributes:
         score: measured over claimed speed, or 0.0 for a submission that failed.
         actual: tokens per second measured at the target length, when it came to that.
+        measured: everything that was timed, by length.
     """
 
     score: float
     reason: str
     actual: float | None = None
+    measured: Benchmarks = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

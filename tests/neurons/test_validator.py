@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +156,14 @@ def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
 def test_a_verdict_that_was_not_written_is_not_measured_again(
     api: LiveApi, monkeypatch: pytest.MonkeyPatch, bench: Benches
 ) -> None:
-    answers = Judge(s1=judge(100.0, 95.0))
+    timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
+    answers = Judge(s1=replace(judge(100.0, 95.0), measured=timed))
     loop = bench(answers)
     row = api.submit(ALICE, 10.0)
     real, calls = ValidatorApi.mark, []
 
     def lost(self: ValidatorApi, submission_id: int, *verdict: Any) -> None:
-        calls.append(submission_id)
+        calls.append(verdict)
         if len(calls) == 1:
             raise ApiFault("the API went away")
         if len(calls) == 2:
@@ -174,6 +177,22 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
         loop.run_once()
     loop.run_once()
     assert (scores(api), answers.judged) == ({row: 0.95}, [row])
+    assert calls == [(0.95, "Measured 95.0 of the claimed 100.0 tokens/s.", timed)] * 3
+    page = api.http.get(f"/submissions/{row}").text
+    assert page.count('<rect class="measured"') == len(timed)  # the plot has all of them
+
+
+def test_notes_of_an_earlier_version_are_read(api: LiveApi, tmp_path: Path, bench: Benches) -> None:
+    row = api.submit(ALICE, 10.0)
+    file = tmp_path / "attempts.sqlite"
+    (queued,) = ValidatorApi(api.url, VALIDATOR).queue()
+    with closing(Attempts(file, api.url)) as attempts:
+        attempts.conclude(queued, judge(100.0, 95.0))
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("ALTER TABLE attempts DROP COLUMN measured")
+    loop = bench(Judge(s1=AssertionError("its verdict is known")))
+    loop.run_once()
+    assert scores(api) == {row: 0.95}
 
 
 def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:

@@ -86,7 +86,10 @@ def test_times_the_target_and_the_short_lengths_behind_one_gate(
     evaluate: Evaluate, measured: Measured, boxes: Path
 ) -> None:
     measured.answers = [1100.0, 1.0, 2.0, 3.0]
-    assert evaluate().score == pytest.approx(1.1)
+    verdict = evaluate()
+    assert verdict.score == pytest.approx(1.1)
+    speeds = {length: row["tokens_per_sec"] for length, row in verdict.measured.items()}
+    assert speeds == {"512": 3.0, "1024": 2.0, "2048": 1.0, "4096": 1100.0}
     assert measured.lengths == [4096, 2048, 1024, 512]
     assert measured.gates == [True, GATE, GATE, GATE]
     assert list(boxes.iterdir()) == []
@@ -102,7 +105,9 @@ def test_a_target_among_the_short_lengths_is_timed_once(
 
 def test_a_short_fall_is_measured_a_second_time(evaluate: Evaluate, measured: Measured) -> None:
     measured.answers, measured.speed = [899.0, 1.0, 1.0, 1.0, 901.0], 500.0
-    assert evaluate().score == pytest.approx(0.901)
+    verdict = evaluate()
+    assert verdict.score == pytest.approx(0.901)
+    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the figure that the score is of
     verdict = evaluate()
     assert (verdict.score, verdict.actual) == (0.0, 500.0)
     assert measured.lengths == [4096, 2048, 1024, 512, 4096] * 2
@@ -129,6 +134,12 @@ def test_a_failed_measurement_scores_nothing_on_a_sound_machine(
         assert verdict.score == 0.0
         assert verdict.reason == f"No measurement ({kind}): so it was"
     assert len(measured.lengths) == calls
+
+
+def test_what_was_timed_before_a_failure_is_told(evaluate: Evaluate, measured: Measured) -> None:
+    measured.answers = [1000.0, 7.0, MeasurementError("too slow", "timeout")]
+    verdict = evaluate()
+    assert (verdict.score, list(verdict.measured)) == (0.0, ["2048", "4096"])
 
 
 def test_a_worker_that_died_once_is_forgiven(evaluate: Evaluate, measured: Measured) -> None:
