@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import PROJECT
+from tests.harness.conftest import HONEST
 
 ZOO = Path(__file__).with_name("zoo")
 TOKENS = 1024
@@ -84,6 +85,8 @@ def make_tree(root: Path, module: str, name: str) -> Path:
         (root / package / "__init__.py").touch()
     for source in ZOO.glob("*.py"):
         shutil.copy(source, operator)
+    operator_alone = (ZOO / "honest.py").read_text()
+    (operator / "honest.py").write_text(f"{HONEST}\n{operator_alone}")
     part = "QuasarAttention" if name[0].isupper() else "chunk_quasar"
     (operator / "chunk.py").write_text(
         "from fla.ops.quasar import honest\n"
