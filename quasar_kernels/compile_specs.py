@@ -76,7 +76,8 @@ def compile_specs(architecture: int = 90) -> list[CompileSpec]:
     return [*_chunk_specs(architecture), *_operator_specs(), *_layer_specs()]
 
 
-def _types(kind: str, names: str) -> dict[str, str]:
+def typed(kind: str, names: str) -> dict[str, str]:
+    """Return one type for several arguments, whose names are separated by spaces."""
     return dict.fromkeys(names.split(), kind)
 
 
@@ -121,18 +122,18 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
     walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
     packed = walk | {"PACK": intra.rows_packed(tiles.chunk, dtype, columns)}
     starts = {"HAS_INITIAL": True, "HAS_STATES": True}
-    sizes = _types("i32", "T NS SEG")
+    sizes = typed("i32", "T NS SEG")
     q, k, v, o, a = (
-        _types("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o", "a")
+        typed("i32", f"stride_{x}b stride_{x}t stride_{x}h") for x in ("q", "k", "v", "o", "a")
     )
     inverse = {"inverse": f"*{kind}"} | a
     fp32 = {"beta": "*fp32", "scale": "fp32"}
-    states = _types("*fp32", "states initial_state")
+    states = typed("*fp32", "states initial_state")
     decay: dict[str, Any] = {"g": "*fp32"} if gated else {}
     without: dict[str, Any] = {} if gated else {"g": None}
     step = {"READ_STEP": gated}
     absent = [] if gated else ["checkpoints", "states", "final_state", "ends"]
-    walked = _types("*fp32", "states final_state ends") if gated else {}
+    walked = typed("*fp32", "states final_state ends") if gated else {}
     kept = {"checkpoints": f"*{kind}"} if gated else {}
     scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
     rows = [
@@ -144,20 +145,20 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         ),
         (
             segmented_scan.segment_map_kernel,
-            _types(f"*{kind}", "k v") | inverse | sizes | k | v
-            | _types("*fp32", "G_out R_out") | decay,
+            typed(f"*{kind}", "k v") | inverse | sizes | k | v
+            | typed("*fp32", "G_out R_out") | decay,
             packed | without | {"BR": tiles.map_rows},
             (tiles.map_warps, tiles.map_stages),
         ),
         (
             segmented_scan.segment_scan_kernel,
-            _types("*fp32", "G R initial_state") | {"NS": "i32"},
+            typed("*fp32", "G R initial_state") | {"NS": "i32"},
             scan | {"HAS_INITIAL": True, "EXACT": kind == "fp32", "BACKWARD": False},
             (tiles.scan_warps, 2 if kind == "fp32" else 1),
         ),
         (
             segmented_scan.segment_output_kernel,
-            _types(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
+            typed(f"*{kind}", "q k v o") | states | {"final_state": "*fp32"}
             | {"scale": "fp32"} | inverse | sizes | q | k | v | o | decay,
             packed | starts | without | {"checkpoints": None}
             | {"BV": tiles.value_cols, "STORE_FINAL": True, "STORE_FRESH": False},
@@ -165,8 +166,8 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         ),
         (
             segmented_scan_bwd.segment_state_grad_kernel,
-            _types(f"*{kind}", "q k fresh do dv dk")
-            | _types("*fp32", "entering d_final E_out d_initial")
+            typed(f"*{kind}", "q k fresh do dv dk")
+            | typed("*fp32", "entering d_final E_out d_initial")
             | {"scale": "fp32"} | inverse | sizes | q | k | o | decay | kept | walked,
             packed | without | dict.fromkeys(absent)
             | {"MAP_ONLY": False, "HAS_FINAL": True}
@@ -175,7 +176,7 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         ),
         (
             segmented_scan_bwd.segment_input_grad_kernel,
-            _types(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
+            typed(f"*{kind}", "q k fresh do dv dq dk") | states | {"dbeta": "*fp32"}
             | fp32 | sizes | q | k | o | decay | ({"dg": "*fp32"} if gated else {}),
             walk | starts | step | without | ({} if gated else {"dg": None}),
             (tiles.grad_warps, 1),
@@ -186,7 +187,7 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         rows.append(
             (
                 segmented_scan_bwd.decay_grad_kernel,
-                _types("*fp32", "dg ends") | sizes,
+                typed("*fp32", "dg ends") | sizes,
                 {"table": None, "H": 8, "KEEP": S, "IS_VARLEN": False},
                 (1, 3),
             )
@@ -208,19 +209,19 @@ def _operator_specs() -> list[CompileSpec]:
         CompileSpec(
             "forward_substitution",
             forward_substitution.forward_substitution_kernel,
-            _types("*fp32", "L_ptr A_ptr") | _types("i32", "L_stride_bh A_stride_bh"),
+            typed("*fp32", "L_ptr A_ptr") | typed("i32", "L_stride_bh A_stride_bh"),
             {"BT": 64, "C": 64},
         ),
         CompileSpec(
             "quasar_gate_fwd",
             gate.quasar_gate_fwd_kernel,
-            _types("*fp32", "lam beta alpha") | {"N": "i32"},
+            typed("*fp32", "lam beta alpha") | {"N": "i32"},
             {"H": 8, "BLOCK": 1024},
         ),
         CompileSpec(
             "quasar_gate_bwd",
             gate.quasar_gate_bwd_kernel,
-            _types("*fp32", "lam beta dalpha dlam dbeta") | {"N": "i32"},
+            typed("*fp32", "lam beta dalpha dlam dbeta") | {"N": "i32"},
             {"H": 8, "BLOCK": 1024},
         ),
     ]
@@ -232,10 +233,10 @@ def _operator_specs() -> list[CompileSpec]:
             CompileSpec(
                 f"fused_recurrent {kind}" + (" gated" if gated else ""),
                 fused_recurrent.fused_recurrent_quasar_fwd_kernel,
-                _types(f"*{kind}", "q k v o")
-                | _types("*fp32", "beta initial_state final_state")
+                typed(f"*{kind}", "q k v o")
+                | typed("*fp32", "beta initial_state final_state")
                 | ({"g": "*fp32"} if gated else {})
-                | _types("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
+                | typed("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
                 | {"scale": "fp32"}
                 | ({"cu_seqlens": "*i64"} if varlen else {}),
                 {"H": 8, "S": 64, "BS": 64, "BV": columns, "IS_VARLEN": varlen}
@@ -259,7 +260,7 @@ def _layer_specs() -> list[CompileSpec]:
         CompileSpec(
             f"gate_and_norm bf16 S={S}",
             gate_and_norm.gate_and_norm_kernel,
-            _types("*bf16", "o narrow gate_weight gate_bias y")
+            typed("*bf16", "o narrow gate_weight gate_bias y")
             | {"norm_weight": "*fp32", "R": "i32", "stride_n": "i32", "eps": "fp32"},
             {"H": 8, "S": S, "BS": S, "BR": gate_and_norm.rows_for(S), "HEADS": 8},
             num_stages=2,
@@ -273,7 +274,7 @@ def _layer_specs() -> list[CompileSpec]:
             CompileSpec(
                 f"causal_conv_silu {kind}",
                 layer_kernels.causal_conv_silu_kernel,
-                _types(f"*{kind}", "x y")
+                typed(f"*{kind}", "x y")
                 | {"weight": "*fp32", "T": "i32", "stride_x": "i32"}
                 | (optional if packed else {}),
                 {"C": 1536, "ROWS": 64, "BC": 512, "HAS_BIAS": packed, "PACKED": packed}
@@ -282,16 +283,16 @@ def _layer_specs() -> list[CompileSpec]:
             CompileSpec(
                 f"gated_rmsnorm {kind}",
                 layer_kernels.gated_rmsnorm_kernel,
-                _types(f"*{kind}", "x gate y") | {"weight": "*fp32", "R": "i32", "eps": "fp32"},
+                typed(f"*{kind}", "x gate y") | {"weight": "*fp32", "R": "i32", "eps": "fp32"},
                 {"S": 64, "BS": 64, "BR": 32},
                 num_warps=2,
             ),
             CompileSpec(
                 f"conv_silu_grad {kind}",
                 layer_grads.conv_silu_grad_kernel,
-                _types(f"*{kind}", "x dy_0 dy_1 dy_2 dx")
-                | _types("*fp32", "weight sums")
-                | _types("i32", "T ROWS stride_x stride_dx")
+                typed(f"*{kind}", "x dy_0 dy_1 dy_2 dx")
+                | typed("*fp32", "weight sums")
+                | typed("i32", "T ROWS stride_x stride_dx")
                 | (optional if packed else {}),
                 {"C": 1536, "N": 512, "BC": 256, "HAS_BIAS": packed, "PACKED": packed}
                 | ({} if packed else dict.fromkeys(optional)),
@@ -301,8 +302,8 @@ def _layer_specs() -> list[CompileSpec]:
             CompileSpec(
                 f"gated_rmsnorm_grad {kind} S={S}",
                 layer_grads.gated_rmsnorm_grad_kernel,
-                _types(f"*{kind}", "x gate dy y dx dgate")
-                | _types("*fp32", "weight sums")
+                typed(f"*{kind}", "x gate dy y dx dgate")
+                | typed("*fp32", "weight sums")
                 | {"R": "i32", "TILES": "i32", "eps": "fp32"},
                 {"H": 8, "S": S, "BS": S, "BR": 512 // S},
                 num_warps=2,

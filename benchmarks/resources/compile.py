@@ -1,11 +1,12 @@
-"""Compile every kernel of the overlay for every supported GPU, on a machine that has none.
+"""Compile every kernel for every supported GPU, on a machine that has none.
 
     python -m benchmarks.resources.compile [--arch 90 ...] [--match TEXT] [--check | --write]
 
-Triton kernels are compiled as quasar_kernels/compile_specs.py describes them, each .cu file by nvcc
-(the wheels of the `dev` extra, else the one on PATH), for the target that NVRTC is given at run
-time. A .cu file may hold kernels for some GPUs only. Registers, stack, spills and shared memory
-are compared with the committed table by --check; --write writes the table and its page in docs.
+Triton kernels are compiled as quasar_kernels/compile_specs.py and specs.py of the blocks describe
+them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
+that NVRTC is given at run time. A .cu file may hold kernels for some GPUs only. Registers, stack,
+spills and shared memory are compared with the committed table by --check; --write writes the table
+and its page in docs.
 Exit status 1 when something does not compile, asks for more shared memory than a GPU has (Triton's
 kernels: than the smallest GPU has), or differs from the table. TRITON_CACHE_DIR keeps what Triton
 compiled between runs.
@@ -37,6 +38,7 @@ import triton
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
 from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table
+from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
 from quasar_kernels.contract import OVERLAY
@@ -126,12 +128,17 @@ def _known_to(nvcc: Path) -> list[str]:
     return output([str(nvcc), "--list-gpu-code"]).split()
 
 
+def described(arch: int = 90) -> list[CompileSpec]:
+    """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
+    return [*compile_specs(arch), *wkv6_specs(arch)]
+
+
 def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
     """Compile every kernel whose name, or file name, contains `match`, over all cores."""
     mount()
     jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
     for arch in archs:
-        jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in compile_specs(arch)]
+        jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in described(arch)]
     nvcc = find_nvcc()
     for source in sorted(OVERLAY.rglob("*.cu")):
         if nvcc is None:

@@ -1,4 +1,4 @@
-"""What computes an operator: a library's kernels where they serve, else torch, and why.
+"""What computes an operator: kernels where they serve, ours or a library's, else torch, and why.
 
 Nothing falls back silently: where a GPU's call goes to torch although kernels exist for it, or a
 kernel fails, one line in the log names the cause and the remedy, once for each cause.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,34 +29,46 @@ class Backend(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """One library's implementation of an operator."""
+    """One implementation of an operator: this project's or a library's."""
 
     name: str
     module: str  # what must be importable
     remedy: str  # what to do where it is not
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
     packed: bool = True  # whether it takes packed sequences
+    widest: int = 0  # channels that a head's keys may have; 0 is any number
 
 
 class Operator:
-    """An operator with its implementations: kernels in the order of choice, and torch."""
+    """An operator with its implementations: kernels in the order of choice, and torch.
+
+    QUASAR_<name>_BACKEND names one of them to take alone; QUASAR_BACKEND=torch goes before it.
+    """
 
     def __init__(
         self, name: str, kernels: Sequence[Kernels], in_torch: Callable[..., tuple[Tensor, Tensor]]
     ) -> None:
         self.name = name
+        self.variable = f"QUASAR_{name}_BACKEND"
         self._kernels, self._in_torch = kernels, in_torch
         self._failed: dict[str, str] = {}
         self._told: set[str] = set()
 
-    def backend(self, device: torch.device, dtype: torch.dtype, packed: bool = False) -> Backend:
+    def backend(
+        self, device: torch.device, dtype: torch.dtype, packed: bool = False, width: int = 0
+    ) -> Backend:
         """Return what computes a call on tensors of this device and dtype, and why.
 
+        `width` is the channels of a head's keys.
+
         Raises:
-            ValueError: QUASAR_BACKEND has no known value.
+            ValueError: QUASAR_BACKEND or the operator's own variable has no known value.
         """
+        wanted = self._requested()
         if requested_backend() == "torch":
             return Backend("torch", f"{BACKEND}=torch")
+        if wanted == "torch":
+            return Backend("torch", f"{self.variable}=torch")
         if device.type != "cuda":
             return Backend("torch", "the tensors are not on a GPU")
         if dtype == torch.float64:
@@ -63,14 +76,18 @@ class Operator:
         problems: list[str] = []
         remedies: list[str] = []
         for kernels in self._kernels:
-            problem, remedy = self._problem(kernels, packed)
+            if wanted not in ("auto", kernels.name):
+                continue
+            problem, remedy = self._problem(kernels, packed, width)
             if problem is None:
                 return Backend(kernels.name, "; ".join(problems) or "its kernels take this call")
             problems.append(problem)
             remedies.append(remedy)
         return Backend("torch", "; ".join(problems), "; or ".join(filter(None, remedies)))
 
-    def __call__(self, like: Tensor, packed: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, like: Tensor, packed: bool, *arguments: Any, width: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Compute by the first implementation that serves; `like` is on the call's device.
 
         A kernel that fails is not tried again. Calls without tokens launch nothing.
@@ -78,7 +95,7 @@ class Operator:
         if not like.numel():
             return self._in_torch(*arguments)
         while True:
-            chosen = self.backend(like.device, like.dtype, packed)
+            chosen = self.backend(like.device, like.dtype, packed, width)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)
             if kernels is None:
                 if chosen.remedy:
@@ -92,12 +109,25 @@ class Operator:
                 line = (str(error).strip().splitlines() or [""])[0]
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 
-    def _problem(self, kernels: Kernels, packed: bool) -> tuple[str | None, str]:
+    def named(self, name: str) -> Kernels:
+        """Return the kernels of a name; KeyError where there are none."""
+        return {kernels.name: kernels for kernels in self._kernels}[name]
+
+    def _requested(self) -> str:
+        wanted = os.environ.get(self.variable, "auto")
+        known = ["auto", *(kernels.name for kernels in self._kernels), "torch"]
+        if wanted not in known:
+            raise ValueError(f"{self.variable} is {wanted!r}; set it to one of {', '.join(known)}")
+        return wanted
+
+    def _problem(self, kernels: Kernels, packed: bool, width: int) -> tuple[str | None, str]:
         if kernels.name in self._failed:
             retry = f"mend what it names and start again, or set {BACKEND}=torch"
             return self._failed[kernels.name], retry
         if packed and not kernels.packed:
             return f"{kernels.name} takes no packed sequences here", ""
+        if kernels.widest and width > kernels.widest:
+            return f"{kernels.name} takes heads of up to {kernels.widest} channels", ""
         missing = _missing(kernels.module)
         return (f"{kernels.name}: {missing}" if missing else None), kernels.remedy
 

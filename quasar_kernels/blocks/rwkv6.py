@@ -123,4 +123,6 @@ class RWKV6TimeMixing(nn.Module):
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return what computes WKV6 for this layer; `dtype` is autocast's, None the parameters'."""
         weight = self.key.weight
-        return wkv6.OPERATOR.backend(weight.device, dtype or weight.dtype)
+        return wkv6.OPERATOR.backend(
+            weight.device, dtype or weight.dtype, width=self.width // self.heads
+        )

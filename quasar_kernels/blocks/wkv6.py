@@ -1,6 +1,8 @@
-"""The WKV6 operator of RWKV-6: flash-linear-attention's kernels on a GPU, else chunked torch."""
+"""The WKV6 operator of RWKV-6: Triton kernels on a GPU, ours or fla-core's, else chunked torch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +39,8 @@ def wkv6(
         Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+        ValueError: shapes that do not fit one another, or QUASAR_BACKEND or
+            QUASAR_WKV6_BACKEND has no known value.
     """
     if r.ndim != 4:
         raise ValueError(f"r must have shape [B, T, H, K]; got {tuple(r.shape)}")
@@ -47,7 +50,14 @@ def wkv6(
     expect("v", v, (B, T, H, v.shape[-1]))
     expect("u", u, (H, K))
     check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]))
-    return OPERATOR(v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens)
+    return OPERATOR(v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens, width=K)
+
+
+def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
+
+    found: tuple[Tensor, Tensor] = wkv6_triton(*arguments)
+    return found
 
 
 def _by_fla(
@@ -70,6 +80,15 @@ def _by_fla(
 
 OPERATOR = Operator(
     "WKV6",
-    [Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla)],
+    [
+        Kernels(
+            "triton",
+            "quasar_kernels.blocks.wkv6_triton.launch",
+            "install Triton",
+            _by_triton,
+            widest=128,
+        ),
+        Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla),
+    ],
     decayed_attention,
 )

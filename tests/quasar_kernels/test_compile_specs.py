@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_specs import ARCHITECTURES, compile_spec, compile_specs
 
-SPECS = compile_specs()
+SPECS = [*compile_specs(), *wkv6_specs()]
 PAIRS = [
     pytest.param(spec, architecture, id=f"{spec.name} sm_{architecture}")
     for architecture in ARCHITECTURES
-    for spec in compile_specs(architecture)
+    for spec in [*compile_specs(architecture), *wkv6_specs(architecture)]
     # benchmarks.resources.compile compiles these for all of them
-    if not spec.name.endswith("gated") or architecture == 90
+    if architecture == 90 or not (spec.name.endswith("gated") or spec.name.startswith("wkv6"))
 ]
 
 

@@ -76,7 +76,7 @@ def tile_product(depth: int, warps: int, stages: int) -> CompileSpec:
 def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
     monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
-    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: [])
+    monkeypatch.setattr(compile_kernels, "described", lambda arch: [])
     return tmp_path
 
 
@@ -156,7 +156,7 @@ def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
         tile_product(128, 8, 3),
         CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64}),
     ]
-    monkeypatch.setattr(compile_kernels, "compile_specs", lambda arch: specs)
+    monkeypatch.setattr(compile_kernels, "described", lambda arch: specs)
     rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
     for arch in (86, 90):
         tile = rows["tile product", arch]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.resources import table as kernel_resources
+from benchmarks.resources.compile import described
 from benchmarks.resources.table import (
     NO_KERNEL,
     Compiled,
@@ -16,7 +17,7 @@ from benchmarks.resources.table import (
     make_table,
     page,
 )
-from quasar_kernels.compile_specs import ARCHITECTURES, compile_specs
+from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
 
@@ -43,7 +44,7 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
     for arch in ARCHITECTURES:
         without = {key for key, reason in table.skipped.items() if reason == NO_KERNEL}
         listed = {name for name, of in {*table.needs, *without} if of == arch}
-        assert {spec.name for spec in compile_specs(arch)} == {n for n in listed if ".cu" not in n}
+        assert {spec.name for spec in described(arch)} == {n for n in listed if ".cu" not in n}
         sources = {path.name for path in OVERLAY.rglob("*.cu")}
         assert sources == {name.partition(":")[0] for name in listed if ".cu" in name}
     # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out

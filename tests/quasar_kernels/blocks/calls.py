@@ -28,7 +28,7 @@ def results_and_gradients(run, tensors, dtype=None):
     leaves = [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]
     results = run(*leaves)
     torch.manual_seed(1)
-    torch.autograd.backward(results, [torch.randn(x.shape).to(x.dtype) for x in results])
+    torch.autograd.backward(results, [torch.randn(x.shape).to(x) for x in results])
     return [*results, *(x.grad for x in leaves)]
 
 

@@ -104,8 +104,7 @@ def test_the_host_s_kernels_are_called_as_they_ask(monkeypatch):
 
     monkeypatch.setattr("fla.ops.rwkv6.chunk_rwkv6", chunk_rwkv6)
     x, state = wkv6_inputs(20), torch.randn(1, 2, 16, 24)
-    (kernels,) = WKV6._kernels
-    check(kernels.call(*x, state, None), wkv6_recurrence(*x, state), LIMIT)
+    check(WKV6.named("fla-core").call(*x, state, None), wkv6_recurrence(*x, state), LIMIT)
 
 
 GPU = torch.device("cuda")
@@ -114,13 +113,29 @@ GPU = torch.device("cuda")
 def test_a_backend_says_why():
     cpu, bf16 = torch.device("cpu"), torch.bfloat16
     assert WKV6.backend(cpu, bf16) == ("torch", "the tensors are not on a GPU", "")
-    assert WKV6.backend(GPU, bf16).name == "fla-core"
+    assert WKV6.backend(GPU, bf16, width=128).name == "triton"
+    assert WKV6.backend(GPU, bf16, width=256) == (
+        "fla-core", "triton takes heads of up to 128 channels", "",
+    )  # fmt: skip
     assert WKV6.backend(GPU, torch.float64).reason == "the kernels have no fp64"
 
 
 def test_the_environment_s_torch_is_taken(monkeypatch):
     monkeypatch.setenv("QUASAR_BACKEND", "torch")
     assert WKV6.backend(GPU, torch.bfloat16) == ("torch", "QUASAR_BACKEND=torch", "")
+
+
+def test_the_operator_s_own_variable_names_one_implementation(monkeypatch):
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "fla-core")
+    assert WKV6.backend(GPU, torch.bfloat16, width=64).name == "fla-core"
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "triton")
+    wide = WKV6.backend(GPU, torch.bfloat16, width=256)
+    assert wide == ("torch", "triton takes heads of up to 128 channels", "")
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "torch")
+    assert WKV6.backend(GPU, torch.bfloat16) == ("torch", "QUASAR_WKV6_BACKEND=torch", "")
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "fla")
+    with pytest.raises(ValueError, match="'fla'; set it to one of auto, triton, fla-core, torch"):
+        WKV6.backend(GPU, torch.bfloat16)
 
 
 class OnGPU(torch.Tensor):

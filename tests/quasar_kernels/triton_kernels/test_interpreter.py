@@ -13,10 +13,11 @@ from tests.processes import run_python
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["interpreted_kernels.py", "interpreted_training.py", "interpreted_delta_rule.py"]
+    "name",
+    ["kernels", "training", "delta_rule", "wkv6"],
 )
 def test_kernels_under_the_interpreter(name):
-    tests = Path(__file__).with_name(name)
+    tests = Path(__file__).with_name(f"interpreted_{name}.py")
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = run_python("-m", "pytest", "-p", "no:cacheprovider", tests, env=env, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

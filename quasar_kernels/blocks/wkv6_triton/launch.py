@@ -1,0 +1,296 @@
+"""WKV6 by the Triton kernels: how a call is cut into segments, its launches, and its autograd."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.segments import Segments, packed_table
+from fla.ops.quasar.triton_kernels.launch import Launcher
+from torch import Tensor
+
+from quasar_kernels.blocks.wkv6_triton.backward import gradient_kernel
+from quasar_kernels.blocks.wkv6_triton.forward import (
+    output_kernel,
+    segment_scan_kernel,
+    segment_sum_kernel,
+)
+
+MAX_KEYS = 128
+"""Widest heads of r, k and w that the kernels take; values may be of any width."""
+ALONE = 512
+"""Tokens up to which a sequence stays whole: the launches of a scan would cost more."""
+LEAST = 128
+"""Least tokens of a segment."""
+PROGRAMS = 8
+"""How many programs a multiprocessor should get, over the whole call."""
+STEPS = 16
+"""Segments that the scan takes at once."""
+
+_sum, _scan = Launcher(segment_sum_kernel), Launcher(segment_scan_kernel)
+_output, _gradient = Launcher(output_kernel), Launcher(gradient_kernel)
+
+
+class Walk(NamedTuple):
+    """How a kernel is compiled: warps of a program, and stages of its loop."""
+
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """How the kernels are cut for heads of a width."""
+
+    keys: int  # columns of r, k and w, a power of two
+    values: int  # columns of v that a program takes
+    chunk: int  # tokens
+    sum: Walk
+    output: Walk
+    gradient: Walk
+    precision: str  # of products that are not bf16's
+
+
+def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles for heads of r and k of K channels and values of V, of a dtype."""
+    keys, values = (max(16, triton.next_power_of_2(n)) for n in (K, V))
+    precision = "tf32" if dtype == torch.float16 else "tf32x3"
+    if dtype == torch.bfloat16 and keys <= 64:
+        walks = Walk(4, 2), Walk(4, 2), Walk(8, 1)
+        return Tiles(keys, min(64, values), 32, *walks, precision)
+    walks = Walk(4, 1), Walk(8, 1), Walk(8, 1)
+    most = 64 if dtype == torch.bfloat16 else 32
+    return Tiles(keys, min(most, values), 16, *walks, precision)
+
+
+class Plan(NamedTuple):
+    """One call's shape, tiles and segments."""
+
+    shape: tuple[int, int, int, int, int]  # B, T, H, K, V
+    tiles: Tiles
+    segments: Segments
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Programs: a segment and head, and columns of the values."""
+        _, _, H, _, V = self.shape
+        return self.segments.total * H, triton.cdiv(V, self.tiles.values), 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """T, a sequence's segments, a segment's tokens, as the kernels take them."""
+        return self.shape[1], self.segments.per_sequence, self.segments.length
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The kernels' first constants."""
+        _, _, H, K, V = self.shape
+        return H, K, V, self.tiles.keys, self.tiles.values, self.tiles.chunk
+
+    @property
+    def several(self) -> bool:
+        """Whether a sequence may have several segments."""
+        return self.segments.total > self.segments.sequences
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences share a row."""
+        return self.segments.table is not None
+
+
+@functools.cache
+def _multiprocessors(device: int | None) -> int:
+    return 1 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def plan_call(
+    r: Tensor, v: Tensor, cu_seqlens: Tensor | None, segments: int | None, tiles: Tiles | None
+) -> Plan:
+    """Cut a call into segments; reading `cu_seqlens` synchronises.
+
+    `segments` asks for that many of the longest possible sequence instead of the built-in choice,
+    `tiles` for other ones.
+    """
+    B, T, H, K = r.shape
+    V = v.shape[-1]
+    tiles = tiles or tiles_for(K, V, v.dtype)
+    chains = (B if cu_seqlens is None else 1) * H * triton.cdiv(V, tiles.values)
+    if segments is None:
+        most = PROGRAMS * _multiprocessors(r.device.index) // chains
+        segments = 1 if T <= ALONE else max(1, min(most, math.ceil(T / LEAST)))
+    length = tiles.chunk * math.ceil(math.ceil(T / segments) / tiles.chunk)
+    shape = B, T, H, K, V
+    if cu_seqlens is None:
+        count = math.ceil(T / length)
+        return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
+    bounds = cu_seqlens.tolist()
+    found = packed_table(bounds, length, r.device)
+    cut = Segments(found.table.shape[0], len(bounds) - 1, 0, 0, *found)
+    return Plan(shape, tiles, cut)
+
+
+def _states(
+    plan: Plan, x: Tensor, y: Tensor, w: Tensor, entering: Tensor | None, reverse: bool
+) -> Tensor | None:
+    """Return `[segments, H, V, K]`, the states between segments: what a segment leaves behind it.
+
+    With `reverse`, the gradients of the states, and each before its segment. None where no
+    sequence has two segments.
+    """
+    if not plan.several:
+        return None
+    _, _, H, K, V = plan.shape
+    cut, tiles = plan.segments, plan.tiles
+    sums = torch.empty((cut.total, H, V, K), dtype=torch.float32, device=x.device)
+    decays = torch.empty((cut.total, H, K), dtype=torch.float32, device=x.device)
+    _sum(
+        plan.grid, (x, y, w, cut.table, sums, decays, *plan.sizes),
+        (*plan.constants, tiles.precision, reverse, plan.packed),
+        num_warps=tiles.sum.warps, num_stages=tiles.sum.stages,
+    )  # fmt: skip
+    _scan(
+        (cut.sequences * H, V, 1), (sums, decays, entering, cut.first, cut.per_sequence),
+        (H, K, V, tiles.keys, STEPS, reverse, plan.packed), num_warps=1, num_stages=1,
+    )  # fmt: skip
+    return sums
+
+
+class Forward(NamedTuple):
+    """Results of `forward`."""
+
+    o: Tensor  # [B, T, H, V] in v's dtype
+    final_state: Tensor  # [N, H, K, V] fp32
+    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, when asked for
+
+
+class Inputs(NamedTuple):
+    """A call's tensors, all contiguous."""
+
+    r: Tensor  # [B, T, H, K]
+    k: Tensor  # the same
+    v: Tensor  # [B, T, H, V] in the same dtype
+    w: Tensor  # [B, T, H, K]
+    u: Tensor  # [H, K]
+
+
+def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
+    """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
+    B, T, H, K, V = plan.shape
+    r, k, v, w, u = x
+    cut, tiles = plan.segments, plan.tiles
+    states = _states(plan, k, v, w, initial_state, False)
+    o = torch.empty_like(v)
+    final = torch.empty((cut.sequences, H, K, V), dtype=torch.float32, device=v.device)
+    checkpoints = None
+    if keep:
+        chunks = B * T // tiles.chunk + cut.total + 1
+        kind = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
+        checkpoints = torch.empty((chunks, H, V, K), dtype=kind, device=v.device)
+    _output(
+        plan.grid,
+        (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
+        (*plan.constants, tiles.precision, plan.packed),
+        num_warps=tiles.output.warps, num_stages=tiles.output.stages,
+    )  # fmt: skip
+    return Forward(o, final, checkpoints)
+
+
+def backward(
+    plan: Plan, x: Inputs, checkpoints: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
+) -> tuple[Inputs, Tensor | None]:
+    """Return the gradients of the inputs, and of the initial state where there is one.
+
+    do and d_final, the results', are contiguous, and d_final fp32.
+    """
+    B, T, H, K, V = plan.shape
+    r, k, v, w, u = x
+    cut, parts = plan.segments, plan.grid[1]
+    states = _states(plan, r, do, w, d_final, True)
+
+    def shares(x: Tensor) -> Tensor:
+        kind = x.dtype if parts == 1 else torch.float32
+        return torch.empty((parts, *x.shape), dtype=kind, device=x.device)
+
+    dr, dk, dw, dv = shares(r), shares(k), shares(w), torch.empty_like(v)
+    du = torch.empty((parts * cut.total, H, K), dtype=torch.float32, device=u.device)
+    d_initial = None
+    if initial:
+        shape = (cut.sequences, H, K, V)
+        d_initial = torch.empty(shape, dtype=torch.float32, device=v.device)
+    _gradient(
+        plan.grid,
+        (r, k, v, w, u, do, dr, dk, dv, dw, du, states, d_final, d_initial, checkpoints, cut.table,
+         B * T, *plan.sizes),
+        (*plan.constants, plan.tiles.precision, plan.packed),
+        num_warps=plan.tiles.gradient.warps, num_stages=plan.tiles.gradient.stages,
+    )  # fmt: skip
+
+    def whole(x: Tensor, like: Tensor) -> Tensor:
+        return x[0] if parts == 1 else x.sum(0).to(like.dtype)
+
+    d_u = du.sum(0).to(u.dtype)
+    return Inputs(whole(dr, r), whole(dk, k), dv, whole(dw, w), d_u), d_initial
+
+
+class WKV6Function(torch.autograd.Function):
+    """The operator with its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, initial_state: Tensor | None, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the forward pass and keep the state before each chunk."""
+        ctx.set_materialize_grads(False)
+        found = forward(plan, Inputs(*inputs), initial_state, keep=True)
+        ctx.plan, ctx.initial = plan, initial_state is not None
+        ctx.save_for_backward(*inputs, found.checkpoints)
+        return found.o, found.final_state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute every gradient."""
+        *inputs, checkpoints = ctx.saved_tensors
+        x = Inputs(*inputs)
+        with torch.cuda.device(x.v.device):
+            do = torch.zeros_like(x.v) if do is None else do.contiguous()
+            last = None if d_final is None else d_final.float().contiguous()
+            found, d_initial = backward(ctx.plan, x, checkpoints, do, last, ctx.initial)
+        return (None, d_initial, *found)
+
+
+@torch.compiler.disable
+@on_its_device
+def wkv6_triton(
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
+    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    *, segments: int | None = None, tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Apply WKV6 by the Triton kernels, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
+
+    A recorded call keeps the state before every chunk for its backward pass: for heads of 64 in
+    bf16 twice as many bytes as v has.
+
+    Args:
+        segments: segments of each sequence instead of the built-in choice.
+        tiles: other ones than `tiles_for` gives.
+
+    Raises:
+        ValueError: `cu_seqlens` does not cut one row of T tokens.
+    """
+    dtype = v.dtype
+    r, k, v = (x.to(dtype).contiguous() for x in (r, k, v))
+    inputs = Inputs(r, k, v, w.contiguous(), u.contiguous())
+    state = None if initial_state is None else initial_state.float().contiguous()
+    plan = plan_call(r, v, cu_seqlens, segments, tiles)
+    recorded = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*inputs, state)
+    )
+    if not recorded:
+        found = forward(plan, inputs, state, keep=False)
+        return found.o, found.final_state
+    results: tuple[Tensor, Tensor] = WKV6Function.apply(plan, state, *inputs)
+    return results

@@ -1,0 +1,66 @@
+"""How WKV6's kernels are compiled, as data: see quasar_kernels/compile_specs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quasar_kernels.blocks.wkv6_triton import backward, forward, launch
+from quasar_kernels.compile_specs import CompileSpec, typed
+
+
+def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
+    """Return the kernels for heads of 64 in bf16, and on Hopper wide ones and fp32, too."""
+    specs = []
+    for kind, dtype, K in (
+        ("bf16", torch.bfloat16, 64),
+        ("bf16", torch.bfloat16, 128),
+        ("fp32", torch.float32, 64),
+    ):
+        if architecture != 90 and (kind, K) != ("bf16", 64):
+            continue  # they are compiled for one GPU alone: they take long
+        tiles = launch.tiles_for(K, K, dtype)
+        sizes: dict[str, Any] = {"H": 8, "K": K, "V": K, "BK": tiles.keys}
+        tile = sizes | {"BV": tiles.values, "C": tiles.chunk}
+        tile |= {"PRECISION": tiles.precision, "IS_VARLEN": False, "table": None}
+        cut = typed("i32", "T NS SEG")
+        states = typed("*fp32", "w u states") | {"checkpoints": f"*{kind}"} | cut
+        rows: list[tuple[Any, dict[str, str], dict[str, Any], tuple[int, int]]] = [
+            (
+                forward.segment_sum_kernel,
+                typed(f"*{kind}", "x y") | typed("*fp32", "w sums decays") | cut,
+                tile | {"REVERSE": False},
+                tiles.sum,
+            ),
+            (
+                forward.segment_scan_kernel,
+                typed("*fp32", "sums decays entering") | {"NS": "i32"},
+                sizes | {"STEPS": launch.STEPS, "REVERSE": False}
+                | {"IS_VARLEN": False, "first": None},
+                (1, 1),
+            ),
+            (
+                forward.output_kernel,
+                typed(f"*{kind}", "r k v o") | states
+                | typed("*fp32", "initial_state final_state"),
+                tile,
+                tiles.output,
+            ),
+            (
+                backward.gradient_kernel,
+                typed(f"*{kind}", "r k v do dv") | states | {"TOTAL": "i32"}
+                | typed("*fp32" if tiles.values < K else f"*{kind}", "dr dk")
+                | typed("*fp32", "dw du d_final d_initial"),
+                tile,
+                tiles.gradient,
+            ),
+        ]  # fmt: skip
+        specs += [
+            CompileSpec(
+                f"wkv6 {kernel.fn.__name__.removesuffix('_kernel')} {kind} S={K}",
+                kernel, types, constants, *walk,
+            )
+            for kernel, types, constants, walk in rows
+        ]  # fmt: skip
+    return specs

@@ -1,0 +1,201 @@
+"""The blocks on a GPU: WKV6 by every implementation against float64, the layers as on a CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from quasar_kernels.blocks import HybridBlock, Mamba2, RWKV6TimeMixing
+from quasar_kernels.blocks.chunked import decayed_attention
+from quasar_kernels.blocks.ssd import OPERATOR as SSD
+from quasar_kernels.blocks.ssd import ssd
+from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
+from quasar_kernels.blocks.wkv6 import wkv6
+from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
+from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
+from quasar_kernels.reference import relative_rms
+from tests.gpu.calls import ON_CUDA_KERNELS
+from tests.quasar_kernels.blocks.calls import results_and_gradients, ssd_inputs, wkv6_inputs
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+
+pytestmark = ON_CUDA_KERNELS
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+GPU = torch.device("cuda")
+BY_FLA = {FP32: 5e-3, BF16: 1e-2}
+"""What the host library's kernels are held to: their fp32 products are tf32."""
+dtypes = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+widths = pytest.mark.parametrize("width", [32, 64, 128])
+
+
+def draw(T, width=64, B=1, H=4, **options):
+    """WKV6's inputs on the GPU."""
+    return [x.cuda() for x in wkv6_inputs(T, B, H, width, width, **options)]
+
+
+def exact(*x):
+    """WKV6 in float64; long sequences by halved chunks, which a CPU's tests hold to the walk."""
+    bounds = x[6] if len(x) > 6 else None
+    state = x[5] if len(x) > 5 else None
+    wide = [y.double() for y in x[:5]]
+    if x[0].shape[1] <= 200:
+        return wkv6_recurrence(*wide, state, bounds)
+    return decayed_attention(*wide, None if state is None else state.double(), bounds)
+
+
+def check(found, wanted, limit):
+    """Every tensor is near float64's; the failure names all errors."""
+    errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
+    assert all(torch.isfinite(x).all() for x in found)
+    assert max(errors) <= limit, [f"{e:.1e}" for e in errors]
+
+
+@dtypes
+@widths
+@pytest.mark.parametrize(("T", "B"), [(1, 2), (31, 1), (300, 3), (2000, 2)])
+def test_values(dtype, width, T, B):
+    x = [*draw(T, width, B, dtype=dtype), torch.randn(B, 4, width, width, device="cuda")]
+    check(wkv6_triton(*x), exact(*x), OPERATOR[dtype])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("decay", [0.001, 0.1])
+def test_long_sequences(dtype, decay):
+    x = draw(30_000, H=8, dtype=dtype, decay=decay)
+    check(wkv6_triton(*x), exact(*x), OPERATOR[dtype])
+
+
+@dtypes
+@widths
+@pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]], ids=["one", "packed"])
+def test_gradients(dtype, width, lengths):
+    T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
+    bounds = None if lengths is None else packed(lengths, "cuda")
+    x = [*draw(T, width, dtype=dtype), torch.randn(N, 4, width, width, device="cuda")]
+    found = results_and_gradients(lambda *y: wkv6_triton(*y, bounds), x)
+    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
+    check(found, wanted, GRADIENT[dtype])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 3.5, 30.0, 1000.0, 1e6])
+def test_any_decay(dtype, decay):
+    x = draw(1000, H=2, dtype=dtype, decay=decay)
+    found = results_and_gradients(wkv6_triton, x)
+    wanted = results_and_gradients(exact, x, torch.float64)
+    assert all(torch.isfinite(y).all() for y in found)
+    check(found[:5], wanted[:5], max(OPERATOR[dtype], GRADIENT[dtype]))
+    if decay < 10:  # beyond, the decays' own gradients are rounding
+        check(found[5:], wanted[5:], max(OPERATOR[dtype], GRADIENT[dtype]))
+
+
+def test_strong_decays_cost_their_neighbours_no_digits():
+    r, k, v, w, u = draw(500, decay=0.01)
+    w[:, 5::20] = -1e6
+    w[:, 50] = float("-inf")
+    check(wkv6_triton(r, k, v, w, u), exact(r, k, v, w.clamp(min=-1e6), u), OPERATOR[FP32])
+
+
+@pytest.mark.parametrize("segments", [1, 3, 40])
+def test_any_number_of_segments(segments):
+    x = draw(5000, dtype=FP32)
+    check(wkv6_triton(*x, segments=segments), exact(*x), OPERATOR[FP32])
+
+
+def test_halves_equal_the_whole():
+    x = draw(3000, dtype=FP32)
+    whole, final = wkv6_triton(*x)
+    first, state = wkv6_triton(*(y[:, :1234] for y in x[:4]), x[4])
+    rest, last = wkv6_triton(*(y[:, 1234:] for y in x[:4]), x[4], state)
+    check((torch.cat([first, rest], 1), last), (whole.double(), final.double()), 1e-5)
+
+
+def test_later_tokens_do_not_change_earlier_ones_and_calls_repeat():
+    x = draw(3000, dtype=BF16)
+    o, _ = wkv6_triton(*x)
+    again, _ = wkv6_triton(*x)
+    changed = [torch.cat([y[:, :1500], y[:, 1500:].flip(1)], 1) for y in x[:4]]
+    assert torch.equal(o, again)
+    assert torch.equal(o[:, :1500], wkv6_triton(*changed, x[4])[0][:, :1500])
+
+
+def test_launches_can_be_captured():
+    x = draw(2000, dtype=BF16)
+    wkv6_triton(*x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, _ = wkv6_triton(*x)
+    x[2].mul_(-1)
+    graph.replay()
+    assert torch.equal(o, wkv6_triton(*x)[0])
+
+
+@pytest.mark.parametrize("name", ["triton", "fla-core", "torch"])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
+def test_every_implementation_of_wkv6(monkeypatch, name, dtype, lengths):
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", name)
+    bounds, N = (None, 1) if lengths is None else (packed(lengths, "cuda"), len(lengths))
+    x = [*draw(400, dtype=dtype), torch.randn(N, 4, 64, 64, device="cuda")]
+    assert WKV6.backend(GPU, dtype, width=64).name == name
+    found = results_and_gradients(lambda *y: wkv6(*y, bounds), x)
+    assert WKV6.backend(GPU, dtype, width=64).name == name  # nothing fell back meanwhile
+    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
+    check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
+
+
+@pytest.mark.parametrize("name", ["fla-core", "torch"])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
+def test_every_implementation_of_ssd(monkeypatch, name, dtype, lengths):
+    monkeypatch.setenv("QUASAR_SSD_BACKEND", name)
+    bounds, N = (None, 1) if lengths is None else (packed(lengths, "cuda"), len(lengths))
+    x = [y.cuda() for y in ssd_inputs(400, H=4, P=64, G=2, N=64, dtype=dtype)]
+    x.append(torch.randn(N, 4, 64, 64, device="cuda"))
+    found = results_and_gradients(lambda *y: ssd(*y, bounds), x)
+    assert SSD.backend(GPU, dtype, lengths is not None).name == name
+    wanted = results_and_gradients(lambda *y: ssd_recurrence(*y, bounds), x, torch.float64)
+    check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RWKV6TimeMixing(128, 2, layer=1, layers=4),
+        lambda: Mamba2(128, 4, state=64),
+        lambda: HybridBlock(width=128, heads=2, mixers=("rwkv6", "mamba2"), layer=1, layers=4),
+        lambda: HybridBlock(128, 2, mixers=("rwkv6", "mamba2", "quasar"), fusion="gated"),
+    ],
+    ids=["rwkv6", "mamba2", "pair", "all three"],
+)
+def test_a_layer_gives_on_a_gpu_what_it_gives_on_a_cpu(make):
+    layer = make()
+    there = copy.deepcopy(layer).cuda()
+    x = torch.randn(2, 200, 128)
+    do = torch.randn(2, 200, 128)
+
+    def run(module, x, do):
+        x = x.detach().requires_grad_()
+        y, _ = module(x)
+        y.backward(do)
+        grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        return {"y": y.detach(), "x": x.grad, **grads}
+
+    wanted, found = run(layer, x, do), run(there, x.cuda(), do.cuda())
+    assert wanted.keys() == found.keys()
+    errors = {
+        n: relative_rms(found[n].cpu(), wanted[n].double()) for n in wanted if wanted[n].any()
+    }
+    bad = {name: f"{e:.1e}" for name, e in errors.items() if e > 1e-2}  # fla's products are tf32
+    assert not bad
+
+
+def test_a_block_says_what_runs():
+    block = HybridBlock(width=128, heads=2, mixers=("rwkv6", "mamba2", "quasar")).cuda()
+    found = block.backends(BF16)
+    assert found["rwkv6"].name == "triton"
+    assert found["mamba2"].name in ("mamba_ssm", "fla-core")
+    assert found["quasar"].name != "torch"
