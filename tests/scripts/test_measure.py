@@ -19,6 +19,7 @@ STEPS = (
     "operator.inference",
     "operator.training",
     "delta_rule.speed",
+    "wkv6.speed",
     "recall.train",
     "nsight.profile",
     "sanitizer.watch",

@@ -1,0 +1,1 @@
+"""WKV6, RWKV-6's operator, beside the host library's."""

@@ -1,0 +1,34 @@
+"""The table of a run of speed.py."""
+
+from __future__ import annotations
+
+from benchmarks.markdown import facts, milliseconds, records
+from benchmarks.wkv6.results import Row, WKV6Results, lead
+
+LABELS = {"triton": "Triton", "chunk": "chunk_rwkv6", "recurrent": "fused_recurrent_rwkv6"}
+
+
+def speeds(results: WKV6Results) -> str:
+    """Return the table of times, memory and errors, and where it was measured."""
+
+    def cells(row: Row) -> dict[str, str]:
+        tokens = row.shape[1]
+        cells = {"way": row.way, "tokens": f"{tokens:,}"}
+        for name, label in LABELS.items():
+            time = row.times.get(name)
+            cells[f"{label}, ms"] = milliseconds(None if time is None else time.graph_ms)
+        for eager in (False, True):
+            ahead = lead(row, eager=eager)
+            kind = "eager" if eager else "graph"
+            cells[f"chunk_rwkv6 / Triton, {kind}"] = "-" if ahead is None else f"{ahead:.2f}"
+        for name in ("triton", "chunk"):
+            peak = row.peak_bytes.get(name)
+            cells[f"{LABELS[name]}, GiB"] = "-" if peak is None else f"{peak / 2**30:.2f}"
+            worst = max(row.errors.get(name, {}).items(), key=lambda e: e[1], default=None)
+            cells[f"{LABELS[name]}, error"] = "-" if not worst else f"{worst[1]:.1e} ({worst[0]})"
+        return cells
+
+    e = results.environment
+    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where |= {"host": results.host, "protocol": results.protocol}
+    return f"{facts(where)}\n\n{records(map(cells, results.rows))}"

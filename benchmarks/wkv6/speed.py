@@ -1,0 +1,138 @@
+"""Measure WKV6 beside the host library's functions.
+
+    python -m benchmarks.wkv6.speed --out benchmarks/h200/wkv6.json [--tokens N ...]
+
+Forward, forward and backward; outputs and gradients against float64. --without leaves an
+implementation out; the recurrent one stops at 16,384 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import metadata
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from benchmarks import clocks, commands
+from benchmarks.clocks import free
+from benchmarks.commands import say
+from benchmarks.limits import missed
+from benchmarks.operator.implementations import timing
+from benchmarks.operator.training_results import Shape
+from benchmarks.results import origin, write
+from benchmarks.wkv6.calls import NAMES, TENSORS, Function, Inputs, draw, exact, gradients
+from benchmarks.wkv6.calls import implementation as implementation_of
+from benchmarks.wkv6.page import speeds
+from benchmarks.wkv6.results import Row, Way, WKV6Results, wkv6_criteria
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+HEADS, WIDTH = 8, 64
+CHECKED_TOKENS = 4096
+"""Results are compared over so many first tokens: the oracle keeps autograd's float64 tensors."""
+RECURRENT_TOKENS = 16_384
+"""Longest call of the host's recurrent kernel, which takes one token after the other."""
+
+PROTOCOL = """\
+One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
+them with noise of half a unit. Triton: quasar_kernels.blocks; chunk and recurrent: \
+flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6. Outputs, and gradients of all \
+five inputs, are compared with float64 over the first 4,096 tokens. The GPU is warmed with matrix \
+products first, and each call runs for 0.2 s before it is timed. Graph: median of 11 runs of \
+CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in a \
+row. Memory: the most that was allocated during a call, inputs included."""
+
+
+def compared(
+    way: Way, x: Inputs, do: Tensor
+) -> Callable[[Function, torch.dtype], dict[str, Tensor]]:
+    """Return what gives a function's results over the first tokens, from inputs of a dtype."""
+    r, k, v, w = (t[:, :CHECKED_TOKENS] for t in x[:4])
+    first = Inputs(r, k, v, w, x.u)
+
+    def results(function: Function, dtype: torch.dtype) -> dict[str, Tensor]:
+        given = Inputs(*(t.double() for t in first)) if dtype == torch.float64 else first
+        if way == "forward":
+            return {"o": function(*given)[0]}
+        found = gradients(function, given, do[:, :CHECKED_TOKENS])
+        return dict(zip(TENSORS, found, strict=True))
+
+    return results
+
+
+def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
+    """Compare one call with float64 and time it, by implementation."""
+    shape = Shape(1, tokens, HEADS, WIDTH)
+    x = draw(shape)
+    do = torch.randn_like(x.v)
+    results = compared(way, x, do)
+    expected = results(exact, torch.float64)
+    times, errors, peaks = {}, {}, {}
+    for name in names:
+        if name == "recurrent" and tokens > RECURRENT_TOKENS:
+            continue
+        function = implementation_of(name)
+        clocks.poison()
+        found = results(function, torch.bfloat16)
+        errors[name] = {t: relative_rms(y, expected[t]) for t, y in found.items()}
+        del found
+        call: Callable[[], object]
+        if way == "forward":
+            call = partial(function, *x)
+        else:
+            call = partial(gradients, function, x, do)
+        call()
+        free()
+        call()
+        torch.cuda.synchronize()
+        peaks[name] = torch.cuda.max_memory_allocated()
+        times[name] = timing(call)
+        del call
+        free()
+    say(f"{way}, {shape}: " + ", ".join(f"{n} {t.graph_ms:.3f} ms" for n, t in times.items()))
+    return Row(way=way, shape=shape, times=times, peak_bytes=peaks, errors=errors)
+
+
+def measure_rows(names: Sequence[str], tokens: Sequence[int]) -> Iterator[Row]:
+    """Measure every call."""
+    for way in get_args(Way):
+        for count in tokens:
+            yield measure_row(way, count, names)
+            free()
+
+
+def measure(names: Sequence[str], tokens: Sequence[int], commit: str | None) -> WKV6Results:
+    """Run everything."""
+    mount()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        clocks.soak(2)
+        rows = tuple(measure_rows(names, tokens))
+    return WKV6Results(
+        **origin(commit),
+        protocol=PROTOCOL,
+        host=f"fla-core {metadata.version('fla-core')}",
+        rows=rows,
+    )
+
+
+def main() -> None:
+    """Measure, write the file, show the table, and say which figures miss their limits."""
+    parser = commands.options(__doc__)
+    parser.add_argument("--without", choices=NAMES, action="append", default=[])
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
+    args = parser.parse_args()
+    names = [name for name in NAMES if name not in args.without]
+    results = measure(names, args.tokens, args.commit)
+    write(args.out, results)
+    print(speeds(results))
+    for miss in missed(wkv6_criteria(results)):
+        print(f"misses its limit: {miss}")
+
+
+if __name__ == "__main__":
+    main()
