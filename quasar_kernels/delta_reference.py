@@ -10,11 +10,15 @@ nothing in it is shared with the kernels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+TOGETHER = 32
+"""Chunks that are prepared at once, so that a GPU has few and large operations."""
 
 Walk = Callable[..., tuple[Tensor, Tensor]]
 
@@ -117,19 +121,41 @@ def _walk_chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     outputs = [v[:, :0]]
-    for t in range(0, q.shape[1], chunk):
-        Q, K, V = (x[:, t : t + chunk].transpose(1, 2) for x in (q, k, v))  # [B, H, C, .]
-        step, log = (x[:, t : t + chunk].transpose(1, 2)[..., None] for x in (beta, g))
-        since = log.cumsum(-2)  # [B, H, C, 1]
-        between = torch.exp((since - since.mT).tril()).tril()
-        M = (step * (K @ K.mT) * between).tril(-1)
-        L = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device) + M
-        entered = torch.exp(since) * (K @ state)
-        fresh = torch.linalg.solve_triangular(
-            L, step * (V - entered), upper=False, unitriangular=True
-        )
-        o = torch.exp(since) * (Q @ state) + ((Q @ K.mT) * between) @ fresh
-        outputs.append(o.transpose(1, 2))
-        last = since[..., -1:, :]
-        state = torch.exp(last) * state + (torch.exp(last - since) * K).mT @ fresh
+    chunk = max(1, min(chunk, q.shape[1]))
+    for t in range(0, q.shape[1], TOGETHER * chunk):
+        part = [x[:, t : t + TOGETHER * chunk] for x in (q, k, v, beta, g)]
+        o, state = _walk_group(part, state, chunk)
+        outputs.append(o)
     return torch.cat(outputs, dim=1), state
+
+
+def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Walk a few chunks of q, k, v, beta and g; what depends on no state is computed at once.
+
+    Tokens that fill the last chunk up have no step size and no decay, so they change nothing.
+    """
+    q, k, v, beta, g = part
+    Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))
+    since = log.cumsum(-2)  # [B, H, n, C, 1]
+    last = since[..., -1:, :]
+    between = torch.exp((since - since.mT).tril()).tril()
+    M = (step * (K @ K.mT) * between).tril(-1)
+    L = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device) + M
+    both = step * torch.cat((torch.exp(since) * K, V), dim=-1)
+    solved = torch.linalg.solve_triangular(L, both, upper=False, unitriangular=True)
+    reads, values = solved.split((K.shape[-1], V.shape[-1]), dim=-1)
+    writes, kept = (torch.exp(last - since) * K).mT, torch.exp(last)
+    entering, fresh = [], []
+    for i in range(K.shape[2]):
+        entering.append(state)
+        fresh.append(values[:, :, i] - reads[:, :, i] @ state)
+        state = kept[:, :, i] * state + writes[:, :, i] @ fresh[-1]
+    before, found = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
+    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ found
+    return o.flatten(2, 3).transpose(1, 2)[:, : q.shape[1]], state
+
+
+def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """Return `[B, H, n, chunk, D]` of `[B, T, H, D]`, zeros behind its last token."""
+    x = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % chunk))
+    return x.reshape(*x.shape[:2], x.shape[2] // chunk, chunk, x.shape[3])

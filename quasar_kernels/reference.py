@@ -79,7 +79,7 @@ def quasar_chunked(
     """Compute the same as `quasar_recurrence` by chunks of `chunk` tokens, for long sequences.
 
     In float64 it agrees with the recurrence to about 1e-13. Beside the inputs and the output it
-    holds one chunk at a time.
+    holds a few chunks at a time.
     """
     alpha = _step_sizes(k, beta, dtype)
     return delta_chunked(

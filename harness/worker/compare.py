@@ -104,6 +104,10 @@ class Checker:
         """Return standard normal fp32 values."""
         return torch.randn(*shape, generator=self.generator, device=self.device)
 
+    def seed(self) -> int:
+        """Return a secret seed."""
+        return self.below(1 << 62)
+
     def below(self, stop: int) -> int:
         """Return a whole number from 0 up to, and without, `stop`."""
         return int(torch.randint(stop, (1,), generator=self.generator, device=self.device))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from harness.report import GateResult
 from harness.worker.compare import Checker
+from harness.worker.inputs import drawn
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
@@ -42,6 +43,9 @@ class Subject(Protocol):
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Take new values, in the same memory where the shape is that of before."""
+
+    def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
+        """Take what `drawn` gives, as `put` takes tensors."""
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
         """Return what is held, or these rows of the token dimension."""
@@ -203,8 +207,9 @@ class _Gate:
         checker = self.checker
         weights = _on(checker.device, self.subject.build())
         for where in (f"{length} tokens", f"{length} tokens, input rewritten unseen"):
-            x = checker.normal(1, length, WORKLOAD.hidden_size)
-            self.subject.put({"x": x})
+            shape, seed = (1, length, WORKLOAD.hidden_size), checker.seed()
+            self.subject.draw("x", shape, seed)
+            x = drawn(shape, seed, checker.device)
             y = _on(checker.device, self.subject.forward())["y"]
             self._same("layer: inputs changed", where, {"x": x})
             compare_layer(checker, where, weights, x, y)

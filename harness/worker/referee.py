@@ -7,11 +7,12 @@ is bounded by what the referee sees: see `proof.py`.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +96,10 @@ class Remote:
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         self.ask("put", tensors)
+
+    def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
+        self._given = max(self._given, 4 * math.prod(shape))
+        self.ask("draw", name=name, shape=list(shape), seed=seed)
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
         return self.ask("fetch", None if rows is None else {"rows": rows}, names=names)[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.hardware.machine import Snapshot
 from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.inputs import drawn
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.timing import (
     InvalidRunError,
@@ -71,6 +72,10 @@ class Local:
             tensor = new.detach().to(self._device, copy=True)
             # The timed calls record gradients on CUDA.
             self._held[name] = tensor.requires_grad_(name != "x" and self._device.type == "cuda")
+
+    def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
+        """Take what the referee draws from the same seed, as `put` takes tensors."""
+        self.put({name: drawn(shape, seed, self._device)})
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> Tensors:
         """Return what is held now, all of it or these rows of the token dimension."""
@@ -151,12 +156,28 @@ class Local:
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 
     def prove(self, scales: Mapping[str, Tensor], rows: Tensor) -> Tensors:
-        """Scale the rows of some weights, call the layer, and return these rows of its output."""
+        """Call the layer a few times in a row and return rows of each output.
+
+        Args:
+            scales: factors for the rows of some weights before each call, `[calls, rows]`.
+            rows: places of the output of each call, `[calls, places]`.
+
+        Returns:
+            rows `[calls, B, places, hidden_size]` fp32.
+        """
         weights = self._layer.state_dict()
-        for name, scale in scales.items():
-            weights[name].data.mul_(scale.to(self._device)[:, None])
-        self.call()
-        return {"rows": self._held["y"][:, rows.to(self._device)].float().cpu()}
+        # everything is on the GPU before the first call, so that nothing waits between two
+        factors = [
+            (weights[name].data, scale.to(self._device)[..., None].unbind())
+            for name, scale in scales.items()
+        ]
+        found = []
+        for call, places in enumerate(rows.to(self._device).unbind()):
+            for weight, factor in factors:
+                weight.mul_(factor[call])
+            self.call()
+            found.append(self._held["y"][:, places])
+        return {"rows": torch.stack(found).float().cpu()}
 
     def tampered(self) -> list[str]:
         """Return the names of the guarded functions that the code under test replaced."""
@@ -198,6 +219,7 @@ class _Server:
         local = self._local
         calls: dict[str, Callable[[], Any]] = {
             "put": lambda: local.put(tensors),
+            "draw": lambda: local.draw(body["name"], body["shape"], body["seed"]),
             "fetch": lambda: local.fetch(tuple(body["names"]), tensors.get("rows")),
             "operate": lambda: local.operate(initial=body["initial"], final=body["final"]),
             "build": local.build,

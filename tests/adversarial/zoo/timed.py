@@ -136,7 +136,7 @@ class ForgesItsProof(honest.QuasarAttention):
         from harness.worker.subject import serve
 
         def forged(self, scales, rows):
-            return {"rows": self._held["y"][:, rows].float()}
+            return {"rows": self._held["y"][:, rows].transpose(0, 1).float()}
 
         serve.Local.prove = forged
 

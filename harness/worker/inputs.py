@@ -1,0 +1,13 @@
+"""Inputs that referee and subject draw alike, so that gigabytes need not be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def drawn(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
+    """Return standard normal fp32 values, the same in each process for one seed and device."""
+    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device)
