@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from harness.claim.rejection import accepted, rejection
-from harness.report import Measurement
-from tests.harness.samples import gate_result, measurement, telemetry
+from harness.report import Measurement, Telemetry
+from tests.harness.samples import DIGEST, gate_result, measurement, telemetry
+
+
+def heated(seconds: float) -> Telemetry:
+    """The state of a GPU whose clocks were held back for so long."""
+    held = {"thermal_throttle_ns": round(seconds * 1e9)}
+    return telemetry({"thermal_throttle_ns": 0}, held)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +23,9 @@ from tests.harness.samples import gate_result, measurement, telemetry
         ({"gate": None}, "not checked"),
         ({"gate": gate_result(passed=False)}, "red"),
         ({"gate": gate_result(digest="e" * 64)}, "other code"),
+        ({"gate": gate_result(digest="0" * 64)}, "other code"),
         ({"telemetry": telemetry({"memory_used_mb": 20_000.0}, {})}, "other processes"),
+        ({"telemetry": telemetry({"memory_used_mb": 1024.5}, {})}, "other processes"),
         (
             {"telemetry": telemetry({"thermal_throttle_ns": 0}, {"thermal_throttle_ns": 10**9})},
             "throttled",
@@ -30,6 +38,8 @@ from tests.harness.samples import gate_result, measurement, telemetry
             },
             "throttled for heat for 1.000 s",  # of a counter that began before the run
         ),
+        ({"telemetry": heated(0.05), "elapsed_seconds": 4.0}, "throttled for heat for 0.050 s"),
+        ({"telemetry": heated(0.012), "elapsed_seconds": 0.5}, "throttled for heat for 0.012 s"),
         ({"telemetry": telemetry({"ecc_uncorrected": 1}, {"ecc_uncorrected": 2})}, "memory errors"),
         ({"telemetry": telemetry({"processes": 1}, {"processes": 2})}, "other processes (1)"),
         ({"telemetry": telemetry({}, {"slowdowns": ("power cap", "power brake")})}, "power brake"),
@@ -55,6 +65,17 @@ def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
                 {"slowdowns": ("power cap",), "processes": 1},
             )
         ),
+        measurement(gate=gate_result(digest=DIGEST[:9] + DIGEST[9:])),
+        # what belongs to the border is within it
+        measurement(telemetry=telemetry({"memory_used_mb": 1024.0}, {})),
+        measurement(telemetry=heated(0.04), elapsed_seconds=4.0),
+        measurement(telemetry=heated(0.0), elapsed_seconds=4.0),
+        # a counter that one of both looks did not see, or that began anew, says nothing
+        measurement(telemetry=telemetry({"thermal_throttle_ns": 0}, {})),
+        measurement(telemetry=telemetry({}, {"thermal_throttle_ns": 10**9})),
+        measurement(telemetry=telemetry({"ecc_uncorrected": 1}, {})),
+        measurement(telemetry=telemetry({}, {"ecc_uncorrected": 1})),
+        measurement(telemetry=telemetry({"ecc_uncorrected": 900}, {"ecc_uncorrected": 0})),
     ],
 )
 def test_an_undisturbed_run_counts(run: Measurement) -> None:

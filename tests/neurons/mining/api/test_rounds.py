@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from neurons.mining.api import rounds
 from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import Round
@@ -28,6 +30,9 @@ def test_the_same_content_is_due_once_a_round() -> None:
     assert is_due(last, 4)
     assert is_due(last, 3, "tuesday")  # the server counts from 1 again
     assert is_due(last, 3, "monday", "e")
+    assert is_due(last, 3, "monday", "a")
+    again = "".join(("digest", " 1"))  # equal, and no longer the same object
+    assert not is_due(replace(last, content_digest=again), 3, "monday", "digest 1")
     assert not is_due(replace(last, round_start=None))  # of a version that did not write it down
     for state in (State.REJECTED, State.RANKED, State.UNRANKED):
         assert not is_due(replace(last, state=state))
@@ -36,3 +41,22 @@ def test_the_same_content_is_due_once_a_round() -> None:
     assert is_due(early)
     assert not is_due(early, 3, "monday", "d", "commit_reveal")
     assert not is_due(replace(early, weighted_score=1.0))  # it was revealed, and may be ranked
+
+
+@pytest.mark.parametrize(
+    ("own", "start", "now", "found"),
+    [
+        (3, "monday", 4, "later"),
+        (3, "monday", 3, "same"),
+        (3, None, 3, "same"),
+        (3, "sunday", 3, "other database"),
+        (300, "monday", 30, "other database"),
+        (None, None, 1, "later"),  # it was never in a round
+    ],
+)
+def test_a_round_is_known_by_its_number_and_its_start(
+    own: int | None, start: str | None, now: int, found: str
+) -> None:
+    submission = draft(round_id=own, round_start=start)
+    present = ROUND.model_copy(update={"id": now})
+    assert rounds.compare_round(submission, present).value == found
