@@ -21,6 +21,7 @@ from benchmarks.clocks import free
 from benchmarks.commands import say
 from benchmarks.limits import missed
 from benchmarks.operator.implementations import timing
+from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
 from benchmarks.results import origin, write
 from benchmarks.wkv6.calls import NAMES, TENSORS, Function, Inputs, draw, exact, gradients
@@ -64,6 +65,15 @@ def compared(
     return results
 
 
+def peak_of(call: Callable[[], object]) -> int:
+    """Return the most bytes that are allocated during a call, which ran once before."""
+    call()
+    free()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
 def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
     """Compare one call with float64 and time it, by implementation."""
     shape = Shape(1, tokens, HEADS, WIDTH)
@@ -71,7 +81,9 @@ def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
     do = torch.randn_like(x.v)
     results = compared(way, x, do)
     expected = results(exact, torch.float64)
-    times, errors, peaks = {}, {}, {}
+    times: dict[str, Timing] = {}
+    peaks: dict[str, int] = {}
+    errors = {}
     for name in names:
         if name == "recurrent" and tokens > RECURRENT_TOKENS:
             continue
@@ -80,17 +92,11 @@ def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
         found = results(function, torch.bfloat16)
         errors[name] = {t: relative_rms(y, expected[t]) for t, y in found.items()}
         del found
-        call: Callable[[], object]
-        if way == "forward":
-            call = partial(function, *x)
-        else:
-            call = partial(gradients, function, x, do)
-        call()
-        free()
-        call()
-        torch.cuda.synchronize()
-        peaks[name] = torch.cuda.max_memory_allocated()
-        times[name] = timing(call)
+        call = partial(function, *x) if way == "forward" else partial(gradients, function, x, do)
+        try:
+            peaks[name], times[name] = peak_of(call), timing(call)
+        except torch.OutOfMemoryError:
+            say(f"{name} has no memory for {way}, {shape}")
         del call
         free()
     say(f"{way}, {shape}: " + ", ".join(f"{n} {t.graph_ms:.3f} ms" for n, t in times.items()))

@@ -22,10 +22,10 @@ from benchmarks.wkv6.calls import Function, Inputs, draw, gradients
 from quasar_kernels.blocks.wkv6_triton.launch import Tiles, Walk, tiles_for, wkv6_triton
 from quasar_kernels.mount import mount
 
-TOKENS = (2048, 65_536)
+TOKENS = (256, 2048, 65_536)
 HEADS, WIDTH = 8, 64
 WALKS = (Walk(2, 2), Walk(4, 1), Walk(4, 2), Walk(4, 3), Walk(8, 1), Walk(8, 2))
-SEGMENT_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
+SEGMENT_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def candidates(shipped: Tiles) -> Iterator[tuple[str, str, Tiles]]:

@@ -25,8 +25,9 @@ pytestmark = ON_CUDA_KERNELS
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GPU = torch.device("cuda")
-BY_FLA = {FP32: 5e-3, BF16: 1e-2}
-"""What the host library's kernels are held to: their fp32 products are tf32."""
+BY_FLA = {FP32: 1e-2, BF16: 3e-2}
+"""What the host library's kernels are held to: their fp32 products are tf32, and decays' gradients
+are differences of sums over whole sequences."""
 dtypes = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 widths = pytest.mark.parametrize("width", [32, 64, 128])
 

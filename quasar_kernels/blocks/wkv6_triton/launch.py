@@ -22,9 +22,9 @@ from quasar_kernels.blocks.wkv6_triton.forward import (
 
 MAX_KEYS = 128
 """Widest heads of r, k and w that the kernels take; values may be of any width."""
-ALONE = 512
+ALONE = 128
 """Tokens up to which a sequence stays whole: the launches of a scan would cost more."""
-LEAST = 128
+LEAST = 64
 """Least tokens of a segment."""
 PROGRAMS = 8
 """How many programs a multiprocessor should get, over the whole call."""
