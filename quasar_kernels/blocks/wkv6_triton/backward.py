@@ -101,6 +101,8 @@ def gradient_kernel(
         of_r, of_k, start, end, whole, strong = exponents(b_w)
         f_r, f_k = tl.exp(of_r), tl.exp(of_k)
         reading, writing = (b_r * f_r).to(DTYPE), (b_k * f_k).to(DTYPE)
+        # a wide product comes first: Triton spreads warps over all products as over it
+        r_before = tl.dot(b_do, state.to(DTYPE), input_precision=PRECISION)
         d_scores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         d_scores = tl.where(later, d_scores, 0.0)
         if strong:
@@ -127,7 +129,6 @@ def gradient_kernel(
         place = row_pointers(dv, at, rows, c_v, H, V)
         tl.store(place, b_dv.to(dv.dtype.element_ty), mask=mask_v)
 
-        r_before = tl.dot(b_do, state.to(DTYPE), input_precision=PRECISION)
         r_before = r_before * f_r * tl.exp(start)[None, :]
         k_behind = tl.dot(b_v, leaving, input_precision=PRECISION) * f_k
         # the product of one row with itself: fp32, as its factors are
