@@ -20,7 +20,7 @@ from quasar_kernels.blocks.wkv6_triton.factors import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "NS", "SEG"])
+@triton.jit(do_not_specialize=["TOTAL", "T", "NS", "SEG"])
 def gradient_kernel(
     r,
     k,
