@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,14 +16,19 @@ FAST = "fsync=off\nfull_page_writes=off\n"
 """No test pulls the plug."""
 
 
-@contextmanager
-def serve_or_skip() -> Iterator[Server]:
-    """Run a server; skip, and say so, where none is installed. CI never skips."""
+def programs_or_skip() -> Path:
+    """Return the server's programs; skip, and say so, where none are installed. CI never skips."""
     programs = find_programs()
     if programs is None:
         words = "PostgreSQL is not installed (Debian: apt install postgresql)"
         if os.environ.get("CI"):
             pytest.fail(f"{words}, and CI must not leave its tests out")
         pytest.skip(f"NOT TESTED ON POSTGRESQL: {words}")
-    with serve(programs, FAST) as server:
+    return programs
+
+
+@contextmanager
+def serve_or_skip() -> Iterator[Server]:
+    """Run a server; skip where none is installed."""
+    with serve(programs_or_skip(), FAST) as server:
         yield server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,14 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
+from pydantic import SecretStr
 
 from neurons.configuration.settings import Settings
 from neurons.configuration.values import PROJECT
+from neurons.embedded import postgresql
+from neurons.embedded.results import Entry, Results, are_as_they_should_be
 from neurons.embedded.subnet import (
     CPU_LENGTH,
     EmbeddedSubnet,
@@ -32,7 +32,6 @@ from neurons.identity import Identity, create_throwaway
 from neurons.processes.child import Child
 from neurons.processes.runtime import Stopped
 from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
-from neurons.rules import TOP_SHARES
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
 CODE = ("neurons", "harness", "quasar_kernels")
@@ -49,23 +48,8 @@ def chunk_quasar(q, k, v, beta, *_, **__):
     return v + 0 * (q + k + beta.sum()), None
 '''
 CHEATS_CLAIM = 5e6
+DATABASE = "competition.db"
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
-
-
-@dataclass
-class Entry:
-    """One participant: who, with which kernel, and what came of it."""
-
-    name: str
-    kernel: str
-    identity: Identity
-    row: dict[str, Any] | None = None
-    reason: str = ""
-
-    @property
-    def rank(self) -> int | None:
-        """Its place, None where it has none."""
-        return None if self.row is None else self.row.get("rank")
 
 
 class Competition:
@@ -107,9 +91,8 @@ class Competition:
 
     @property
     def as_it_should_be(self) -> bool:
-        """Whether every honest miner is ranked and the cheat is not."""
-        honest = all(entry.rank for entry in self.entries)
-        return honest and (self.cheat is None or bool(self.cheat.reason and not self.cheat.rank))
+        """Whether every honest miner has its place and share, and the cheat none."""
+        return are_as_they_should_be(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
         """Run everything; yield lines that say what happens, the ranking last.
@@ -117,19 +100,48 @@ class Competition:
         Raises:
             QuasarError: a part does not start or does not end.
         """
-        with EmbeddedSubnet(self.settings, self._stop) as subnet, self._inference():
-            url = str(subnet.settings.validator_api_url)
-            yield f"the API answers at {url}; the validator polls it"
-            if self._servers:
-                yield f"{len(self._servers)} inference servers are loaded"
-            if self.cheat is not None:
-                self._submit_cheat(url, self.cheat)
-                yield "the cheat has submitted"
-            for entry, tokens in zip(self.entries, CHUNKS, strict=False):
-                status = self._mine(subnet.settings, entry, tokens)
-                yield f"{entry.name} ended with status {status} ({self.folder / entry.name}.log)"
-            self._wait_for_verdicts(url)
-        yield from self._table()
+        self._clear()
+        with self._database() as (database, name):
+            yield f"the database is {name}"
+            settings = self.settings.model_copy(update={"database_url": SecretStr(database)})
+            with EmbeddedSubnet(settings, self._stop) as subnet, self._inference():
+                yield from self._compete(subnet)
+
+    def _compete(self, subnet: EmbeddedSubnet) -> Iterator[str]:
+        url = str(subnet.settings.validator_api_url)
+        everybody = [*self.entries, *([self.cheat] if self.cheat else [])]
+        results = Results(url, everybody, subnet.validator, self.folder / "validator.log")
+        yield f"the API answers at {url}; the validator polls it"
+        if self._servers:
+            yield f"{len(self._servers)} inference servers are loaded"
+        if self.cheat is not None:
+            self._submit_cheat(url, self.cheat)
+            yield "the cheat has submitted"
+        for entry, tokens in zip(self.entries, CHUNKS, strict=False):
+            status = self._mine(subnet.settings, entry, tokens)
+            yield f"{entry.name} ended with status {status} ({self.folder / entry.name}.log)"
+        self._wait(VERDICT_SECONDS, results.all_judged, "the last verdict")
+        yield results.end_round()
+        self._wait(READY_SECONDS, results.are_final, "the validator's word on the weights")
+        yield "the validator has computed the weights"
+        yield from results.table()
+
+    def _clear(self) -> None:
+        """Forget an earlier competition: its winner would be what this one's miners must beat."""
+        for old in self.folder.glob(f"{DATABASE}*"):
+            old.unlink()
+        for name in ("cheat.git", *(entry.name for entry in self.entries)):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    @contextmanager
+    def _database(self) -> Iterator[tuple[str, str]]:
+        """Give the API's database and its name: PostgreSQL's where that is installed."""
+        lacking = postgresql.find_lack()
+        if lacking:
+            yield f"sqlite:///{self.folder / DATABASE}", f"SQLite (PostgreSQL: {lacking})"
+            return
+        with postgresql.serve() as server:
+            yield server.new_database(), "PostgreSQL, a server of its own"
 
     def _key(self, settings: Settings, number: int) -> Identity:
         return create_throwaway(settings.wallet_path, f"miner-{number}" if number else "cheat")
@@ -246,22 +258,6 @@ class Competition:
             for route, content in (("register_miner", registration), ("submit_kernel", body)):
                 http.post(f"/{route}", json=content).raise_for_status()
 
-    def _wait_for_verdicts(self, url: str) -> None:
-        entries = [*self.entries, *([self.cheat] if self.cheat else [])]
-
-        def all_judged() -> bool:
-            reply = httpx.get(f"{url}/get_submission_stats", params={"limit": 100})
-            rows = reply.json()["top_performers"]
-            for entry in entries:
-                own = [row for row in rows if row["miner_hotkey"] == entry.identity.hotkey]
-                entry.row = next((row for row in own if row.get("validated")), entry.row)
-            return all(entry.row for entry in entries)
-
-        self._wait(VERDICT_SECONDS, all_judged, "the last verdict")
-        told = _verdicts(self.folder / "validator.log")
-        for entry in entries:
-            entry.reason = told.get(int((entry.row or {})["id"]), "")
-
     def _wait(self, seconds: float, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + seconds
         while True:
@@ -273,29 +269,7 @@ class Competition:
             if self._stop.wait(0.5):
                 raise Stopped("asked to stop")
 
-    def _table(self) -> Iterator[str]:
-        entries = [*self.entries, *([self.cheat] if self.cheat else [])]
-        yield f"{'rank':>4}  {'miner':<8} {'kernel':<24} {'claim':>11} {'weight':>6}  verdict"
-        for entry in sorted(entries, key=lambda entry: entry.rank or 99):
-            rank, row = entry.rank, entry.row or {}
-            share = TOP_SHARES[rank - 1] if rank and rank <= len(TOP_SHARES) else 0.0
-            yield (
-                f"{rank or '-':>4}  {entry.name:<8} {entry.kernel:<24} "
-                f"{row.get('tokens_per_sec', 0.0):>11,.1f} {share:>6.2f}  {entry.reason}"
-            )
-
 
 def _is_healthy(port: int) -> bool:
     reply = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
     return bool(reply.json()["status"] == "healthy")
-
-
-def _verdicts(log_file: Path) -> dict[int, str]:
-    """Return the reasons in the validator's log by submission."""
-    found = {}
-    for line in log_file.read_text().splitlines():
-        with suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict) and told.get("event") == "verdict":
-                found[int(told["submission"])] = str(told["reason"])
-    return found

@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 from neurons.errors import ConfigError, Problem, QuasarError
 
 PACKAGES = Path("/usr/lib/postgresql")
+INSTALL_SERVER = "apt install postgresql"
 SERVICE_USER = "postgres"
 """The server refuses to run as root; the package makes this user for it."""
 SETTINGS = "max_connections=100\nlisten_addresses=''\n"
@@ -31,6 +33,15 @@ def find_programs() -> Path | None:
         return max(folders, key=lambda folder: float(folder.parent.name))
     found = shutil.which("initdb")
     return Path(found).resolve().parent if found else None
+
+
+def find_lack() -> str | None:
+    """Return what to do before a server can run here and be used, None where nothing is lacking."""
+    if find_programs() is None:
+        return INSTALL_SERVER
+    if find_spec("psycopg") is None:
+        return "scripts/install.sh postgresql"
+    return None
 
 
 class Server:
@@ -77,7 +88,7 @@ def serve(programs: Path | None = None, settings: str = "") -> Iterator[Server]:
     programs = programs or find_programs()
     if programs is None:
         found = "PostgreSQL is not installed."
-        raise ConfigError(Problem(found, "On Debian and Ubuntu: apt install postgresql."))
+        raise ConfigError(Problem(found, f"On Debian and Ubuntu: {INSTALL_SERVER}."))
     user = SERVICE_USER if os.geteuid() == 0 else None
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:  # a socket has a short path

@@ -32,6 +32,9 @@ from neurons.processes.runtime import Stopped
 OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
 
+ELSEWHERE = ("GITHUB_TOKEN", "DATABASE_URL")
+"""Variables that do not count here: they lead to what other programs keep."""
+
 VALIDATOR_TAKES = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
@@ -100,7 +103,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "submission_mode": wanted.submission_mode,
         "allow_file_forks": True,
     }
-    clean = {name: value for name, value in environ.items() if name != "GITHUB_TOKEN"}
+    clean = {name: value for name, value in environ.items() if name not in ELSEWHERE}
     return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
 
 
@@ -117,6 +120,7 @@ class EmbeddedSubnet:
     Attributes:
         settings: the same with the addresses of the API and of the fork.
         identity: the miner's throwaway hotkey.
+        validator: the validator's.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
@@ -126,7 +130,7 @@ class EmbeddedSubnet:
         folder = settings.state_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.identity: Identity = create_throwaway(settings.wallet_path, MINER)
-        validator = create_throwaway(settings.wallet_path, VALIDATOR)
+        self.validator = create_throwaway(settings.wallet_path, VALIDATOR)
         upstream = make_upstream(folder / "upstream.git")
         self._port = choose_port(folder / "port")
         self.settings = settings.model_copy(
@@ -140,7 +144,7 @@ class EmbeddedSubnet:
             Child(
                 "validator API",
                 ["neurons.validator_api", "--port-file", str(folder / "port")],
-                _api_environment(self.settings, self._port, validator.hotkey),
+                _api_environment(self.settings, self._port, self.validator.hotkey),
                 folder / "api.log",
             ),
             Child(
@@ -219,12 +223,14 @@ def common_environment(settings: Settings) -> dict[str, str]:
 
 
 def _api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
+    url = settings.database_url
     return {
         **common_environment(settings),
         **_passed_on(settings, *API_TAKES),
         "HOST": "127.0.0.1",
         "PORT": str(port),
         "VALIDATOR_HOTKEYS": validator_hotkey,
+        **({"DATABASE_URL": url.get_secret_value()} if url else {}),
     }
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
-from neurons.embedded.competition import CHUNK, Competition
+from neurons.embedded import postgresql
+from neurons.embedded.competition import CHUNK, DATABASE, Competition
+from neurons.embedded.results import Results
 from neurons.validation.clone import Sources, clone
+from neurons.validator_api.database.storage import Storage
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree
-from tests.neurons.live_api import Hotkey, LiveApi, submission
+from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
+from tests.postgresql import programs_or_skip
 from tests.repositories import run_git
 
 
@@ -61,22 +67,33 @@ class _Key(Hotkey):
         return str(self._identity.sign(text))  # type: ignore[attr-defined]
 
 
-def test_the_table_has_ranks_weights_and_reasons(competition: Competition, api: LiveApi) -> None:
+def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api: LiveApi) -> None:
     assert competition.cheat is not None
     entries = [*competition.entries, competition.cheat]
-    lines = []
+    log = competition.folder / "validator.log"
+    old = {"event": "verdict", "submission": 1, "reason": "of an earlier competition"}
+    log.write_text(json.dumps(old) + "\n")
+    results = Results(api.url, entries, VALIDATOR, log)
+    lines = ["no JSON"]
     for entry, speed, score in zip(entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
         key = _Key(entry.identity)
         api.register(key)
         row = api.ok("/submit_kernel", submission(key, speed), key)["submission_id"]
+        assert not results.all_judged()
         api.mark(row, score)
         told = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(json.dumps(told))
-    competition.folder.mkdir(parents=True, exist_ok=True)
-    (competition.folder / "validator.log").write_text("\n".join(["no JSON", *lines]))
-    assert not competition.as_it_should_be
-    competition._wait_for_verdicts(api.url)
-    head, first, second, last = competition._table()
+    with log.open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    assert results.all_judged()
+    assert not competition.as_it_should_be  # a place in a round that goes on is worth nothing
+    assert results.end_round() == "round 1 has ended"
+    assert not results.are_final()
+    shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
+    with log.open("a") as file:
+        file.write(json.dumps({"event": "weights", "shares": shares}) + "\n")
+    assert results.are_final()
+    head, first, second, last = results.table()
     assert head.split() == ["rank", "miner", "kernel", "claim", "weight", "verdict"]
     assert first.split()[:2] == ["1", "miner-2"]
     assert "0.60  because of miner-2" in first
@@ -84,3 +101,32 @@ def test_the_table_has_ranks_weights_and_reasons(competition: Competition, api: 
     assert last.split()[:2] == ["-", "cheat"]
     assert "0.00  because of cheat" in last
     assert competition.as_it_should_be
+    assert {row["weight"] for row in api.get("/get_weights")["weights"]} == {0.6, 0.25}
+    entries[2].weight = 0.05
+    assert not competition.as_it_should_be
+
+
+def test_an_earlier_competition_is_forgotten(competition: Competition) -> None:
+    folder = competition.folder
+    left = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
+    for file in (*left, folder / DATABASE, folder / f"{DATABASE}-wal"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    competition._clear()
+    assert [file.exists() for file in left] == [False, False, True]
+    assert list(folder.glob(f"{DATABASE}*")) == []
+
+
+def test_the_database_is_postgresqls_where_that_is_installed(
+    competition: Competition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs_or_skip()
+    with competition._database() as (url, name):
+        assert name.startswith("PostgreSQL")
+        with closing(Storage(url)) as storage, storage.read() as session:
+            assert str(session.scalar(text("SELECT version()"))).startswith("PostgreSQL")
+    monkeypatch.setattr(postgresql, "find_programs", lambda: None)
+    with competition._database() as (url, name):
+        assert name == "SQLite (PostgreSQL: apt install postgresql)"
+        Storage(url).close()
+    assert (competition.folder / DATABASE).exists()
