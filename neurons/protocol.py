@@ -30,6 +30,9 @@ and signatures that bind all of a submission (`neurons.binding`)."""
 HIGHEST_CLAIM = 1e10
 """The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
 
+MOST_HOURS = 24 * 366
+"""The longest round."""
+
 KNOWN_LENGTHS = frozenset(
     {*(2**n for n in range(7, 25)), *range(100_000, 1_000_001, 100_000), 250_000}
 )
@@ -410,5 +413,5 @@ class FailureRequest(Message):
 class CreateRoundRequest(Message):
     """Body of POST /create_round."""
 
-    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=24 * 366)
+    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=MOST_HOURS)
     baseline_submission_id: RowId | None = None

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -25,7 +26,7 @@ from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
 from neurons.processes.notify import notify
 from neurons.processes.runtime import StateLock, Stopped, stop_on_signals
-from neurons.protocol import QueuedSubmission
+from neurons.protocol import MOST_HOURS, QueuedSubmission
 from neurons.validation.api import ApiFault, ValidatorApi
 from neurons.validation.attempts import Attempts
 from neurons.validation.clone import Sources, clear
@@ -139,6 +140,12 @@ class Validator:
 )
 @click.option("--once", is_flag=True, help="Judge the queue once, then end.")
 @click.option("--again", is_flag=True, help="Try again what was set aside after three deaths.")
+@click.option(
+    "--new-round",
+    type=click.IntRange(1, MOST_HOURS),
+    metavar="HOURS",
+    help="End the round that runs, open one of so many hours, and judge nothing.",
+)
 @flags.env_file
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
 @flags.setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey.")
@@ -148,8 +155,10 @@ class Validator:
 @flags.debug
 @flags.show_version
 @click.make_pass_decorator(flags.Given, ensure=True)
-def command(given: flags.Given, once: bool, again: bool) -> int:
-    """Read the settings and judge."""
+def command(given: flags.Given, once: bool, again: bool, new_round: int | None) -> int:
+    """Read the settings, and judge or open a round."""
+    if new_round is not None:
+        return flags.start("validator", given, log, partial(open_round, hours=new_round))
     return flags.start("validator", given, log, partial(run, once=once, again=again))
 
 
@@ -166,9 +175,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
-    wallet = (settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path)
-    identity = load_identity(*wallet)
-    api = ValidatorApi(str(settings.validator_api_url), identity, stop=stop)
+    api = _api(settings, stop)
     with StateLock(folder), stop_on_signals(stop), closing(api):
         evaluator = Evaluator(
             *(folder / "clones", settings.device, settings.bench_timeout_seconds),
@@ -183,7 +190,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         parts = _weight_setter(settings, api), _logit_verifier(settings, stop)
         validator = Validator(api, evaluator, attempts, stop, *parts)
         notify("READY=1")
-        log.info("validator ready", hotkey=identity.hotkey, api=settings.validator_api_url)
+        log.info("validator ready", hotkey=api.hotkey, api=settings.validator_api_url)
         try:
             if not once:
                 validator.run_forever(settings.polling_interval)
@@ -197,10 +204,37 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     return 0
 
 
+def open_round(settings: Settings, *, hours: int) -> int:
+    """End the round that runs and open the next, beside a validator that judges.
+
+    Raises:
+        ConfigError: wallet, address or the API's list of validators need a person.
+    """
+    with closing(_api(settings, threading.Event())) as api:
+        try:
+            opened = api.create_round(hours)
+        except ApiFault as error:
+            log.error(str(error))
+            return 1
+    log.info("round opened", round=opened.round_number, hours=hours, end=opened.end_time)
+    return 0
+
+
+def _api(settings: Settings, stop: threading.Event) -> ValidatorApi:
+    identity = load_identity(*_wallet(settings))
+    return ValidatorApi(str(settings.validator_api_url), identity, stop=stop)
+
+
+def _wallet(settings: Settings) -> tuple[str, str, Path]:
+    return settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path
+
+
 def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
-    wallet = (settings.wallet_validator_name, settings.wallet_hotkey, settings.wallet_path)
     on_chain = partial(
-        set_weights, netuid=settings.netuid, network=settings.subtensor_network, wallet=wallet
+        set_weights,
+        netuid=settings.netuid,
+        network=settings.subtensor_network,
+        wallet=_wallet(settings),
     )
     offline = not settings.set_weights or settings.subtensor_network == OFFLINE
     return WeightSetter(api, None if offline else on_chain, settings.weights_interval)

@@ -16,6 +16,7 @@ from neurons.http.outcomes import Forbidden, ForeignPage, ProtocolFault, Unautho
 from neurons.observe import get_logger
 from neurons.protocol import (
     Benchmarks,
+    CreateRoundRequest,
     FailureRequest,
     MarkValidatedRequest,
     Message,
@@ -134,17 +135,32 @@ class ValidatorApi(Connection):
             if "already finalized" not in str(fault):
                 raise
 
+    def create_round(self, hours: int) -> Round:
+        """End the round that runs, if any, and open the next; return that.
+
+        It is asked once: a second time would end the round just opened, without a winner.
+        """
+        body = CreateRoundRequest(duration_hours=hours)
+        return self._call("POST", "/create_round", Round, attempts=1, body=body)
+
     def weights(self) -> list[Weight]:
         """Return the shares of the last finalized round, the best rank first."""
         return list(self._call("GET", "/get_weights", Weights).weights)
 
-    def _call(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
+    def _call(
+        self,
+        method: str,
+        route: str,
+        reply: type[Reply],
+        attempts: int = ATTEMPTS,
+        **options: Any,
+    ) -> Reply:
         """Exchange a signed request for its reply; a passing fault is tried again at once.
 
         A mark may arrive twice. A failure whose reply was lost then counts twice, which is rare.
         """
         quickly = stamina.RetryingCaller(
-            attempts=ATTEMPTS, wait_initial=0.2, wait_max=PAUSE_SECONDS
+            attempts=attempts, wait_initial=0.2, wait_max=PAUSE_SECONDS
         )
         try:
             return quickly(

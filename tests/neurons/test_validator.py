@@ -304,6 +304,22 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
         assert [entry["id"] for entry in queue] == [row]
 
 
+def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Path) -> None:
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        winner = api.submit(ALICE, 10.0)
+        attempts = Attempts(tmp_path / "attempts.sqlite", api.url)
+        client = ValidatorApi(api.url, home.identity)
+        Validator(client, Judge(), attempts, threading.Event()).run_once()  # type: ignore[arg-type]
+        process = home.start(api.url, "--new-round", "5")
+        log, _ = process.communicate(timeout=60)
+        assert (process.returncode, "round opened  round=2 hours=5" in log) == (0, True), log
+        current = api.get("/get_current_round")
+        assert current["baseline_submission_id"] == winner
+        assert current["time_remaining_seconds"] == 5 * 3600
+        assert [row["weight"] for row in api.get("/get_weights")["weights"]] == [0.6]
+
+
 def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path) -> None:
     cases = {
         "No hotkey at": {"WALLET_VALIDATOR_NAME": "nobody"},

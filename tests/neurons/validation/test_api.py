@@ -113,6 +113,13 @@ def test_a_passing_fault_is_tried_again() -> None:
     assert len(sent) == module.ATTEMPTS
 
 
+def test_a_round_is_opened_once_at_most() -> None:
+    client, sent = answering(httpx.ReadError("the reply was lost"))
+    with pytest.raises(ApiFault):
+        client.create_round(48)
+    assert len(sent) == 1
+
+
 def test_nothing_is_tried_again_after_a_stop() -> None:
     stop = threading.Event()
     stop.set()
