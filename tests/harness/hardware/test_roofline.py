@@ -45,6 +45,29 @@ def test_the_bound_of_an_h200_follows_from_its_published_rates() -> None:
     assert memory == pytest.approx(4.8e12 / bytes_per_token(), rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "fused"),
+    [("8.0 8.7", 256), ("8.6 8.9 12.0 12.1", 128), ("9.0", 512), ("10.0 10.3", 1024)],
+)
+def test_arithmetic_is_that_of_four_tensor_cores(capabilities: str, fused: int) -> None:
+    """`fused` multiplications and additions a clock and tensor core, of one slow multiprocessor."""
+    for capability in capabilities.split():
+        small = without(
+            compute_capability=capability,
+            multiprocessors=1,
+            sm_clock_max_mhz=1.0,
+            memory_bus_bits=None,
+        )
+        rate = ceiling(small)
+        assert rate is not None
+        assert rate * operations_per_token() == pytest.approx(4 * fused * 2 * 1e6, rel=1e-9)
+
+
+def test_memory_moves_two_transfers_a_clock() -> None:
+    slow = without(multiprocessors=None, memory_bus_bits=8, memory_clock_max_mhz=1.0)
+    assert ceiling(slow) == pytest.approx(2e6 / 3072, rel=1e-9)
+
+
 @pytest.mark.parametrize("machine", [None, environment(), environment(device="cuda")])
 def test_an_unknown_machine_has_no_bound(machine: Any) -> None:
     assert ceiling(machine) is None
@@ -61,7 +84,9 @@ def test_a_run_above_the_bound_does_not_count() -> None:
 def test_the_speed_of_light_score_is_the_share_of_the_gap_in_time() -> None:
     # 10 s at the baseline, 2 s at the bound: 4 s have closed 6 of 8
     assert speed_of_light(1 / 4, bound=1 / 2, baseline=1 / 10) == pytest.approx(6 / 8)
+    assert speed_of_light(20.0, bound=40.0, baseline=10.0) == pytest.approx(2 / 3)
     assert speed_of_light(1 / 2, 1 / 2, 1 / 10) == 1
     assert speed_of_light(1 / 10, 1 / 2, 1 / 10) == 0
-    with pytest.raises(ValueError, match="baseline"):
-        speed_of_light(1.0, 1.0, 2.0)
+    for baseline in (2.0, 1.0, 0.0, -1.0):
+        with pytest.raises(ValueError, match="baseline"):
+            speed_of_light(1.0, 1.0, baseline)
