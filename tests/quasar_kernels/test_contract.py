@@ -15,6 +15,7 @@ from quasar_kernels.contract import (
     TARGET_FILES,
     check_tree,
     compiled_files,
+    overlay_digest,
     overlay_files,
 )
 from tests.processes import run_python
@@ -71,6 +72,23 @@ def test_ops_publishes_the_operator_s_folder_alone():
     assert {path for path in overlay_files() if path not in files} == {
         PurePosixPath("fla/layers/quasar.py")
     }
+
+
+def test_the_digest_names_what_a_scope_publishes(tree):
+    digests = [overlay_digest(root=tree)]
+    assert digests == [overlay_digest()]  # wherever it lies
+    operator = overlay_digest("ops", tree)
+    layer, gate = tree / "fla/layers/quasar.py", tree / QUASAR_DIR / "gate.py"
+
+    layer.write_text(layer.read_text() + "# changed\n")
+    digests.append(overlay_digest(root=tree))
+    assert overlay_digest("ops", tree) == operator
+
+    gate.rename(gate.with_name("gates.py"))
+    digests.append(overlay_digest(root=tree))
+    gate.write_text("")
+    digests.append(overlay_digest(root=tree))
+    assert len(set(digests)) == len(digests)
 
 
 @pytest.mark.parametrize("name", TARGET_FILES)
@@ -135,6 +153,12 @@ def test_an_import_in_a_text_is_none(tree):
     chunk.write_text(chunk.read_text().replace(f"{line}\n", f'"""\n{line}\n"""\n', 1))
     (violation,) = check_tree(tree)
     assert repr(line) in violation.rule
+
+
+def test_another_file_may_tell_of_an_import(tree):
+    with (tree / QUASAR_DIR / "backend.py").open("a") as file:
+        file.write(f'"""\n{REQUIRED_IMPORTS[0]}\n"""\n')
+    assert check_tree(tree) == []
 
 
 def test_a_file_that_no_parser_takes(tree):
