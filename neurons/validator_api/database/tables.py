@@ -17,6 +17,7 @@ from sqlalchemy import (
     Index,
     func,
     select,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -89,6 +90,9 @@ class Place(Base):
     uid: Mapped[int | None]
 
 
+_WAITING = text("validated_at IS NULL AND withdrawn_at IS NULL")
+
+
 class Submission(Base):
     """A submission, from its commit (or its direct submission) to its score.
 
@@ -101,6 +105,13 @@ class Submission(Base):
     __tablename__ = "submissions"
     __table_args__ = (
         Index("ix_submissions_open", "is_revealed", "validated_at", "withdrawn_at", "id"),
+        # What one hotkey waits for, however many rows it has left behind.
+        Index(
+            "ix_submissions_waiting",
+            *("miner_hotkey", "id"),
+            postgresql_where=_WAITING,
+            sqlite_where=_WAITING,
+        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

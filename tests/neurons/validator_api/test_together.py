@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fastapi import HTTPException
-from sqlalchemy import select
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from neurons.protocol import CommitRequest
 from neurons.validator_api.competition import bans, commits, rounds
@@ -113,6 +116,23 @@ def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
     rows = [reply.json()["submission_id"] for reply in replies if reply.status_code == 200]
     pending = api.get("/pending_reveals")["pending_reveals"]
     assert sorted(row["submission_id"] for row in pending) == sorted(rows)
+
+
+def test_what_a_hotkey_has_left_behind_is_not_read(tmp_path: Path) -> None:
+    """Else one with a hundred thousand old rows would hold up everybody's commitments."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        if "FROM submissions" in statement and "miner_hotkey IN" in statement:
+            sent.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    stored(f"sqlite:///{tmp_path / 'api.db'}", [[commit("a", 1, 512)]])
+    event.remove(Engine, "before_cursor_execute", note)
+    ((statement, parameters),) = sent
+    with closing(sqlite3.connect(tmp_path / "api.db")) as database:
+        plan = database.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+    assert "USING INDEX ix_submissions_waiting" in str(plan)
 
 
 def test_questions_wait_for_those_before_them_and_share_a_turn() -> None:
