@@ -132,8 +132,8 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
     decay: dict[str, Any] = {"g": "*fp32"} if gated else {}
     without: dict[str, Any] = {} if gated else {"g": None}
     step = {"READ_STEP": gated}
-    absent = [] if gated else ["checkpoints", "states", "final_state", "ends"]
-    walked = typed("*fp32", "states final_state ends") if gated else {}
+    absent = [] if gated else ["checkpoints", "states", "initial_state", "begins"]
+    walked = typed("*fp32", "states initial_state begins") if gated else {}
     kept = {"checkpoints": f"*{kind}"} if gated else {}
     scan = shape | {"BV": tiles.scan_cols, "IS_VARLEN": False, "first": None}
     rows = [
@@ -187,7 +187,7 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         rows.append(
             (
                 segmented_scan_bwd.decay_grad_kernel,
-                typed("*fp32", "dg ends") | sizes,
+                typed("*fp32", "dg begins") | sizes,
                 {"table": None, "H": 8, "KEEP": S, "IS_VARLEN": False},
                 (1, 3),
             )

@@ -26,6 +26,13 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1.5e-3}
 
 def check_gradients(x, gated, state, cu=None):
     """Compare values and gradients, from both results, with float64."""
+    found, wanted = found_and_wanted(x, gated, state, cu)
+    for y, w in zip(found, wanted, strict=True):
+        assert relative_rms(y, w) <= LIMITS[x.q.dtype]
+
+
+def found_and_wanted(x, gated, state, cu=None):
+    """Return o, the final state and all gradients, of the kernels and of float64."""
     count = 5 if gated else 4
 
     def run(q, k, v, beta, *rest):
@@ -37,9 +44,7 @@ def check_gradients(x, gated, state, cu=None):
         return delta_recurrence(*given, leaves[-1], cu, scale=0.5)
 
     leaves = [*x[:count], state]
-    found, wanted = gradients(run, leaves), gradients(exact, leaves, torch.float64)
-    for y, w in zip(found, wanted, strict=True):
-        assert relative_rms(y, w) <= LIMITS[x.q.dtype]
+    return gradients(run, leaves), gradients(exact, leaves, torch.float64)
 
 
 @gates
@@ -74,6 +79,15 @@ def test_steps_of_zero_have_a_gradient(gated):
 @pytest.mark.parametrize("decay", [0.0, 3.0])
 def test_gradients_of_other_decays(decay):
     check_gradients(inputs(20, decay=decay), True, torch.randn(1, 2, 16, 16))
+
+
+def test_gradients_of_strong_decays_keep_their_digits():
+    x = inputs(40, decay=2.0, dtype=torch.float16)
+    x.g.sub_(7.0)  # a token leaves a thousandth of the state, and so of its decay's gradient
+    found, wanted = found_and_wanted(x, True, torch.randn(1, 2, 16, 16))
+    decays = [(y, w) for y, w in zip(found, wanted, strict=True) if y.shape == x.g.shape][-1]
+    assert decays[1].abs().max() < 1e-2
+    assert relative_rms(*decays) <= 3e-3
 
 
 @pytest.mark.parametrize("decay", [100.0, float("inf")])

@@ -179,13 +179,11 @@ def chunk_quasar_bwd(
     dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
     inverse = chunk_intra(plan, k, beta, dv)
     shared = _shared(plan, q)
-    final = checkpoints = ends = dg = None
+    checkpoints = begins = dg = None
     if g is not None:
-        checkpoints, ends, dg = torch.empty_like(do), torch.empty_like(g), torch.empty_like(g)
-        if d_final is not None:
-            final = torch.empty_like(d_final)
+        checkpoints, begins, dg = torch.empty_like(do), torch.empty_like(g), torch.empty_like(g)
     _walk(
-        plan, q, k, v, g, inverse, initial_state, states, final, fresh, scale,
+        plan, q, k, v, g, inverse, initial_state, states, None, fresh, scale,
         fresh=True, checkpoints=checkpoints,
     )  # fmt: skip
     strides_q, strides_k = q.stride()[:3], k.stride()[:3]
@@ -198,7 +196,7 @@ def chunk_quasar_bwd(
     def walk_state_grad(map_only: bool) -> None:
         segment_state_grad_kernel[(plan.total * H,)](
             q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
-            *(none if map_only or g is None else (checkpoints, states, final, ends)),
+            *(none if map_only or g is None else (checkpoints, states, initial_state, begins)),
             *where, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3], **shared,
             PACK=_packing(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
             HAS_ENTERING=d_states is not None and not map_only,
@@ -220,7 +218,7 @@ def chunk_quasar_bwd(
         keep = max(plan.block, plan.tiles.chunk)
         shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
         decay_grad_kernel[(plan.total * H, shares)](
-            dg, ends, plan.table, *where[:3], H=H, KEEP=keep, IS_VARLEN=plan.table is not None,
+            dg, begins, plan.table, *where[:3], H=H, KEEP=keep, IS_VARLEN=plan.table is not None,
             num_warps=1,
         )  # fmt: skip
     return dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, dg

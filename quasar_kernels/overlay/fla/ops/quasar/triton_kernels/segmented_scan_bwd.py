@@ -5,9 +5,11 @@ the state walks backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
 dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
 pass's own G, so the same scan cuts the walk into segments. README.md a folder up has the rest.
 
-With log decays g, every product has what lies between its tokens. The gradient of g is local: that
-of a decay is <S, dS> just behind it, so it follows from <S, dS> behind every KEEP tokens, for which
-the first walk leaves the states, and from what the tokens between add.
+With log decays g, every product has what lies between its tokens. The gradient of a decay is what
+passes it from earlier tokens to later ones: <S, dS> before every KEEP tokens, for which the first
+walk leaves the states, plus what the tokens since then wrote, less what they read. What a token
+gives to itself passes no decay and is left out, so strong decays, whose gradients are tiny, keep
+their digits.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ def segment_state_grad_kernel(
     dk,
     checkpoints,
     states,
-    final_state,
-    ends,
+    initial_state,
+    begins,
     T,
     NS,
     SEG,
@@ -81,8 +83,9 @@ def segment_state_grad_kernel(
     MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
     before the segment's first token. Otherwise it starts from the scanned gradient behind the
     segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv, dk and checkpoints share
-    the strides stride_o; B may lie in dv's own rows. With g and not MAP_ONLY, `ends` [B, T, H] fp32
-    gets <S, dS> at the last token of every KEEP and of the segment. Grid: (segments * H,).
+    the strides stride_o; B may lie in dv's own rows. With g and not MAP_ONLY, `begins` [B, T, H]
+    fp32 gets <S, dS> before it at the first token of the segment and of every KEEP.
+    Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -118,21 +121,10 @@ def segment_state_grad_kernel(
         KEEP: tl.constexpr = max(BS, C)
         behind_chunk = length  # where the chunk at hand ends in the segment
         if not MAP_ONLY:
-            p_end = token_pointers(ends, i_b, t0, i_h, T, H, -1)
+            p_begin = token_pointers(begins, i_b, t0, i_h, T, H, 0)
             p_c = row_pointers(
                 checkpoints, i_b, t0, i_h, stride_ob, stride_ot, stride_oh, cols, cols
             )
-            if length > 0:
-                product = tl.sum(tl.zeros([C], dtype=tl.float32), axis=0)
-                if is_last:
-                    if HAS_FINAL:
-                        state = tl.load(final_state + own + at, mask=inside, other=0.0)
-                        product += tl.sum(tl.sum(state * d_state, axis=1), axis=0)
-                elif HAS_ENTERING:
-                    here = tl.program_id(0).to(tl.int64) * S * S
-                    state = tl.load(states + here + at, mask=inside, other=0.0)
-                    product += tl.sum(tl.sum(state * d_state, axis=1), axis=0)
-                tl.store(p_end + length.to(tl.int64) * H, product)
     for _ in range(0, n_chunks):
         mask = (rows < left)[:, None] & (cols < S)[None, :]
         b_q = tl.load(p_q, mask=mask, other=0.0)
@@ -155,7 +147,7 @@ def segment_state_grad_kernel(
                     begin = (behind_chunk - KEEP).to(tl.int64) * stride_ot
                     state = tl.load(p_c + begin, mask=inside, other=0.0).to(tl.float32)
                     product = tl.sum(tl.sum(tl.trans(state) * d_state, axis=1), axis=0)
-                    tl.store(p_end + behind_chunk.to(tl.int64) * H, product)
+                    tl.store(p_begin + behind_chunk.to(tl.int64) * H, product)
         Pt = operand(tl.where(rows[:, None] <= rows[None, :], Pt * scale, 0.0), b_k.dtype)
         b_ds = operand(d_state, b_k.dtype)
         dV = tl.dot(Pt, b_do, input_precision=PRECISION)
@@ -193,6 +185,14 @@ def segment_state_grad_kernel(
         p_do -= C * stride_ot
         p_a -= C * stride_at
 
+    if g is not None:
+        if not MAP_ONLY:
+            if length > 0:
+                state = load_entering_state(
+                    initial_state, states, tl.program_id(0), own, at, inside, is_first, BS, BS, S,
+                    H, initial_state is not None, states is not None,
+                )  # fmt: skip
+                tl.store(p_begin, tl.sum(tl.sum(state * d_state, axis=1), axis=0))
     if MAP_ONLY:
         tl.store(E_out + tl.program_id(0).to(tl.int64) * S * S + at, d_state, mask=inside)
     elif STORE_INITIAL:
@@ -245,8 +245,8 @@ def segment_input_grad_kernel(
     dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
     dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
     da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program; with READ_STEP, where beta holds a, a
-    token and head each. With log decays g, dg [B, T, H] fp32 gets what each token adds to it:
-    q dq, and k dk as far as k reads the state less as far as it writes it.
+    token and head each. With log decays g, dg [B, T, H] fp32 gets what each token writes for later
+    ones less what it reads of earlier ones.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -316,10 +316,15 @@ def segment_input_grad_kernel(
         dP = tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION) * scale
         if g is not None:
             dP *= gamma
+            QK = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+            KK = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+            pairs = tl.where(rows[:, None] > rows[None, :], dP * QK, 0.0) + a_dM * KK
+            written = tl.sum(pairs, axis=0) - tl.sum(pairs, axis=1)
         dP = operand(tl.where(rows[:, None] >= rows[None, :], dP, 0.0), b_k.dtype)
         dQ = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * scale
         if g is not None:
             dQ *= before
+            written -= tl.sum(b_q.to(tl.float32) * dQ, axis=1)
         dQ += tl.dot(dP, b_k, input_precision=PRECISION)
         tl.store(p_dq, dQ.to(dq.dtype.element_ty), mask=mask)
 
@@ -327,9 +332,10 @@ def segment_input_grad_kernel(
         if g is None:
             dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
         else:
-            reads = -tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION) * before
-            dK += reads
-            reads += tl.dot(operand(a_dM, b_k.dtype), b_k, input_precision=PRECISION)
+            written += tl.sum(k32 * dK, axis=1)  # for what comes behind the chunk
+            reads = tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION) * before
+            written += tl.sum(k32 * reads, axis=1)
+            dK -= reads
         dK += tl.dot(tl.trans(dP), b_q, input_precision=PRECISION)
         both = operand(a_dM + tl.trans(a_dM), b_k.dtype)
         dK += tl.dot(both, b_k, input_precision=PRECISION)
@@ -338,8 +344,7 @@ def segment_input_grad_kernel(
         tl.store(p_dk, dK.to(dk.dtype.element_ty), mask=mask)
 
         if g is not None:
-            added = tl.sum(b_q.to(tl.float32) * dQ + k32 * (2 * reads - dK), axis=1)
-            tl.store(p_dg, added, mask=rows < left)
+            tl.store(p_dg, written, mask=rows < left)
             b_f = operand(b_f.to(tl.float32) * tl.exp(whole - since)[:, None], b_k.dtype)
             state *= tl.exp(whole)
             p_g += C * H
@@ -362,10 +367,11 @@ def segment_input_grad_kernel(
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def decay_grad_kernel(
-    dg, ends, table, T, NS, SEG, H: tl.constexpr, KEEP: tl.constexpr, IS_VARLEN: tl.constexpr
+    dg, begins, table, T, NS, SEG, H: tl.constexpr, KEEP: tl.constexpr, IS_VARLEN: tl.constexpr
 ):
-    """Turn what tokens add into the gradient of g: its sum from each to the end of KEEP, and ends.
+    """Turn what tokens write less what they read into the gradient of g.
 
+    It is the sum of those before a token in its KEEP, and what `begins` has there.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -374,7 +380,6 @@ def decay_grad_kernel(
     for t in range(tl.program_id(1) * KEEP, length, tl.num_programs(1) * KEEP):
         here = tl.minimum(length - t, KEEP)
         p_dg = token_pointers(dg, i_b, t0 + t, i_h, T, H, rows)
-        added = tl.load(p_dg, mask=rows < here, other=0.0)
-        behind = tl.load(token_pointers(ends, i_b, t0 + t, i_h, T, H, here - 1))
-        from_here_on = tl.cumsum(added, axis=0, reverse=True)
-        tl.store(p_dg, from_here_on + behind, mask=rows < here)
+        written = tl.load(p_dg - H, mask=(rows > 0) & (rows < here), other=0.0)
+        before = tl.load(token_pointers(begins, i_b, t0 + t, i_h, T, H, 0))
+        tl.store(p_dg, before + tl.cumsum(written, axis=0), mask=rows < here)
