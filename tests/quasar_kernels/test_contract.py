@@ -66,6 +66,13 @@ def test_overlay_files_are_the_published_ones(tree):
     assert all((OVERLAY / path).is_file() for path in files)
 
 
+def test_whatever_is_no_byte_code_is_published(tmp_path):
+    for name in ("notes.txt", "left.pyc", "program.cu", "__pycache__/cache.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(map(str, overlay_files(root=tmp_path))) == ["notes.txt", "program.cu"]
+
+
 def test_ops_publishes_the_operator_s_folder_alone():
     files = overlay_files("ops")
     assert {QUASAR_DIR / name for name in TARGET_FILES} <= set(files)
@@ -157,7 +164,7 @@ def test_an_import_in_a_text_is_none(tree):
 
 def test_another_file_may_tell_of_an_import(tree):
     with (tree / QUASAR_DIR / "backend.py").open("a") as file:
-        file.write(f'"""\n{REQUIRED_IMPORTS[0]}\n"""\n')
+        file.write('"""\n' + "\n".join(REQUIRED_IMPORTS) + '\n"""\n')
     assert check_tree(tree) == []
 
 
