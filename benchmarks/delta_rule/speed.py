@@ -8,6 +8,7 @@ implementation out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
@@ -16,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands
+from benchmarks import clocks, commands, compiling
 from benchmarks.clocks import eager_ms, free, graph_ms
 from benchmarks.commands import say
 from benchmarks.delta_rule.calls import (
@@ -51,10 +52,13 @@ from benchmarks.results import origin, write
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 
-SHAPES = {
+MODULE = "benchmarks.delta_rule.speed"
+SHAPES: dict[Way, tuple[Shape, ...]] = {
     "forward": (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED),
     "forward and backward": (MIDDLE, LONG, BATCHED, WIDE),
 }
+RULES: tuple[Rule, ...] = get_args(Rule)
+ROWS = [(rule, way, shape) for way, shapes in SHAPES.items() for shape in shapes for rule in RULES]
 CHECKED_TOKENS = 4096
 """Gradients, whose oracle keeps all of autograd's float64 tensors, are compared over so many."""
 BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
@@ -116,22 +120,31 @@ def measure_row(rule: Rule, way: Way, shape: Shape, names: Sequence[str]) -> Row
             times[name] = timing(call, rested=way == "forward")
             del call
         free()
-    say(f"{rule}, {way}, {shape}")
+    free()
+    say(
+        f"{rule}, {way}, {shape}: "
+        + ", ".join(f"{n} {t.graph_ms:.3f} ms" for n, t in times.items())
+    )
     return Row(rule=rule, way=way, shape=shape, times=times, errors=errors, repeats=repeats)
 
 
-def measure_rows(names: Sequence[str]) -> Iterator[Row]:
-    """Measure every call."""
-    for way, shapes in SHAPES.items():
-        for shape in shapes:
-            for rule in get_args(Rule):
-                yield measure_row(rule, way, shape, names)  # type: ignore[arg-type]
-                free()
+def compile_row(rule: Rule, way: Way, shape: Shape) -> None:
+    """Call everything of a row once."""
+    mount()
+    x = draw(rule, shape)
+    for name in NAMES:
+        with selected(name, "chunk", rule) as function, torch.no_grad():
+            if way == "forward":
+                forward(function, x)
+            else:
+                gradients(function, x, torch.randn_like(x.q))
+        free()
+    torch.cuda.synchronize()
 
 
 def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
     """Time one token, and copies of the states beside it."""
-    for rule in get_args(Rule):
+    for rule in RULES:
         for width in WIDTHS:
             for batch in BATCHES:
                 x = draw(rule, Shape(batch, 1, HEADS, width))
@@ -155,12 +168,13 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
 
 def measure(names: Sequence[str], commit: str | None) -> DeltaRuleResults:
     """Run everything."""
+    compiling.side_by_side(MODULE, [(i,) for i in range(len(ROWS))])
     mount()
     torch.manual_seed(0)
     with torch.no_grad():
         clocks.soak(2)
         decoding = tuple(measure_decoding(names))
-        rows = tuple(measure_rows(names))
+        rows = tuple(measure_row(*row, names) for row in ROWS)
     return DeltaRuleResults(
         **origin(commit),
         protocol=PROTOCOL,
@@ -172,6 +186,9 @@ def measure(names: Sequence[str], commit: str | None) -> DeltaRuleResults:
 
 def main() -> None:
     """Measure, write the file, and say which figures miss their limits."""
+    if sys.argv[1:2] == [compiling.FLAG]:
+        compile_row(*ROWS[int(sys.argv[2])])
+        return
     parser = commands.options(__doc__)
     parser.add_argument("--without", choices=NAMES, action="append", default=[])
     args = parser.parse_args()

@@ -11,7 +11,6 @@ peer's many variants, which are compiled side by side beforehand.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands
+from benchmarks import clocks, commands, compiling
 from benchmarks.commands import say
 from benchmarks.layer.calls import DEVICE, gradient_errors, output, step
 from benchmarks.layer.training_results import (
@@ -122,21 +121,6 @@ def measure(name: str, tree: Path) -> dict[str, list[Any]]:
     return {"rows": rows, "gradients": [g.model_dump() for g in gradients.values()]}
 
 
-def compile_side_by_side(tree: Path) -> None:
-    """Run a step of each shape, each in a process of its own, so that all kernels are compiled.
-
-    flash-linear-attention would also keep what it found the fastest variants, which is of no use
-    while others are at work: FLA_CACHE_RESULTS=0 keeps it from that.
-    """
-    environ = os.environ | {"FLA_CACHE_RESULTS": "0"}
-    started = [
-        subprocess.Popen(commands.python(MODULE, "--compile", tree, i), env=environ)
-        for i in range(len(SHAPES))
-    ]
-    for process in started:
-        process.wait()
-
-
 def compile_shape(tree: Path, shape: Shape) -> None:
     """Run one step of this shape."""
     layer = new(load_tree(tree).layer_class, shape)
@@ -149,7 +133,7 @@ def in_own_process(name: str, fork: Path, folder: Path) -> Mapping[str, Any]:
     """Measure one implementation in a process of its own."""
     tree = make_tree(fork, folder / name, TREES[IMPLEMENTATIONS[name]])
     if name == "peer":
-        compile_side_by_side(tree)
+        compiling.side_by_side(MODULE, [(tree, i) for i in range(len(SHAPES))])
     out = folder / f"{name}.json"
     subprocess.run(commands.python(MODULE, "--child", name, tree, out), check=True)
     return json.loads(out.read_text())  # type: ignore[no-any-return]
@@ -181,7 +165,7 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--child", name, tree, out]:  # what in_own_process starts
             Path(out).write_text(json.dumps(measure(name, Path(tree))))
-        case ["--compile", tree, number]:  # what compile_side_by_side starts
+        case [compiling.FLAG, tree, number]:
             compile_shape(Path(tree), SHAPES[int(number)])
         case _:
             args = commands.options(__doc__, fork=True).parse_args()

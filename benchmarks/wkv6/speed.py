@@ -8,6 +8,7 @@ implementation out; the recurrent one stops at 16,384 tokens.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
@@ -16,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands
+from benchmarks import clocks, commands, compiling
 from benchmarks.clocks import free
 from benchmarks.commands import say
 from benchmarks.limits import missed
@@ -31,6 +32,7 @@ from benchmarks.wkv6.results import Row, Way, WKV6Results, wkv6_criteria
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 
+MODULE = "benchmarks.wkv6.speed"
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
@@ -65,6 +67,26 @@ def compared(
     return results
 
 
+def compile_row(way: Way, tokens: int) -> None:
+    """Call everything of a row once."""
+    mount()
+    x = draw(Shape(1, tokens, HEADS, WIDTH))
+    for name in names_at(tokens, NAMES):
+        function = implementation_of(name)
+        with torch.no_grad():
+            if way == "forward":
+                function(*x)
+            else:
+                gradients(function, x, torch.randn_like(x.v))
+        free()
+    torch.cuda.synchronize()
+
+
+def names_at(tokens: int, names: Sequence[str]) -> list[str]:
+    """Return the implementations that are measured over so many tokens."""
+    return [name for name in names if name != "recurrent" or tokens <= RECURRENT_TOKENS]
+
+
 def peak_of(call: Callable[[], object]) -> int:
     """Return the most bytes that are allocated during a call, which ran once before."""
     call()
@@ -84,9 +106,7 @@ def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
     times: dict[str, Timing] = {}
     peaks: dict[str, int] = {}
     errors = {}
-    for name in names:
-        if name == "recurrent" and tokens > RECURRENT_TOKENS:
-            continue
+    for name in names_at(tokens, names):
         function = implementation_of(name)
         clocks.poison()
         found = results(function, torch.bfloat16)
@@ -113,6 +133,7 @@ def measure_rows(names: Sequence[str], tokens: Sequence[int]) -> Iterator[Row]:
 
 def measure(names: Sequence[str], tokens: Sequence[int], commit: str | None) -> WKV6Results:
     """Run everything."""
+    compiling.side_by_side(MODULE, [(way, count) for way in get_args(Way) for count in tokens])
     mount()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -128,6 +149,9 @@ def measure(names: Sequence[str], tokens: Sequence[int], commit: str | None) -> 
 
 def main() -> None:
     """Measure, write the file, show the table, and say which figures miss their limits."""
+    if sys.argv[1:2] == [compiling.FLAG]:
+        compile_row(sys.argv[2], int(sys.argv[3]))  # type: ignore[arg-type]
+        return
     parser = commands.options(__doc__)
     parser.add_argument("--without", choices=NAMES, action="append", default=[])
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
