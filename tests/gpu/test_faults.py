@@ -1,0 +1,81 @@
+"""Faults while a worker holds the GPU: it lacks memory there, or is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.layer.trees import TREES, make_tree
+from harness.measuring.runner import MeasurementError, measure
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.gpu
+
+SLACK = 1 << 30
+"""Bytes by which the free memory may differ: other processes of a shared GPU come and go."""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fork: the host library as it is installed, with the overlay."""
+    host = Path(str(distribution("fla-core").locate_file("")))
+    return make_tree(host, tmp_path_factory.mktemp("fork") / "tree", TREES["overlay"])
+
+
+def free() -> int:
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def assert_next_one_is_measured(tree: Path, before: int) -> None:
+    wait_for(lambda: free() >= before - SLACK)
+    assert measure(tree, 512, device="cuda", gate=False).tokens_per_sec > 0
+
+
+@pytest.mark.parametrize("share", [2.0, 0.6], ids=["input", "layer"])
+def test_row_22_a_length_beyond_the_memory_is_told_as_such(tree: Path, share: float) -> None:
+    before = free()
+    length = int(share * before / (4 * 512))  # of which the input, in fp32, takes this share
+    with pytest.raises(MeasurementError) as found:
+        measure(tree, length, device="cuda", gate=False)
+    assert found.value.kind == "out_of_memory"
+    assert_next_one_is_measured(tree, before)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, each before its own."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["judge", "subject"])
+def test_row_22_a_worker_killed_while_it_holds_the_gpu_leaves_it_free(
+    tree: Path, place: int
+) -> None:
+    before, errors = free(), []
+    length = int(0.1 * before / (4 * 512))
+
+    def run() -> None:
+        try:
+            measure(tree, length, device="cuda", gate=False)
+        except MeasurementError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: free() < before - 4 * length * 512, 120)  # the input is there
+    os.kill(descendants(os.getpid())[place], signal.SIGKILL)
+    thread.join(60)
+    assert [error.kind for error in errors] == [
+        "out_of_memory"
+    ]  # most often it is the kernel that kills
+    assert_next_one_is_measured(tree, before)
