@@ -46,7 +46,12 @@ def main() -> None:
     study = open_study(storage, candidates.name)
     before = done(study)
     trials = given.trials if given.more is None else before + given.more
-    search(study, start, candidates.objective(start), trials=trials, seconds=given.seconds)
+    search(
+        *(study, start, candidates.objective(start)),
+        trials=trials,
+        seconds=given.seconds,
+        footprint=lambda: candidates.footprint,
+    )
     print(f"{candidates.name}: {before} trials before, {done(study)} now")
     pairs = candidates.in_turns(start, best_tiles(study), PAIRS)
     tiles, found, evidence = conclude(study, pairs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.clocks import graph_ms, soak
+from benchmarks.operator.footprint import Footprint, footprint, launched, warps_of_gpu
 from benchmarks.operator.inputs import WIDTH, layer_like
 from benchmarks.operator.study import Objective, Refused, Report, Tiles
 from benchmarks.operator.tune import LIMITS, errors_of
@@ -42,6 +43,7 @@ class Candidates:
         self._of = type(shipped)
         self.shipped: Tiles = shipped._asdict()
         torch.manual_seed(0)
+        self.footprint: Footprint = {}  # of the candidate that was checked last
         self._inputs = {tokens: layer_like(tokens) for tokens in lengths}
         soak(2)
 
@@ -69,11 +71,14 @@ class Candidates:
 
     def _check(self, tiles: Tiles) -> None:
         chosen = self._of(**tiles)
+        self.footprint = {}
         try:
-            errors = errors_of(self._chunk, [chosen])[chosen]
+            with launched() as kernels:
+                errors = errors_of(self._chunk, [chosen])[chosen]
         except Exception as error:  # too many resources, or a fault of the compiler
             text = (str(error).splitlines() or [""])[0]
             raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
+        self.footprint = footprint(kernels, warps_of_gpu())
         for kind, limit in LIMITS.items():
             if not errors[kind] <= limit:
                 raise Refused(f"wrong on {kind} inputs: {errors[kind]:.1e} is over {limit:.1e}")

@@ -87,10 +87,11 @@ def search(
     *,
     trials: int,
     seconds: float | None = None,
+    footprint: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Try candidates until `trials` have ended, earlier processes' counted, or for `seconds`.
 
-    The first candidate is `start`.
+    The first candidate is `start`. What `footprint` returns of the last one is kept with its trial.
     """
     study.set_user_attr("start", start)
     searched = {name: start[name] for name in CHOICES}
@@ -110,6 +111,8 @@ def search(
         except Refused as error:
             trial.set_user_attr("refused", str(error))
             raise optuna.TrialPruned(str(error)) from error
+        finally:
+            trial.set_user_attr("footprint", footprint())
         if not (math.isfinite(value) and value > 0):
             raise optuna.TrialPruned(f"a time of {value}")
         return value
@@ -124,6 +127,24 @@ def search(
 
 def _with(value: int, values: Iterable[int]) -> list[int]:
     return sorted({value, *values})
+
+
+def candidates(study: optuna.Study) -> list[dict[str, Any]]:
+    """Return what each candidate was, took and came to: the fastest first, then the refused.
+
+    `time` is over the start's; a candidate without one was refused, or given up as slower.
+    """
+    ended = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+    found = [
+        {
+            "tiles": dict(t.params),
+            "time": t.value if t.state == TrialState.COMPLETE else None,
+            "refused": t.user_attrs.get("refused", ""),
+            "footprint": t.user_attrs.get("footprint", {}),
+        }
+        for t in ended
+    ]
+    return sorted(found, key=lambda one: (one["time"] is None, one["time"] or 0.0))
 
 
 def best_tiles(study: optuna.Study) -> Tiles:
@@ -153,6 +174,7 @@ def conclude(
     trials = study.get_trials(deepcopy=False)
     refused = sorted({t.user_attrs["refused"] for t in trials if "refused" in t.user_attrs})
     evidence = {
+        "candidates": candidates(study),
         "trials": done(study),
         "completed": sum(t.state == TrialState.COMPLETE for t in trials),
         "refused": refused[:10],

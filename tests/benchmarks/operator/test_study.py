@@ -19,6 +19,7 @@ from benchmarks.operator.study import (
     Report,
     Tiles,
     best_tiles,
+    candidates,
     conclude,
     done,
     open_study,
@@ -58,6 +59,21 @@ def test_the_start_is_the_first_trial_and_earlier_trials_count(tmp_path: Path) -
         search(study, START, cost, trials=trials)
         assert done(study) == trials
     assert study.trials[0].params == {name: START[name] for name in CHOICES}
+
+
+def test_every_candidate_is_told_with_what_it_took(tmp_path: Path) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    taken = ({"walk": {"registers": number}} for number in range(100))
+    search(study, START, cost, trials=30, footprint=lambda: next(taken))
+    found = candidates(study)
+    assert len(found) == 30
+    assert {one["footprint"]["walk"]["registers"] for one in found} == {*range(30)}
+    times = [one["time"] for one in found if one["time"] is not None]
+    assert times == sorted(times)
+    assert {**START, **found[0]["tiles"]} == best_tiles(study)
+    refused = [one for one in found if one["refused"]]
+    assert all(one["time"] is None and one["tiles"]["chunk"] == 32 for one in refused)
+    assert refused == [one for one in found if one["tiles"]["chunk"] == 32]
 
 
 @pytest.mark.parametrize(("gain", "taken"), [(1.10, True), (1.001, False), (0.9, False)])

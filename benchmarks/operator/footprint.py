@@ -1,0 +1,78 @@
+"""What Triton kernels take of the GPU that they ran on: registers, spills, memory, occupancy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+
+Footprint = dict[str, dict[str, float]]
+"""By kernel: registers and spilled 4-byte words a thread, bytes of shared memory and warps a block,
+and the share of a multiprocessor's warps that run at once."""
+
+
+@contextmanager
+def launched() -> Iterator[list[Any]]:
+    """Collect the compiled kernels that are launched meanwhile, each once."""
+    found: list[Any] = []
+    run: Any = triton.JITFunction.run
+
+    def collecting(self: Any, *args: Any, **options: Any) -> Any:
+        kernel = run(self, *args, **options)
+        if kernel is not None and all(kernel is not other for other in found):
+            found.append(kernel)
+        return kernel
+
+    with patch.object(triton.JITFunction, "run", collecting):
+        yield found
+
+
+def blocks_at_once(function: int, threads: int, shared: int) -> int:
+    """Ask the driver how many blocks of a kernel a multiprocessor of this GPU holds.
+
+    Raises:
+        RuntimeError: the driver does not know the kernel.
+    """
+    count = ctypes.c_int()
+    status = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(count), ctypes.c_void_p(function), threads, ctypes.c_size_t(shared)
+    )
+    if status:
+        raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor: CUDA error {status}")
+    return count.value
+
+
+def warps_of_gpu() -> int:
+    """Return how many warps a multiprocessor of this GPU holds."""
+    found = torch.cuda.get_device_properties(0)
+    return int(found.max_threads_per_multi_processor // found.warp_size)
+
+
+def footprint(
+    kernels: list[Any],
+    most: int,
+    blocks: Callable[[int, int, int], int] = blocks_at_once,
+) -> Footprint:
+    """Return what each kernel takes.
+
+    Args:
+        kernels: of `launched`.
+        most: warps that a multiprocessor holds.
+        blocks: `blocks_at_once` or its stand-in.
+    """
+    taken: Footprint = {}
+    for kernel in kernels:
+        warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+        taken[kernel.name] = {
+            "registers": kernel.n_regs,
+            "spills": kernel.n_spills,
+            "shared": shared,
+            "warps": warps,
+            "occupancy": blocks(kernel.function, 32 * warps, shared) * warps / most,
+        }
+    return taken
