@@ -14,12 +14,14 @@ import sys
 
 from benchmarks import reliability
 from benchmarks.api import page as api
+from benchmarks.delta_rule import page as delta_rule
 from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
 from benchmarks.layer import page as layer
 from benchmarks.limits import missed
 from benchmarks.operator import page as operator
 from benchmarks.recall import page as recall
+from benchmarks.wkv6 import page as wkv6
 
 
 def main() -> None:
@@ -33,6 +35,8 @@ def main() -> None:
         **operator.documents(of_operator),
         **recall.documents(),
         **honesty.documents(),
+        **delta_rule.documents(),
+        **wkv6.documents(),
         **reliability.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")

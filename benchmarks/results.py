@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -44,6 +45,15 @@ def load(kind: type[Kind], path: Path) -> Kind:
         OSError, pydantic.ValidationError: it is missing, or is no run of this kind.
     """
     return kind.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def told(kind: type[Kind], path: Path, tell: Callable[[Kind], str]) -> str:
+    """Return what `tell` makes of a run, or the sentence that there is none yet.
+
+    Raises:
+        pydantic.ValidationError: the file is no run of this kind.
+    """
+    return tell(load(kind, path)) if path.exists() else "No run of it is committed yet."
 
 
 def write(path: Path, run: Run) -> None:

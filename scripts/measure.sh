@@ -30,6 +30,7 @@ step gpu_tests.run --out "$out/gpu-tests.json"
 # the layer next: what a machine has time for is what counts most
 step layer.speed --fork "$fork" --out "$out"
 step layer.training --fork "$fork" --out "$out/layer-training.json"
+step honesty.acceptance --fork "$fork" --out "$out/acceptance.json"
 step operator.inference --out "$out/operator.json"
 step operator.training --out "$out/operator_training.json"
 step delta_rule.speed --out "$out/delta-rule.json"

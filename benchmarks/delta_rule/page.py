@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from benchmarks.delta_rule.results import (
     Decoding,
@@ -11,10 +12,13 @@ from benchmarks.delta_rule.results import (
     delta_rule_criteria,
     lead,
 )
+from benchmarks.documents import filled
 from benchmarks.limits import summary
 from benchmarks.markdown import facts, milliseconds, records
 from benchmarks.operator.results import Timing
+from benchmarks.results import DATA, ROOT, told
 
+RUN, DOCUMENT = DATA / "delta-rule.json", ROOT / "docs" / "delta-rule.md"
 LABELS = {"triton": "Triton", "cuda": "CUDA", "host": "host"}
 
 
@@ -83,9 +87,20 @@ def decoding(results: DeltaRuleResults) -> str:
 
 
 SECTIONS: Mapping[str, Callable[[DeltaRuleResults], str]] = {
-    "speeds": speeds,
-    "decoding": decoding,
-    "errors": errors,
-    "limits": lambda results: summary([*delta_rule_criteria(results)]),
+    "Whole sequences": speeds,
+    "One token": decoding,
+    "Largest errors against float64, by tensor": errors,
+    "Limits": lambda results: summary([*delta_rule_criteria(results)]),
 }
-"""What makes each section's figures, in the document's order."""
+"""What makes the figures below each title, in the document's order."""
+
+
+def measured(results: DeltaRuleResults) -> str:
+    """Return all sections, each below its title."""
+    return "\n\n".join(f"### {title}\n\n{tell(results)}" for title, tell in SECTIONS.items())
+
+
+def documents() -> Mapping[Path, str]:
+    """Return the text of docs/delta-rule.md, by its path."""
+    sections = {"measured": told(DeltaRuleResults, RUN, measured)}
+    return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}

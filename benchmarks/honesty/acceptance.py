@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import commands
+from benchmarks.honesty.page import acceptance_limits
 from benchmarks.honesty.results import Acceptance, Agreement
 from benchmarks.layer.trees import TREES, make_tree
-from benchmarks.limits import Criterion, missed
+from benchmarks.limits import missed
 from benchmarks.results import ROOT, write
 from harness.claim import derive_claim
-from harness.claim.derive import ACCEPTED_SHARE
 from harness.measuring.runner import call, child_environment, probe
 from harness.measuring.series import Policy
 from harness.measuring.together import ShortSeries, processes_at_once
@@ -133,28 +133,6 @@ def _cold_ms(series: ShortSeries, tokens: int) -> float | None:
     return median(calls) * 1e3 if calls else None
 
 
-def limits(found: Acceptance) -> list[Criterion]:
-    """Return what must hold, with its figure."""
-    confirmed = sum(speed >= ACCEPTED_SHARE * found.claim for speed in found.validator)
-    apart = [
-        Criterion(
-            f"{one.tokens:,} tokens, harness and validator's loop apart, %",
-            abs(one.harness / one.validator - 1),
-            0.01,
-            scale=100,
-            digits=".2f",
-        )
-        for one in found.agreements
-    ]
-    return [
-        Criterion("validator's runs that refute the claim", len(found.validator) - confirmed, 0),
-        Criterion("claim / median", found.claim / median(found.validator), 0.97, at_least=True),
-        Criterion("measuring from nothing, s", found.cycle_seconds, 240),
-        Criterion("confirming what was measured, s", found.confirm_seconds, 60),
-        *apart,
-    ]
-
-
 def main() -> None:
     """Judge and write the figures."""
     parser = commands.options(__doc__, fork=True)
@@ -167,9 +145,9 @@ def main() -> None:
     if args.commit:
         found = found.model_copy(update={"commit": args.commit})
     write(args.out, found)
-    for criterion in limits(found):
+    for criterion in acceptance_limits(found):
         print(*criterion.cells(), sep="; ")
-    sys.exit(1 if missed(limits(found)) else 0)
+    sys.exit(1 if missed(acceptance_limits(found)) else 0)
 
 
 if __name__ == "__main__":

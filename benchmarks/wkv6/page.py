@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.documents import filled
 from benchmarks.markdown import facts, milliseconds, records
+from benchmarks.results import DATA, ROOT, told
 from benchmarks.wkv6.results import Row, WKV6Results, lead
 
+RUN, DOCUMENT = DATA / "wkv6.json", ROOT / "docs" / "models.md"
 LABELS = {"triton": "Triton", "chunk": "chunk_rwkv6", "recurrent": "fused_recurrent_rwkv6"}
 
 
@@ -32,3 +38,9 @@ def speeds(results: WKV6Results) -> str:
     where = results.where(f"torch {e.torch}, Triton {e.triton}")
     where |= {"host": results.host, "protocol": results.protocol}
     return f"{facts(where)}\n\n{records(map(cells, results.rows))}"
+
+
+def documents() -> Mapping[Path, str]:
+    """Return the text of docs/models.md, by its path."""
+    sections = {"wkv6": told(WKV6Results, RUN, speeds)}
+    return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}

@@ -7,8 +7,8 @@ from datetime import date
 import pytest
 import torch
 
+from benchmarks.delta_rule import page
 from benchmarks.delta_rule.calls import Inputs, draw, exact, step
-from benchmarks.delta_rule.page import SECTIONS
 from benchmarks.delta_rule.results import (
     BATCHED,
     LONG,
@@ -23,6 +23,7 @@ from benchmarks.delta_rule.speed import CHECKED_TOKENS, compared, wide
 from benchmarks.limits import missed
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
+from benchmarks.results import write
 from quasar_kernels import delta_rule
 from quasar_kernels.reference import relative_rms
 from tests.benchmarks.runs import changed
@@ -145,9 +146,16 @@ def test_a_figure_outside_of_its_limit_is_named(results, path, value, said):
 
 
 def test_the_tables_say_what_the_run_says(results):
-    speeds = SECTIONS["speeds"](results)
-    assert "| 20.0 |" in speeds
-    assert "1 x 1,000,000 x 8 x 64" in speeds
-    assert "2.0e-03 (k)" in SECTIONS["errors"](results)
-    assert "90%" in SECTIONS["decoding"](results)
-    assert SECTIONS["limits"](results).startswith("All ")
+    text = page.measured(results)
+    assert "| 20.0 |" in text
+    assert "1 x 1,000,000 x 8 x 64" in text
+    assert "2.0e-03 (k)" in text
+    assert "90%" in text
+    assert "### Limits\n\nAll " in text
+
+
+def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "RUN", tmp_path / "run.json")
+    assert "No run of it is committed yet." in page.documents()[page.DOCUMENT]
+    write(page.RUN, results)
+    assert "1 x 1,000,000 x 8 x 64" in page.documents()[page.DOCUMENT]

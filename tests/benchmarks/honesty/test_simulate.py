@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from benchmarks.honesty import acceptance
-from benchmarks.honesty.page import DATA, RATIO_LEAST, REFUTED_MOST, limits
+from benchmarks.honesty import acceptance, page
+from benchmarks.honesty.page import (
+    DATA,
+    RATIO_LEAST,
+    REFUTED_MOST,
+    acceptance_limits,
+    limits,
+)
 from benchmarks.honesty.results import Acceptance, Agreement, load
 from benchmarks.honesty.shapes import SHAPES, Shape
 from benchmarks.honesty.simulate import simulate
 from benchmarks.limits import missed
+from benchmarks.results import write
 from tests.harness import samples
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
@@ -115,9 +122,21 @@ def judged(**changes: Any) -> Acceptance:
     ],
 )
 def test_what_must_hold_on_a_gpu(changes: dict[str, Any], what: str | None) -> None:
-    found = missed(acceptance.limits(judged(**changes)))
+    found = missed(acceptance_limits(judged(**changes)))
     assert len(found) == (what is not None)
     assert all(str(what) in line for line in found)
+
+
+def test_the_page_shows_a_run_on_a_gpu_once_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "ACCEPTANCE", tmp_path / "acceptance.json")
+    assert "No run of it is committed yet." in page.documents()[page.DOCUMENT]
+    write(page.ACCEPTANCE, judged(claim=99e6, validator=(100e6, 101e6, 99e6)))
+    text = page.documents()[page.DOCUMENT]
+    assert "No run of it" not in text
+    assert "| claim at 1,000 tokens | 99.0 M tokens/s by 5 runs |" in text
+    assert "| validator's loop | 3 runs, 99.0 to 101.0, median 100.0 |" in text
 
 
 def test_the_committed_simulation_keeps_every_promise() -> None:
