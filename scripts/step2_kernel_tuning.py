@@ -15,9 +15,9 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.operator.candidates import Candidates
-from benchmarks.operator.entry import TUNED, tiles_of, with_tiles
-from benchmarks.operator.study import best_tiles, conclude, done, open_study, search
+from benchmarks.tuning.candidates import Candidates
+from benchmarks.tuning.entry import TUNED, tiles_of, with_tiles
+from benchmarks.tuning.study import best_tiles, conclude, done, open_study, search
 
 PAIRS = 8
 

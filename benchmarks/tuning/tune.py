@@ -1,6 +1,6 @@
 """Check and time variants of the chunk kernels on this GPU, in one run.
 
-    python -m benchmarks.operator.tune --lengths 2048,16384,100000,1000000 --json tuning.json
+    python -m benchmarks.tuning.tune --lengths 2048,16384,100000,1000000 --json tuning.json
 
 Each variant (tiles, segments) is first compared with the float64 chunk form on layer-like inputs
 and on keys that share one direction; only what passes is timed. Times are medians of CUDA-graph

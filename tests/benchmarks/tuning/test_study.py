@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.operator.entry import TUNED, tiles_of, with_tiles
-from benchmarks.operator.study import (
+from benchmarks.tuning.entry import TUNED, tiles_of, with_tiles
+from benchmarks.tuning.study import (
     CHOICES,
     Refused,
     Report,
@@ -91,8 +91,8 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from benchmarks.operator.study import open_study, search\n"
-        "from tests.benchmarks.operator.test_study import START, cost\n"
+        "from benchmarks.tuning.study import open_study, search\n"
+        "from tests.benchmarks.tuning.test_study import START, cost\n"
         "def slow(tiles, report):\n"
         "    time.sleep(0.05)\n"
         "    return cost(tiles, report)\n"
@@ -144,6 +144,6 @@ def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
 
 def test_the_script_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "benchmarks.operator.study")
+    monkeypatch.delitem(sys.modules, "benchmarks.tuning.study")
     with pytest.raises(SystemExit, match=r"scripts/install\.sh tuning"):
         runpy.run_path(str(PROJECT / "scripts/step2_kernel_tuning.py"))

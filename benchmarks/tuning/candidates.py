@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from benchmarks.clocks import graph_ms, soak
-from benchmarks.operator.footprint import Footprint, footprint, launched, warps_of_gpu
 from benchmarks.operator.inputs import WIDTH, layer_like
-from benchmarks.operator.study import Objective, Refused, Report, Tiles
-from benchmarks.operator.tune import LIMITS, errors_of
+from benchmarks.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
+from benchmarks.tuning.study import Objective, Refused, Report, Tiles
+from benchmarks.tuning.tune import LIMITS, errors_of
 from quasar_kernels.mount import mount
 
 
