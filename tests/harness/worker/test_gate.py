@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,15 +19,6 @@ from tests.harness import honest
 
 CPU = torch.device("cpu")
 Operator = Callable[..., tuple[Tensor, Tensor | None]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """These tensors are tiny: on a busy machine a second thread makes them ten times slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def gate(operator: Operator = honest.chunk_quasar, layer: Any = None) -> GateResult:

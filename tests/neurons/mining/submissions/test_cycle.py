@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -138,6 +139,69 @@ def test_row_07_pauses_grow_are_capped_and_honour_the_server(
     if not after:
         assert seconds <= cycle.RETRY_MAX_SECONDS
     assert math.isfinite(seconds)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "ceiling"),
+    [*((n, 2.0**n) for n in range(1, 9)), (9, 300.0), (10, 300.0), (10_000, 300.0)],
+)
+def test_row_07_each_pause_is_twice_the_last_up_to_five_minutes(
+    attempts: int, ceiling: float
+) -> None:
+    assert cycle.backoff_seconds(attempts, 1.0) == ceiling
+    assert cycle.backoff_seconds(attempts, 0.5) == 0.75 * ceiling
+    assert cycle.backoff_seconds(attempts, 0.0) == 0.5 * ceiling
+
+
+def test_row_07_a_server_is_obeyed_for_an_hour_and_then_not_all_at_once() -> None:
+    assert cycle.backoff_seconds(1, 0.25, 60.0) == 60.25
+    assert cycle.backoff_seconds(1, 0.25, 3600.0) == 3600.25
+    assert cycle.backoff_seconds(1, 0.25, 1e9) == 3600.25
+    assert cycle.backoff_seconds(8, 1.0, 60.0) == 256.0
+
+
+def test_only_what_was_judged_early_and_never_ranked_was_never_revealed() -> None:
+    assert draft(state=State.PREMATURE).never_revealed
+    assert not draft(state=State.PREMATURE, weighted_score=1.0).never_revealed
+    assert not draft(state=State.RANKED).never_revealed
+
+
+def test_a_new_submission_says_nothing_that_has_not_happened() -> None:
+    submission = draft()
+    assert (submission.state, submission.auto_target) == (State.NEW, False)
+    assert (submission.attempts, submission.created_at, submission.updated_at) == (0, 0, 0)
+    given = ("hotkey", "target_sequence_length", "mode", "publish_at", "api_url")
+    others = set(vars(submission)) - {*given, "id", "state", "auto_target", "attempts"}
+    assert not any(getattr(submission, name) for name in others)
+
+
+def test_a_submission_cannot_be_changed_behind_the_machine() -> None:
+    with pytest.raises(FrozenInstanceError):
+        draft().state = State.VALIDATED  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("state", [s for s in State if s not in cycle.CLOSED])
+def test_what_lives_is_failed_held_and_abandoned_where_that_means_something(state: State) -> None:
+    live = draft(state=state, attempts=4, **FULL)
+    assert not live.closed
+    assert cycle.abandon(live, "enough", 9.0).state is State.ABANDONED
+    if state is State.HELD:
+        with pytest.raises(IllegalTransition, match="cannot be held"):
+            cycle.hold(live, "r", "m", 9.0)
+    else:
+        held = cycle.hold(live, "r", "m", 9.0)
+        assert (held.state, held.reason, held.remedy, held.updated_at) == ("HELD", "r", "m", 9.0)
+    if state in (State.HELD, State.FAILED):
+        with pytest.raises(IllegalTransition, match="cannot fail"):
+            cycle.fail(live, "r", 9.0, 0.0)
+        with pytest.raises(IllegalTransition, match="no state to go back to"):
+            cycle.resume(live, 9.0)
+    else:
+        failed = cycle.fail(live, "r", 9.0, 0.0)
+        assert (failed.attempts, failed.resume_state, failed.updated_at) == (5, state, 9.0)
+        assert cycle.resume(failed, 10.0).attempts == 5  # the pause ran out
+        with pytest.raises(IllegalTransition, match="no state to go back to"):
+            cycle.resume(live, 9.0)
 
 
 def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:

@@ -312,6 +312,51 @@ def test_history_is_bounded(log: Journal, monkeypatch: pytest.MonkeyPatch) -> No
     assert log.live(HOTKEY, 1) == live
 
 
+def test_history_is_kept_as_long_as_docs_say(log: Journal) -> None:
+    """Of 5,001 events the newest 5,000 stay when a submission closes; nothing is dropped before."""
+    first = new(log)
+    rows = [(first.id, float(at), "noted", "NEW", None) for at in range(2, 5001)]
+    log._database.execute("BEGIN")
+    log._database.executemany(
+        "INSERT INTO events (submission, at, kind, state, note) VALUES (?, ?, ?, ?, ?)", rows
+    )
+    log._database.execute("COMMIT")
+    close(log, first)  # its event is the last of 5,001
+    kept = log.events(first.id)
+    assert (len(kept), kept[0].at) == (5000, 2.0)
+    assert kept[-1].state is State.VALIDATED
+
+
+def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
+    """Without a target, those count whose target the miner has chosen itself."""
+    drafts = [
+        draft(id=0, target_sequence_length=512, auto_target=True, round_id=1),
+        draft(id=0, target_sequence_length=1024, auto_target=True, round_id=2),
+        draft(id=0, target_sequence_length=2048, round_id=2),
+        draft(id=0, target_sequence_length=512, auto_target=True, hotkey="5Other", round_id=2),
+    ]
+    first, second, chosen, other = (log.insert(one) for one in drafts)
+    assert log.latest() == [other]
+    assert log.latest(2) == [other, chosen]
+    assert log.latest(hotkey=HOTKEY) == [chosen]
+    assert log.live_submissions() == [other, chosen, second, first]
+    assert log.live_submissions(HOTKEY) == [chosen, second, first]
+    assert log.in_round(HOTKEY, 2) == [chosen, second]
+    assert log.in_round(HOTKEY, None) == []
+    assert (log.live(HOTKEY), log.live(HOTKEY, 2048)) == (second, chosen)
+    assert log.live(HOTKEY, 4096) is None
+    assert log.last_closed(HOTKEY, None) is None
+    ended = [close(log, one) for one in (first, second, chosen)]
+    assert log.live(HOTKEY) is None
+    assert log.live_submissions() == [other]
+    assert log.last_closed(HOTKEY, None) == ended[1]
+    assert log.last_closed(HOTKEY, 512) == ended[0]
+    assert log.last_closed(HOTKEY, 2048) == ended[2]
+    assert [event.state for event in log.events(first.id)] == [State.NEW, State.VALIDATED]
+    with pytest.raises(LookupError, match="no submission 99"):
+        log.get(99)
+
+
 def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journal) -> None:
     assert log.rejections(HOTKEY) == 0
     close(log, new(log), State.REJECTED)

@@ -1,0 +1,362 @@
+"""What the gate asks of a subject, and where its bounds lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.report import GateResult
+from harness.worker import gate as gate_module
+from harness.worker.gate import checker_for, compare_layer, run_gate
+from harness.worker.inputs import drawn
+from harness.worker.subject.serve import Local
+from quasar_kernels.reference import quasar_chunked, quasar_layer
+from tests.harness import honest
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MEASURED = 64
+"""Tokens, as many as the measurement has that these gates precede."""
+
+WIDTH = 512
+"""Values of a token in all heads together."""
+
+
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Tensor | None = None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the operator fast, so that a test of the gate costs little."""
+    o, state = quasar_chunked(q, k, v, beta, initial_state)
+    return o.to(q.dtype), state
+
+
+class Watched(Local):
+    """An honest subject that notes what it is asked; `spoil` changes what it holds."""
+
+    def __init__(self, operator: Callable[..., Any] = exact) -> None:
+        super().__init__(operator, honest.QuasarAttention, CPU)
+        self.operated: list[dict[str, Tensor]] = []
+        self.fetched: list[tuple[int, int | None]] = []
+        self.forwards: list[tuple[Tensor, Tensor]] = []
+        self.spoil: Callable[[dict[str, Tensor]], None] = lambda held: None
+
+    def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
+        self.operated.append({name: self._held[name].clone() for name in ("q", "k", "v", "beta")})
+        found = super().operate(initial=initial, final=final)
+        self.spoil(self._held)
+        return found
+
+    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
+        length = self._held[names[0]].shape[1]
+        self.fetched.append((length, None if rows is None else len(rows)))
+        if rows is not None:
+            assert 0 <= int(rows.min()) <= int(rows.max()) < length
+        return super().fetch(names, rows)
+
+    def forward(self) -> dict[str, Tensor]:
+        found = super().forward()
+        self.forwards.append((self._held["x"].clone(), found["y"]))
+        return found
+
+
+def run(subject: Watched, seed: int | None = 19) -> GateResult:
+    return run_gate(subject, MEASURED, CPU, source_digest="s", seed=seed)
+
+
+def value_of(result: GateResult, name: str) -> float | None:
+    (check,) = [c for c in result.checks if c.name == name]
+    return check.value
+
+
+@pytest.fixture(scope="module")
+def green() -> Watched:
+    """A subject that passed; what it noted is read by several tests."""
+    subject = Watched()
+    assert run(subject).passed
+    return subject
+
+
+def lengths_of(subject: Watched) -> set[int]:
+    return {called["q"].shape[1] for called in subject.operated}
+
+
+def test_two_lengths_of_each_gate_are_secret(green: Watched) -> None:
+    """A kernel that knows the gate's lengths must not know all of them."""
+    fixed = {1, 65, 257, 512, MEASURED, 600, 300, 1000}
+    secret = lengths_of(green) - fixed
+    assert len(secret) == 2
+    assert all(2 <= length <= 513 for length in secret)
+    other = Watched()
+    assert run(other, seed=20).passed
+    assert len(lengths_of(other) - fixed) == 2
+    assert not secret & lengths_of(other)
+
+
+def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
+    """The step sizes are softplus(log u) with u from 1 to 16; q, k and v come out of a SiLU."""
+    for called in green.operated:
+        beta = called["beta"]
+        assert 0.69 < float(beta.min()) <= float(beta.max()) < 2.84  # log 2 and log 17
+        assert float(called["q"].min()) >= -0.279  # the least value of x * sigmoid(x)
+    long = max(green.operated, key=lambda called: called["q"].shape[1])
+    (one,) = (called for called in green.operated if called["q"].shape[1] == 1)
+    assert bool(one["k"].any())  # a lone key of zeros would leave nothing to compare
+    half = 0.5 * torch.randn(100_000, generator=torch.Generator().manual_seed(1))
+    expected = float((half * half.sigmoid()).std())
+    assert float(long["q"].std()) == pytest.approx(expected, rel=0.02)
+
+
+def test_keys_are_nearly_and_quite_alike_in_two_of_the_calls(green: Watched) -> None:
+    spread = sorted(
+        float(k.std(1).norm() / k.mean(1).norm())
+        for k in (called["k"] for called in green.operated)
+        if k.shape[1] == 512
+    )
+    assert len(spread) == 3
+    assert spread[0] < 1e-6  # repeated
+    assert spread[1] == pytest.approx(0.1, rel=0.1)  # correlated
+    assert spread[2] > 1  # independent
+
+
+def test_values_of_a_burst_are_a_thousand_times_larger(green: Watched) -> None:
+    (v,) = [called["v"] for called in green.operated if called["v"].shape[1] == 600]
+    loud, quiet = v[:, :20].std(), v[:, 20:].std()
+    assert float(loud / quiet) == pytest.approx(1000, rel=0.05)
+    assert float(v[:, 20].abs().max()) < 10
+
+
+def test_a_trace_of_a_burst_is_found_in_the_last_64_tokens() -> None:
+    def traced(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
+        o, state = exact(q, k, v, *rest, **options)
+        if q.shape[1] == 600:
+            o[:, -64] += 0.5
+        return o, state
+
+    (failed, *_) = run(Watched(traced)).failed
+    assert failed.name.startswith("operator behind a burst")
+    assert failed.limit == 2e-4
+
+
+def test_the_future_alone_changes_for_the_test_of_causality(green: Watched) -> None:
+    for length in (300, 1000):
+        before, after = (c for c in green.operated if c["q"].shape[1] == length)
+        for name in "qkv":
+            same = (before[name] == after[name]).all(-1).all(-1)[0]
+            cut = int(same.sum())
+            assert 1 <= cut < length
+            assert bool(same[:cut].all())
+        assert torch.equal(before["beta"], after["beta"])
+
+
+def test_the_layer_sees_drawn_inputs_at_two_lengths_twice_each(green: Watched) -> None:
+    shapes = [tuple(x.shape) for x, _ in green.forwards]
+    assert shapes == [(1, length, WIDTH) for length in (257, 257, MEASURED, MEASURED)]
+    for (first, _), (second, _) in zip(green.forwards[::2], green.forwards[1::2], strict=True):
+        assert not torch.equal(first, second)
+
+
+def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "ORACLE_LENGTH", 257)
+    subject = Watched()
+    assert run(subject).passed
+    whole = {length for length, rows in subject.fetched if rows is None}
+    parts = {length: rows for length, rows in subject.fetched if rows is not None}
+    assert {1, 65, 257} <= whole
+    assert max(whole) == 257
+    assert parts[512] == 4096
+    assert min(parts) > 257
+
+
+@pytest.mark.parametrize(("name", "longest_whole"), [("q", 16), ("k", 65536), ("v", 16)])
+def test_inputs_that_a_subject_changes_are_found_whole_or_in_part(
+    monkeypatch: pytest.MonkeyPatch, name: str, longest_whole: int
+) -> None:
+    monkeypatch.setattr(gate_module, "ORACLE_LENGTH", longest_whole)
+    subject = Watched()
+
+    def spoil(held: dict[str, Tensor]) -> None:
+        if held["q"].shape[1] == 65:
+            held[name].data[:, 40] += 1
+
+    subject.spoil = spoil
+    failed = run(subject).failed
+    assert {check.where for check in failed} == {f"{name}, 65 tokens"}
+    assert {check.name for check in failed} == {"operator: inputs changed"}
+
+
+def test_outputs_of_another_dtype_fail() -> None:
+    def doubled(*operands: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        o, state = exact(*operands, **options)
+        return (o.double() if o.shape[1] == 65 else o), state
+
+    (check,) = run(Watched(doubled)).failed
+    assert (check.name, check.where) == ("operator: outputs of another dtype", "65 tokens")
+    assert (check.value, check.limit) == (1, 0)
+
+
+def test_how_far_two_calls_on_one_input_are_apart_is_told() -> None:
+    calls = 0
+
+    def wavers(*operands: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        o, state = exact(*operands, **options)
+        return (o * (1.5 if calls == 3 else 1.0)), state
+
+    result = run(Watched(wavers))
+    (check,) = result.failed
+    assert check.name == "operator: two calls on one input differ"
+    assert check.value == pytest.approx(0.5, rel=1e-6)
+    assert (check.limit, calls) == (1e-4, 3)
+
+
+def test_outputs_of_an_earlier_call_stay_as_they_were() -> None:
+    subject = Watched()
+
+    def spoil(held: dict[str, Tensor]) -> None:
+        if "earlier" in held:
+            held["earlier"].data[:, 200] += 1
+
+    subject.spoil = spoil
+    (check,) = run(subject).failed
+    assert check.name == "operator: earlier outputs changed"
+
+
+@pytest.mark.parametrize("from_initial", [False, True])
+def test_a_state_that_is_missing_or_wrong_is_named(from_initial: bool) -> None:
+    def lacks(
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Any = None, **options: Any
+    ) -> Any:
+        o, state = exact(q, k, v, beta, initial_state)
+        lacking = options.get("output_final_state") and (initial_state is not None) == from_initial
+        return o, None if lacking else state
+
+    (check,) = run(Watched(lacks)).failed
+    assert check.name == "final state: missing"
+    assert check.value == 1
+    assert check.where.endswith("from an initial state") is from_initial
+
+    def ignores(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *_: Any, **__: Any) -> Any:
+        return exact(q, k, v, beta)
+
+    failed = {check.name.split(":")[0] for check in run(Watched(ignores)).failed}
+    assert failed == {"operator", "final state"}
+
+
+def test_weights_that_a_call_changes_are_named() -> None:
+    class Learns(honest.QuasarAttention):
+        def forward(self, x: Tensor, **options: Any) -> Any:
+            found = super().forward(x, **options)
+            self.beta_log.data[3] += 1
+            return found
+
+    subject = Watched()
+    subject._layer_class = Learns
+    failed = {check.name: check.where for check in run(subject).failed}
+    assert failed["layer: weights changed"] == "beta_log"
+
+
+def test_the_time_and_the_longest_sequence_are_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([100.0, 103.5])
+    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    wrong = Local(lambda q, *_, **__: (torch.zeros_like(q), None), None, CPU)
+    result = run_gate(wrong, 700, CPU, source_digest="abc", seed=255)
+    assert (result.seconds, result.longest) == (3.5, 700)
+    assert (result.seed, result.source_digest) == ("000000000000ff", "abc")
+
+
+def test_a_secret_seed_has_fourteen_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.worker.gate.os.urandom", lambda size: b"\xab" * size)
+    assert f"{checker_for(CPU).generator.initial_seed():x}" == "ab" * 7
+    assert checker_for(CPU, 0).generator.initial_seed() == 0
+
+
+# ---- memory ----------------------------------------------------------------------------------
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(size), 10**15))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+
+def test_a_third_of_the_free_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 300)
+    assert [gate_module._fits(CUDA, size) for size in (199, 200, 201)] == [True, True, False]
+    assert gate_module._fits(CPU, 10**15)
+
+
+def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = 12 * 8 * 100_000 * WIDTH
+    free(monkeypatch, 1.5 * tensors)
+    assert gate_module._longest(CUDA, 100_000) == 100_000
+    assert gate_module._longest(CUDA, 100_001) == 65536
+    assert gate_module._longest(CUDA, 1_000) == 1_000
+    free(monkeypatch, 0)
+    assert gate_module._longest(CUDA, 1_000) == 1_000
+    assert gate_module._longest(CPU, 100_001) == 100_001
+
+
+@pytest.fixture(scope="module")
+def layer() -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    made = honest.QuasarAttention(WIDTH, 64, 8)
+    return {name: value.detach() for name, value in made.state_dict().items()}
+
+
+def sequence(length: int) -> Tensor:
+    return drawn((1, length, WIDTH), 7, CPU)
+
+
+def looked_at(checker: Any) -> Sequence[str]:
+    return [name for name in checker.worst if name == "layer: values not finite"]
+
+
+def test_the_layer_is_compared_exactly_up_to_a_length(
+    monkeypatch: pytest.MonkeyPatch, layer: dict[str, Tensor]
+) -> None:
+    """Beyond it the oracle is fp32, all of it where its 20 tensors fit, else the beginning."""
+    monkeypatch.setattr(gate_module, "LAYER_EXACT", 40)
+    sizes: list[int] = []
+    enough = [False]
+
+    def fits(device: torch.device, size: int) -> bool:
+        sizes.append(size)
+        return enough[0]
+
+    monkeypatch.setattr(gate_module, "_fits", fits)
+    for length, room, dtype, compared in (
+        (40, False, torch.float64, 40),
+        (41, True, torch.float32, 41),
+        (41, False, torch.float32, 40),
+    ):
+        enough[0] = room
+        x, checker = sequence(length), checker_for(CPU, 1)
+        y = quasar_layer(layer, x, num_heads=8, head_dim=64, dtype=torch.float64)
+        found = compare_layer(checker, "here", layer, x, y)
+        assert (found.dtype, tuple(found.shape)) == (dtype, (1, compared, WIDTH))
+        assert checker.passed
+        assert checker.worst["layer: relative RMS error"].limit == 1e-4
+        assert bool(looked_at(checker)) is (compared < length)
+    assert sizes == [20 * 4 * 41 * WIDTH] * 2
+
+
+def test_what_is_not_compared_has_to_be_finite(
+    monkeypatch: pytest.MonkeyPatch, layer: dict[str, Tensor]
+) -> None:
+    monkeypatch.setattr(gate_module, "LAYER_EXACT", 40)
+    monkeypatch.setattr(gate_module, "_fits", lambda *_: False)
+    x, checker = sequence(48), checker_for(CPU, 1)
+    y = quasar_layer(layer, x, num_heads=8, head_dim=64, dtype=torch.float64)
+    y[0, 45, :3] = torch.tensor([torch.nan, torch.inf, 1e9])
+    compare_layer(checker, "here", layer, x, y)
+    (failed,) = [check for check in checker.worst.values() if not check.passed]
+    assert (failed.name, failed.value, failed.limit) == ("layer: values not finite", 2, 0)
+    silent = checker_for(CPU, 1)
+    assert compare_layer(silent, "here", layer, x, None).shape[1] == 40
+    assert not silent.worst

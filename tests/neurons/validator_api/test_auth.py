@@ -1,0 +1,190 @@
+"""Who may call, to the border: times, nonces and forms of headers, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import HTTPException, Request
+from sqlalchemy import create_engine, select
+from sqlalchemy.orm import Session
+
+from neurons.protocol import CommitRequest, SubmitRequest
+from neurons.validator_api.access import auth
+from neurons.validator_api.database.tables import UsedNonce
+from tests.neurons.live_api import ALICE, BOB, COMMIT, FORK, commitment, submission
+
+NOW = 1_770_000_000.0
+MOMENT = datetime.fromisoformat("2026-02-02T02:40:00")
+"""The same moment in naive UTC."""
+
+PATH = "/mark_validated"
+
+
+def request(
+    headers: dict[str, str],
+    body: bytes = b"",
+    *,
+    query: str = "",
+    now: float = NOW,
+    validators: tuple[str, ...] = (ALICE.hotkey,),
+) -> Request:
+    """Return what a server would hand on, at a server whose clock says `now`."""
+    api = SimpleNamespace(
+        config=SimpleNamespace(wall_clock=lambda: now), is_validator=lambda who: who in validators
+    )
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "app": SimpleNamespace(state=SimpleNamespace(api=api)),
+    }
+    return Request(scope, receive)
+
+
+def called(*args: Any, **options: Any) -> auth.ValidatorCall:
+    return asyncio.run(auth.validator(request(*args, **options)))
+
+
+def refusal(act: Any, *args: Any, **options: Any) -> tuple[int, str]:
+    with pytest.raises(HTTPException) as caught:
+        act(*args, **options)
+    return caught.value.status_code, str(caught.value.detail)
+
+
+def test_a_hotkey_is_proven_by_its_own_signature_alone() -> None:
+    assert auth.authenticated(request(ALICE.headers())) == ALICE.hotkey
+    assert auth.authenticated(request(BOB.headers())) == BOB.hotkey
+    stolen = {**ALICE.headers(), "Hotkey": BOB.hotkey}
+    assert refusal(auth.authenticated, request(stolen)) == (401, "Invalid signature")
+
+
+@pytest.mark.parametrize("name", ["Hotkey", "Signature"])
+def test_each_of_both_headers_is_needed(name: str) -> None:
+    missing = (401, "Missing Hotkey or Signature headers")
+    assert refusal(auth.authenticated, request({**ALICE.headers(), name: ""})) == missing
+    rest = {header: value for header, value in ALICE.headers().items() if header != name}
+    assert refusal(auth.authenticated, request(rest)) == missing
+
+
+@pytest.mark.parametrize(("offset", "taken"), [(-61, 0), (-60, 1), (0, 1), (60, 1), (61, 0)])
+def test_a_validators_clock_may_be_a_minute_off(offset: int, taken: int) -> None:
+    headers = ALICE.bound_headers("POST", PATH, NOW + offset, b"{}")
+    if taken:
+        call = called(headers, b"{}")
+        assert (call.hotkey, call.nonce) == (ALICE.hotkey, headers["Nonce"])
+        assert call.made_at == MOMENT
+        # The first moment, to the second, at which this time would be refused.
+        assert call.expires_at == call.made_at + timedelta(seconds=offset + 61)
+    else:
+        late = (401, "Timestamp is more than 60 s from the server's time")
+        assert refusal(called, headers, b"{}") == late
+
+
+def test_a_fraction_of_a_second_counts() -> None:
+    headers = ALICE.bound_headers("POST", PATH, NOW, b"")
+    assert called(headers, now=NOW + 60.0).nonce == headers["Nonce"]
+    assert refusal(called, headers, now=NOW + 60.5)[0] == 401
+
+
+def test_query_body_and_hotkey_are_signed() -> None:
+    headers = ALICE.bound_headers("POST", f"{PATH}?a=1&b=%C3%A9", NOW, b"{}")
+    assert called(headers, b"{}", query="a=1&b=%C3%A9").hotkey == ALICE.hotkey
+    wrong = (401, "Invalid signature")
+    assert refusal(called, headers, b"{}", query="a=2&b=%C3%A9") == wrong
+    assert refusal(called, headers, b"{}") == wrong
+    assert refusal(called, headers, b"{ }", query="a=1&b=%C3%A9") == wrong
+    only = (403, "Only validators may do this")
+    assert refusal(called, headers, b"{}", query="a=1&b=%C3%A9", validators=()) == only
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("Nonce", value) for value in ("", "a" * 31, "a" * 65, "A" * 32, "g" * 32)),
+        *(("Timestamp", value) for value in ("", "-1", "1.5", "1" * 13, "1e9")),
+    ],
+)
+def test_a_time_or_nonce_of_another_form_is_refused(name: str, value: str) -> None:
+    headers = ALICE.bound_headers("POST", PATH, NOW) | {name: value}
+    status, text = refusal(called, headers)
+    assert status == 401
+    assert text.startswith("Invalid signature: a validator signs each request")
+
+
+@pytest.mark.parametrize("digits", [32, 33, 64])
+def test_a_nonce_has_32_to_64_digits(digits: int) -> None:
+    headers = ALICE.bound_headers("POST", PATH, NOW, nonce="a" * digits)
+    assert called(headers).nonce == "a" * digits
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    engine = create_engine("sqlite://")
+    UsedNonce.metadata.tables[UsedNonce.__tablename__].create(engine)
+    with Session(engine) as opened:
+        yield opened
+
+
+def test_a_nonce_is_spent_once_by_each_and_forgotten_when_its_time_is_refused(
+    session: Session,
+) -> None:
+    def call(seconds: int, nonce: str = "a", hotkey: str = "5A") -> auth.ValidatorCall:
+        now = MOMENT + timedelta(seconds=seconds)
+        return auth.ValidatorCall(hotkey, nonce, now, now + timedelta(seconds=10))
+
+    call(0).spend(session)
+    call(0, hotkey="5B").spend(session)
+    call(1, nonce="b").spend(session)
+    assert refusal(call(9).spend, session) == (401, "Nonce was used before")
+    call(10).spend(session)  # what expires now is gone, what expires in a second is not
+    assert refusal(call(10, nonce="b").spend, session) == (401, "Nonce was used before")
+    held = session.scalars(select(UsedNonce).order_by(UsedNonce.nonce)).all()
+    assert [(row.hotkey, row.nonce) for row in held] == [("5A", "a"), ("5A", "b")]
+    assert [row.expires_at - MOMENT for row in held] == [timedelta(0, 20), timedelta(0, 11)]
+
+
+def test_a_call_cannot_be_changed() -> None:
+    call = auth.ValidatorCall("5A", "a", MOMENT, MOMENT)
+    with pytest.raises(FrozenInstanceError):
+        call.hotkey = "5B"  # type: ignore[misc]
+
+
+def test_a_body_speaks_for_its_own_hotkey() -> None:
+    auth.check_same_hotkey(ALICE.hotkey, "".join(ALICE.hotkey))  # equal, not the same object
+    for other in (BOB.hotkey, "", "0", "z"):
+        assert refusal(auth.check_same_hotkey, other, ALICE.hotkey) == (403, "Hotkey mismatch")
+
+
+def test_a_commitment_is_signed_by_its_hash_and_by_its_own_hotkey() -> None:
+    body = CommitRequest(**commitment(ALICE))
+    auth.check_signed("/commit_submission", body)
+    refused = (401, "Invalid signature")
+    for change in ({"miner_hotkey": BOB.hotkey}, {"commitment_hash": "0" * 64}, {"version": 2}):
+        other = body.model_copy(update=change)
+        assert refusal(auth.check_signed, "/commit_submission", other) == refused
+
+
+def test_a_claim_without_figures_may_be_signed_with_and_without_their_place() -> None:
+    start = f"{FORK}{COMMIT}1000.0"
+    body = SubmitRequest(**submission(ALICE))
+    assert body.benchmarks is None
+    assert auth.public_texts(body)[1:] == [start]
+    with_hash = body.model_copy(update={"repo_hash": "feed"})
+    assert auth.public_texts(with_hash)[1:] == [f"{start}feed"]
+    figures = {"1024": {"tokens_per_sec": 2.0}, "512": {"tokens_per_sec": 1.0}}
+    full = with_hash.model_copy(update={"benchmarks": figures})
+    numeric = '{"512": {"tokens_per_sec": 1.0}, "1024": {"tokens_per_sec": 2.0}}'
+    assert auth.public_texts(full)[1:] == [f"{start}{numeric}feed"]
+    assert len(auth.public_texts(full)) == 2
