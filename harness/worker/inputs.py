@@ -10,4 +10,9 @@ from torch import Tensor
 
 def drawn(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
     """Return standard normal fp32 values, the same in each process for one seed and device."""
-    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device)
+    return fill(torch.empty(*shape, device=device), seed)
+
+
+def fill(tensor: Tensor, seed: int) -> Tensor:
+    """Write into a contiguous fp32 tensor what `drawn` gives for its shape, and return it."""
+    return tensor.normal_(generator=torch.Generator(tensor.device).manual_seed(seed))

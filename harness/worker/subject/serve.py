@@ -18,7 +18,7 @@ from torch import Tensor
 
 from harness.hardware.machine import Snapshot
 from harness.worker.failures import WorkerError, describe_failure
-from harness.worker.inputs import drawn
+from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.timing import (
     InvalidRunError,
@@ -75,7 +75,11 @@ class Local:
 
     def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
         """Take what the referee draws from the same seed, as `put` takes tensors."""
-        self.put({name: drawn(shape, seed, self._device)})
+        old = self._held.get(name)
+        if old is not None and (old.shape, old.dtype) == (torch.Size(shape), torch.float32):
+            fill(old.data, seed)  # in place: at a million tokens another one is 2 GB
+        else:
+            self.put({name: drawn(shape, seed, self._device)})
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> Tensors:
         """Return what is held now, all of it or these rows of the token dimension."""

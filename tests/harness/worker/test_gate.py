@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.report import GateResult
 from harness.worker.compare import figures
 from harness.worker.gate import run_gate
+from harness.worker.inputs import drawn
 from harness.worker.subject.serve import Local
 from harness.worker.subject.timing import InvalidRunError, tampered, time_layer
 from tests.harness import honest
@@ -85,6 +86,22 @@ def test_values_are_rewritten_in_place_and_unseen() -> None:
     subject.put({"x": torch.ones(1, 2, 3)})
     assert float(before.sum()) == 6
     assert before._version == version
+    for seed in (1, 2):
+        subject.draw("x", (1, 2, 3), seed)
+        assert torch.equal(before, drawn((1, 2, 3), seed, CPU))
+        assert before._version == version
+
+
+def test_both_sides_draw_the_same_values_in_new_memory_as_in_old() -> None:
+    fresh, used = (Local(honest.chunk_quasar, honest.QuasarAttention, CPU) for _ in range(2))
+    used.put({"x": torch.zeros(1, 700, 33)})
+    for subject in (fresh, used):
+        subject.draw("x", (1, 700, 33), 5)
+    values = [drawn((1, 700, 33), 5, CPU), *(one.fetch(("x",))["x"] for one in (fresh, used))]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
+    assert abs(float(values[0].std()) - 1) < 0.02
+    assert not torch.equal(values[0], drawn((1, 700, 33), 6, CPU))
 
 
 # ---- what the timed process checks -----------------------------------------------------------
