@@ -152,6 +152,18 @@ def test_the_future_alone_changes_for_the_test_of_causality(green: Watched) -> N
         assert torch.equal(before["beta"], after["beta"])
 
 
+@pytest.mark.parametrize(("last", "cut"), [(False, 1), (True, 299)])
+def test_the_future_begins_at_the_second_token_at_least_and_at_the_last_at_most(
+    monkeypatch: pytest.MonkeyPatch, last: bool, cut: int
+) -> None:
+    subject, checker = Watched(), checker_for(CPU, 1)
+    monkeypatch.setattr(checker, "below", lambda stop: stop - 1 if last else 0)
+    gate_module._Gate(checker, subject).causality(300)
+    before, after = subject.operated
+    same = (before["v"] == after["v"]).all(-1).all(-1)[0]
+    assert int(same.sum()) == cut
+
+
 def test_the_layer_sees_drawn_inputs_at_two_lengths_twice_each(green: Watched) -> None:
     shapes = [tuple(x.shape) for x, _ in green.forwards]
     assert shapes == [(1, length, WIDTH) for length in (257, 257, MEASURED, MEASURED)]

@@ -73,6 +73,16 @@ def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
         (405, "Not Found", outcomes.Refused, "Read the server's message"),
         (404, "Method Not Allowed", outcomes.Refused, "Read the server's message"),
         (400, "Keypair was removed", outcomes.Refused, "Read the server's message"),
+        (402, "Invalid signature", outcomes.Refused, "Read the server's message"),
+        (400, "Miner not registered", outcomes.Refused, "Read the server's message"),
+        (402, "Keypair was removed", outcomes.Refused, "Read the server's message"),
+        (404, "Hotkey mismatch", outcomes.Refused, "Read the server's message"),
+        (405, "Miner not registered", outcomes.Refused, "Read the server's message"),
+        (405, "Submission not found", outcomes.Refused, "Read the server's message"),
+        (410, "Submission already revealed", outcomes.Refused, "Read the server's message"),
+        (410, "Commitment already exists", outcomes.Refused, "Read the server's message"),
+        (404, "banned", outcomes.Refused, "Read the server's message"),
+        (424, "too early", outcomes.Refused, "Read the server's message"),
     ],
 )
 def test_status_and_words_together_say_what_a_person_has_to_do(

@@ -78,6 +78,19 @@ def test_each_of_both_headers_is_needed(name: str) -> None:
     assert refusal(auth.authenticated, request(rest)) == missing
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"Signature": "0xzz"}, "Invalid signature format. Expected hex string"),
+        ({"Signature": "abc"}, "Invalid signature format. Expected hex string"),
+        ({"Hotkey": "nobody"}, "Authentication error: the Hotkey header is not an ss58 address"),
+        ({"Hotkey": "0" * 48}, "Authentication error: the Hotkey header is not an ss58 address"),
+    ],
+)
+def test_headers_of_another_form_are_refused(change: dict[str, str], text: str) -> None:
+    assert refusal(auth.authenticated, request(ALICE.headers() | change)) == (401, text)
+
+
 @pytest.mark.parametrize(("offset", "taken"), [(-61, 0), (-60, 1), (0, 1), (60, 1), (61, 0)])
 def test_a_validators_clock_may_be_a_minute_off(offset: int, taken: int) -> None:
     headers = ALICE.bound_headers("POST", PATH, NOW + offset, b"{}")
@@ -153,6 +166,8 @@ def test_a_nonce_is_spent_once_by_each_and_forgotten_when_its_time_is_refused(
     held = session.scalars(select(UsedNonce).order_by(UsedNonce.nonce)).all()
     assert [(row.hotkey, row.nonce) for row in held] == [("5A", "a"), ("5A", "b")]
     assert [row.expires_at - MOMENT for row in held] == [timedelta(0, 20), timedelta(0, 11)]
+    call(25, nonce="c").spend(session)  # both have expired long since
+    assert session.scalars(select(UsedNonce.nonce)).all() == ["c"]
 
 
 def test_a_call_cannot_be_changed() -> None:

@@ -166,3 +166,35 @@ def test_the_verdict_says_no_more_than_the_api_shows(
     found = conclude(submission, row, place)
     assert (found.state, found.rank, found.weight) == (state, rank, weight)
     assert (found.reason is None) is (state is State.VALIDATED)
+
+
+@pytest.mark.parametrize(
+    ("score", "state"),
+    [
+        (-0.5, State.REJECTED),
+        (0.0, State.REJECTED),
+        (1e-9, State.VALIDATED),
+        (2.0, State.VALIDATED),
+    ],
+)
+def test_a_score_above_zero_is_a_pass(score: float, state: State) -> None:
+    found = conclude(draft(reveal_block=5, queued_at=1.0), performer(score=score, rank=3), PLACE)
+    assert (found.state, found.score) == (state, score)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
+        ({"reveal_block": 5}, State.UNRANKED),
+        ({"reveal_block": 5, "queued_at": 0.0}, State.RANKED),
+        ({}, State.RANKED),  # sent directly, so that nothing came before it
+    ],
+)
+def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(
+    facts: dict[str, Any], state: State
+) -> None:
+    found = conclude(draft(**facts), performer(), PLACE)
+    assert (found.state, found.score) == (state, None)
+    assert found.rank == (2 if state is State.RANKED else None)
+    assert ("ranks it 2" in str(found.reason)) is (state is State.UNRANKED)
