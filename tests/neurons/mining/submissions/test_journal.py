@@ -6,7 +6,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +355,22 @@ def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
     assert [event.state for event in log.events(first.id)] == [State.NEW, State.VALIDATED]
     with pytest.raises(LookupError, match="no submission 99"):
         log.get(99)
+
+
+def test_a_list_has_the_newest_thousand(log: Journal) -> None:
+    log._database.execute("BEGIN")
+    for target in range(1, 1003):
+        row = draft(target_sequence_length=target, round_id=1)
+        log._database.execute(journal._INSERT, journal._values(row))
+    log._database.execute("COMMIT")
+    for found in (log.live_submissions(), log.in_round(HOTKEY, 1)):
+        assert [one.target_sequence_length for one in found] == list(range(1002, 2, -1))
+
+
+def test_history_cannot_be_rewritten(log: Journal) -> None:
+    (event,) = log.events(new(log).id)
+    with pytest.raises(FrozenInstanceError):
+        event.at = 2.0  # type: ignore[misc]
 
 
 def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journal) -> None:
