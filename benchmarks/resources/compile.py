@@ -53,6 +53,9 @@ No Triton kernel asks for more on any GPU, so that the same tiles run on all of 
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The same for the others, which .cu files may use: what they ask for may depend on the GPU."""
 
+BLOCKS = OVERLAY.parent / "blocks"
+"""The folder of the blocks, some of which hold .cu files of their own."""
+
 RESERVED = 1024
 """Bytes of each block from Hopper on that the system keeps; cuobjdump counts them."""
 
@@ -133,6 +136,11 @@ def described(arch: int = 90) -> list[CompileSpec]:
     return [*compile_specs(arch), *wkv6_specs(arch)]
 
 
+def sources() -> list[Path]:
+    """Return every .cu file, the overlay's and the blocks'."""
+    return sorted([*OVERLAY.rglob("*.cu"), *BLOCKS.glob("*/csrc/*.cu")])
+
+
 def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
     """Compile every kernel whose name, or file name, contains `match`, over all cores."""
     mount()
@@ -140,7 +148,7 @@ def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
     for arch in archs:
         jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in described(arch)]
     nvcc = find_nvcc()
-    for source in sorted(OVERLAY.rglob("*.cu")):
+    for source in sources():
         if nvcc is None:
             raise SystemExit(f"{source.name}: nvcc was not found; install the project's dev extra")
         jobs += [(source.name, arch, partial(compile_cuda, source, nvcc, arch)) for arch in archs]

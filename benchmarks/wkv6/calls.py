@@ -1,7 +1,7 @@
 """The calls that are compared: WKV6's inputs, implementations, gradients and float64 results.
 
-`triton` is this project's; `chunk` and `recurrent` are the host library's `chunk_rwkv6` and
-`fused_recurrent_rwkv6`, given the same arguments.
+`triton` and `cuda` are this project's; `chunk` and `recurrent` are the host library's
+`chunk_rwkv6` and `fused_recurrent_rwkv6`, given the same arguments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from benchmarks.operator.training_results import Shape
 from quasar_kernels.blocks.chunked import decayed_attention
-from quasar_kernels.blocks.wkv6 import OPERATOR, wkv6
+from quasar_kernels.blocks.wkv6 import OPERATOR
 
-NAMES = ("triton", "chunk", "recurrent")
+NAMES = ("triton", "cuda", "chunk", "recurrent")
 TENSORS = ("r", "k", "v", "w", "u")
 
 
@@ -47,22 +47,14 @@ def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
     return Inputs(r.to(dtype), k.to(dtype), v.to(dtype), w, u)
 
 
-def ours(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply `blocks.wkv6.wkv6`, which must run on this project's kernels.
-
-    Raises:
-        RuntimeError: it would run on something else.
-    """
-    serves = OPERATOR.backend(v.device, v.dtype, width=r.shape[-1])
-    if serves.name != "triton":
-        raise RuntimeError(f"WKV6 would run on {serves.name}: {serves.reason}; {serves.remedy}")
-    return wkv6(r, k, v, w, u)
-
-
 def implementation(name: str) -> Function:
-    """Return a function of r, k, v, w and u by one of NAMES: outputs and the final state."""
-    if name == "triton":
-        return ours
+    """Return a function of r, k, v, w and u by one of NAMES: outputs and the final state.
+
+    This project's are called by name, whatever would take the call by its length.
+    """
+    if name in ("triton", "cuda"):
+        call = OPERATOR.named(name).call
+        return lambda *x: call(*x, None, None)
     from fla.ops import rwkv6
 
     function: Any = rwkv6.chunk_rwkv6 if name == "chunk" else rwkv6.fused_recurrent_rwkv6

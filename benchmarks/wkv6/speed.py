@@ -3,7 +3,7 @@
     python -m benchmarks.wkv6.speed --out benchmarks/h200/wkv6.json [--tokens N ...]
 
 Forward, forward and backward; outputs and gradients against float64. --without leaves an
-implementation out; the recurrent one stops at 16,384 tokens.
+implementation out; those that take one token after the other stop at 16,384 tokens.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
 """Results are compared over so many first tokens: the oracle keeps autograd's float64 tensors."""
 RECURRENT_TOKENS = 16_384
-"""Longest call of the host's recurrent kernel, which takes one token after the other."""
+"""Longest call of the kernels that take one token after the other."""
 
 PROTOCOL = """\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
-them with noise of half a unit. Triton: quasar_kernels.blocks; chunk and recurrent: \
-flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6. Outputs, and gradients of all \
-five inputs, are compared with float64 over the first 4,096 tokens. The GPU is warmed with matrix \
-products first, and each call runs for 0.2 s before it is timed. Graph: median of 11 runs of \
-CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in a \
-row. Memory: the most that was allocated during a call, inputs included."""
+them with noise of half a unit. Triton and CUDA C++: quasar_kernels.blocks; chunk and \
+recurrent: flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6. Outputs, and gradients \
+of all five inputs, are compared with float64 over the first 4,096 tokens. The GPU is warmed with \
+matrix products first, and each call runs for 0.2 s before it is timed. Graph: median of 11 runs \
+of CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in \
+a row. Memory: the most that was allocated during a call, inputs included."""
 
 
 def compared(
@@ -84,7 +84,7 @@ def compile_row(way: Way, tokens: int) -> None:
 
 def names_at(tokens: int, names: Sequence[str]) -> list[str]:
     """Return the implementations that are measured over so many tokens."""
-    return [name for name in names if name != "recurrent" or tokens <= RECURRENT_TOKENS]
+    return [n for n in names if n not in ("cuda", "recurrent") or tokens <= RECURRENT_TOKENS]
 
 
 def peak_of(call: Callable[[], object]) -> int:

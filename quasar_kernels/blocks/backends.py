@@ -1,7 +1,8 @@
 """What computes an operator: kernels where they serve, ours or a library's, else torch, and why.
 
-Nothing falls back silently: where a GPU's call goes to torch although kernels exist for it, or a
-kernel fails, one line in the log names the cause and the remedy, once for each cause.
+Nothing falls back silently: where a GPU's call goes to torch although kernels exist for it, or to
+others than those that come first as these are missing or fail, one line in the log names the cause
+and the remedy, once for each cause.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Kernels(NamedTuple):
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
     packed: bool = True  # whether it takes packed sequences
     widest: int = 0  # channels that a head's keys may have; 0 is any number
+    widths: tuple[int, ...] = ()  # the only channels that keys and values may have, if not empty
+    longest: int = 0  # tokens of a call up to which it is chosen unless named; 0 is any number
 
 
 class Operator:
@@ -55,11 +58,18 @@ class Operator:
         self._told: set[str] = set()
 
     def backend(
-        self, device: torch.device, dtype: torch.dtype, packed: bool = False, width: int = 0
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        packed: bool = False,
+        width: int = 0,
+        values: int = 0,
+        tokens: int | None = None,
     ) -> Backend:
         """Return what computes a call on tensors of this device and dtype, and why.
 
-        `width` is the channels of a head's keys.
+        `width` and `values` are the channels of a head's keys and values, 0 values as many as keys;
+        `tokens` are the call's, None for a long one.
 
         Raises:
             ValueError: QUASAR_BACKEND or the operator's own variable has no known value.
@@ -78,34 +88,46 @@ class Operator:
         for kernels in self._kernels:
             if wanted not in ("auto", kernels.name):
                 continue
-            problem, remedy = self._problem(kernels, packed, width)
+            problem, remedy = self._problem(kernels, packed, {width, values or width})
+            longest = kernels.longest if wanted == "auto" and problem is None else 0
+            if longest and (tokens is None or tokens > longest):
+                problem, remedy = f"{kernels.name} is for calls of up to {longest} tokens", ""
             if problem is None:
-                return Backend(kernels.name, "; ".join(problems) or "its kernels take this call")
+                reason = "; ".join(problems) or "its kernels take this call"
+                return Backend(kernels.name, reason, "; or ".join(filter(None, remedies)))
             problems.append(problem)
             remedies.append(remedy)
         return Backend("torch", "; ".join(problems), "; or ".join(filter(None, remedies)))
 
     def __call__(
-        self, like: Tensor, packed: bool, *arguments: Any, width: int = 0
+        self,
+        like: Tensor,
+        packed: bool,
+        *arguments: Any,
+        width: int = 0,
+        values: int = 0,
+        tokens: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute by the first implementation that serves; `like` is on the call's device.
 
-        A kernel that fails is not tried again. Calls without tokens launch nothing.
+        What is not described here is as `backend` takes it. A kernel that fails is not tried again.
+        Calls without tokens launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)
         while True:
-            chosen = self.backend(like.device, like.dtype, packed, width)
+            chosen = self.backend(like.device, like.dtype, packed, width, values, tokens)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)
             if kernels is None:
-                if chosen.remedy:
-                    self._tell(chosen.reason, chosen.remedy)
+                self._tell(chosen)
                 return self._in_torch(*arguments)
             try:
-                return kernels.call(*arguments)
+                results = kernels.call(*arguments)
+                self._tell(chosen)
+                return results
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # a compiler's, a launch's: whatever it is, torch serves
+            except Exception as error:  # a compiler's, a launch's: whatever it is, another serves
                 line = (str(error).strip().splitlines() or [""])[0]
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 
@@ -120,21 +142,28 @@ class Operator:
             raise ValueError(f"{self.variable} is {wanted!r}; set it to one of {', '.join(known)}")
         return wanted
 
-    def _problem(self, kernels: Kernels, packed: bool, width: int) -> tuple[str | None, str]:
+    def _problem(self, kernels: Kernels, packed: bool, widths: set[int]) -> tuple[str | None, str]:
+        if kernels.name == "cuda" and requested_backend() == "triton":
+            return f"{BACKEND}=triton", ""
         if kernels.name in self._failed:
             retry = f"mend what it names and start again, or set {BACKEND}=torch"
             return self._failed[kernels.name], retry
         if packed and not kernels.packed:
             return f"{kernels.name} takes no packed sequences here", ""
-        if kernels.widest and width > kernels.widest:
+        if kernels.widths and not widths <= {0, *kernels.widths}:
+            *some, last = map(str, kernels.widths)
+            return f"{kernels.name} takes heads of {', '.join(some)} or {last} channels", ""
+        if kernels.widest and max(widths) > kernels.widest:
             return f"{kernels.name} takes heads of up to {kernels.widest} channels", ""
         missing = _missing(kernels.module)
         return (f"{kernels.name}: {missing}" if missing else None), kernels.remedy
 
-    def _tell(self, reason: str, remedy: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            _log.warning("%s runs in torch: %s; %s", self.name, reason, remedy)
+    def _tell(self, chosen: Backend) -> None:
+        where = "in torch" if chosen.name == "torch" else f"on {chosen.name}"
+        line = f"{where}: {chosen.reason}; {chosen.remedy}"
+        if chosen.remedy and line not in self._told:
+            self._told.add(line)
+            _log.warning("%s runs %s", self.name, line)
 
 
 @cache

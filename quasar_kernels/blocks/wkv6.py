@@ -1,4 +1,4 @@
-"""The WKV6 operator of RWKV-6: Triton kernels on a GPU, ours or fla-core's, else chunked torch."""
+"""The WKV6 operator of RWKV-6: kernels on a GPU, ours or fla-core's, else chunked torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from quasar_kernels.blocks.backends import Kernels, Operator
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.blocks.shapes import check_state, expect
+
+SHORT = 64
+"""Tokens of a call up to which CUDA C++ walks it one after the other; above, chunks in Triton."""
 
 
 def wkv6(
@@ -50,7 +53,17 @@ def wkv6(
     expect("v", v, (B, T, H, v.shape[-1]))
     expect("u", u, (H, K))
     check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]))
-    return OPERATOR(v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens, width=K)
+    return OPERATOR(
+        v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens,
+        width=K, values=v.shape[-1], tokens=T,
+    )  # fmt: skip
+
+
+def _by_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
+
+    found: tuple[Tensor, Tensor] = wkv6_cuda(*arguments)
+    return found
 
 
 def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -81,6 +94,14 @@ def _by_fla(
 OPERATOR = Operator(
     "WKV6",
     [
+        Kernels(
+            "cuda",
+            "quasar_kernels.blocks.wkv6_cuda.launch",
+            "",
+            _by_cuda,
+            widths=(32, 64, 128),
+            longest=SHORT,
+        ),
         Kernels(
             "triton",
             "quasar_kernels.blocks.wkv6_triton.launch",

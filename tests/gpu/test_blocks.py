@@ -12,14 +12,15 @@ from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.blocks.ssd import OPERATOR as SSD
 from quasar_kernels.blocks.ssd import ssd
 from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
-from quasar_kernels.blocks.wkv6 import wkv6
+from quasar_kernels.blocks.wkv6 import SHORT, wkv6
+from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
 from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS
 from tests.quasar_kernels.blocks.calls import results_and_gradients, ssd_inputs, wkv6_inputs
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -134,7 +135,51 @@ def test_launches_can_be_captured():
     assert torch.equal(o, wkv6_triton(*x)[0])
 
 
-@pytest.mark.parametrize("name", ["triton", "fla-core", "torch"])
+@dtypes
+@widths
+@pytest.mark.parametrize("lengths", [None, [0, 1, 33, 64, 0, 135]], ids=["one", "packed"])
+def test_gradients_by_cuda(dtype, width, lengths):
+    T, B, N = (200, 2, 2) if lengths is None else (sum(lengths), 1, len(lengths))
+    bounds = None if lengths is None else packed(lengths, "cuda")
+    x = [*draw(T, width, B, dtype=dtype), torch.randn(N, 4, width, width, device="cuda")]
+    found = results_and_gradients(lambda *y: wkv6_cuda(*y, bounds), x)
+    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
+    check(found, wanted, RECURRENCE[dtype] if dtype != FP32 else GRADIENT[FP32])
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
+def test_any_decay_by_cuda(decay):
+    x = draw(100, H=2, dtype=FP32, decay=decay)
+    found = results_and_gradients(wkv6_cuda, x)
+    wanted = results_and_gradients(exact, x, torch.float64)
+    check(found[:5], wanted[:5], GRADIENT[FP32])
+    assert all(torch.isfinite(y).all() for y in found)
+
+
+def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
+    x, state = draw(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
+    token = [y[:, :1].clone() for y in x[:4]]
+    wkv6_cuda(*token, x[4])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, _ = wkv6_cuda(*token, x[4], state, in_place=True)
+    found = []
+    for t in range(20):
+        for held, y in zip(token, x, strict=False):
+            held.copy_(y[:, t : t + 1])
+        graph.replay()
+        found.append(o.clone())
+    check((torch.cat(found, 1), state), exact(*x), RECURRENCE[BF16])
+
+
+def test_short_calls_go_to_cuda():
+    x = draw(SHORT, dtype=BF16)
+    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT).name == "cuda"
+    assert torch.equal(wkv6(*x)[0], wkv6_cuda(*x)[0])
+    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT).name == "cuda"  # it did not fail
+
+
+@pytest.mark.parametrize("name", ["cuda", "triton", "fla-core", "torch"])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
 def test_every_implementation_of_wkv6(monkeypatch, name, dtype, lengths):

@@ -76,6 +76,7 @@ def tile_product(depth: int, warps: int, stages: int) -> CompileSpec:
 def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
     monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
+    monkeypatch.setattr(compile_kernels, "BLOCKS", tmp_path)
     monkeypatch.setattr(compile_kernels, "described", lambda arch: [])
     return tmp_path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.resources import table as kernel_resources
-from benchmarks.resources.compile import described
+from benchmarks.resources.compile import described, sources
 from benchmarks.resources.table import (
     NO_KERNEL,
     Compiled,
@@ -18,7 +18,6 @@ from benchmarks.resources.table import (
     page,
 )
 from quasar_kernels.compile_specs import ARCHITECTURES
-from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
 
 COMPILERS = {"triton": "3.7.1", "ptxas": "12.8.93", "ptxas from sm_100": "13.1.80", "nvcc": "13.0"}
@@ -45,8 +44,9 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
         without = {key for key, reason in table.skipped.items() if reason == NO_KERNEL}
         listed = {name for name, of in {*table.needs, *without} if of == arch}
         assert {spec.name for spec in described(arch)} == {n for n in listed if ".cu" not in n}
-        sources = {path.name for path in OVERLAY.rglob("*.cu")}
-        assert sources == {name.partition(":")[0] for name in listed if ".cu" in name}
+        assert {path.name for path in sources()} == {
+            name.partition(":")[0] for name in listed if ".cu" in name
+        }
     # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out
     on_hopper = {name.partition(":")[0] for name, arch in table.needs if arch == 90}
     assert {name for name, _ in table.skipped} <= on_hopper

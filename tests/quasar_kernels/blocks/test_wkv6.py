@@ -6,11 +6,12 @@ import logging
 
 import pytest
 import torch
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
 
 from quasar_kernels.blocks import backends
 from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
-from quasar_kernels.blocks.wkv6 import wkv6
+from quasar_kernels.blocks.wkv6 import SHORT, wkv6
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import check, results_and_gradients, wkv6_inputs
 from tests.quasar_kernels.inputs import packed
@@ -115,9 +116,41 @@ def test_a_backend_says_why():
     assert WKV6.backend(cpu, bf16) == ("torch", "the tensors are not on a GPU", "")
     assert WKV6.backend(GPU, bf16, width=128).name == "triton"
     assert WKV6.backend(GPU, bf16, width=256) == (
-        "fla-core", "triton takes heads of up to 128 channels", "",
-    )  # fmt: skip
+        "fla-core",
+        "cuda takes heads of 32, 64 or 128 channels; triton takes heads of up to 128 channels",
+        "",
+    )
     assert WKV6.backend(GPU, torch.float64).reason == "the kernels have no fp64"
+
+
+def test_short_calls_go_to_cuda_and_long_ones_to_triton(monkeypatch):
+    def found(**call):
+        return WKV6.backend(GPU, torch.bfloat16, width=64, **call)
+
+    assert found(tokens=1).name == found(tokens=SHORT).name == "cuda"
+    long = ("triton", f"cuda is for calls of up to {SHORT} tokens", "")
+    assert found(tokens=SHORT + 1) == found() == long
+    assert found(tokens=1, values=48).name == "triton"
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
+    assert found(tokens=1) == ("triton", "QUASAR_BACKEND=triton", "")
+    monkeypatch.setenv("QUASAR_BACKEND", "auto")
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
+    assert found(tokens=100_000).name == "cuda"
+
+
+def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch, caplog):
+    def broken(*_):
+        raise CudaUnavailableError("no NVRTC", "install it")
+
+    kernels = [WKV6.named("cuda")._replace(call=broken)]
+    kernels.append(backends.Kernels("triton", "math", "", lambda *x: x))
+    operator = backends.Operator("WKV6", kernels, broken)
+    like = torch.zeros(1).as_subclass(OnGPU)
+    for _ in range(2):
+        assert operator(like, False, 1, 2, width=64, tokens=1) == (1, 2)
+    (line,) = caplog.messages
+    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; to me")
+    assert "install it; mend what it names" in line
 
 
 def test_the_environment_s_torch_is_taken(monkeypatch):
@@ -134,7 +167,9 @@ def test_the_operator_s_own_variable_names_one_implementation(monkeypatch):
     monkeypatch.setenv("QUASAR_WKV6_BACKEND", "torch")
     assert WKV6.backend(GPU, torch.bfloat16) == ("torch", "QUASAR_WKV6_BACKEND=torch", "")
     monkeypatch.setenv("QUASAR_WKV6_BACKEND", "fla")
-    with pytest.raises(ValueError, match="'fla'; set it to one of auto, triton, fla-core, torch"):
+    with pytest.raises(
+        ValueError, match="'fla'; set it to one of auto, cuda, triton, fla-core, torch"
+    ):
         WKV6.backend(GPU, torch.bfloat16)
 
 

@@ -10,12 +10,14 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from fla.ops.quasar import cache, switches
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
 
+from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from tests.quasar_kernels.cuda.installed import needs_nvrtc
 
 HOPPER, DTYPES = (9, 0), ("bf16", "fp16")
@@ -207,6 +209,7 @@ GRADIENTS = (
     cuda_scan_bwd.PROGRAM,
     ("state_checkpoint", "state_gradient_map", "state_gradient", "input_gradient"),
 )
+WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
 LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
 
 
@@ -221,6 +224,8 @@ LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
         (GRADIENTS, HOPPER, "fp16", cuda_scan.options_for(64)),
         (GRADIENTS, HOPPER, "bf16", cuda_scan.options_for(128)),
         *((LAYER, HOPPER, t, ()) for t in DTYPES),
+        (WKV6, (8, 0), "bf16", wkv6.variant_for(0, torch.float32, 64).options),
+        (WKV6, HOPPER, "fp16", wkv6.variant_for(0, torch.float16, 128).options),
     ],
 )
 def test_nvrtc_compiles_the_sources_without_headers(
@@ -229,6 +234,7 @@ def test_nvrtc_compiles_the_sources_without_headers(
     program, kernels = program_and_kernels
     code = program.compile(capability, dtype, options)
     assert code.startswith(b"\x7fELF")
+    of_dtype = "" if program is wkv6.PROGRAM else f"_{dtype}"  # its names hold no dtype
     for name in kernels:
-        assert f"quasar_{name}_{dtype}".encode() in code
+        assert f"quasar_{name}{of_dtype}".encode() in code
     assert len(entries()) == 1

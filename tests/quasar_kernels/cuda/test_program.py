@@ -15,6 +15,7 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
 
+from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
 
@@ -34,6 +35,7 @@ HOPPER = (9, 0)
             hopper_products.ProjectionArguments,
         ),
         ("layer/hopper/csrc/gated_rows.cuh", "OutputArguments", hopper_products.OutputArguments),
+        (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
     ],
 )
 def test_python_fills_the_arguments_as_cuda_declares_them(file, name, structure):

@@ -19,6 +19,8 @@ from tests import processes
 
 _CUDA = OVERLAY / "fla/ops/quasar/cuda"
 _HERE = Path(__file__).with_name("emulated")
+THREADS = _HERE / "warp.h"
+"""The threads of a block and what they do together, as C++ to include first."""
 _SOURCES = (
     "csrc/entry.cuh",
     "csrc/fragments.cuh",
@@ -46,6 +48,7 @@ BODIES = {
     "void commit_loads(": "",
     "void wait_loads(": "",
     "float exp2_of(": "return exp2f(x);",
+    "float exponential(": "return expf(x);",
     "u32 multiply_fp16(": "return multiplied(false, a, b);",
     "u32 multiply_bf16(": "return multiplied(true, a, b);",
     "void store(u32 from, int token, int channel) const {\n    unsigned": "abort();",
@@ -77,10 +80,10 @@ def build(folder: Path, width: int, steps: tuple[str, ...] = ()) -> Path:
 
     `steps` are options as `forward.step_options` gives them.
     """
-    parts = [_on_cpu((_CUDA / name).read_text()) for name in _SOURCES]
+    parts = [on_cpu((_CUDA / name).read_text()) for name in _SOURCES]
     program = folder / "-".join(("emulated", str(width), *steps))
     source = program.with_suffix(".cpp")
-    lines = [f'#include "{_HERE}/warp.h"', *parts, f'#include "{_HERE}/main.h"']
+    lines = [f'#include "{THREADS}"', *parts, f'#include "{_HERE}/main.h"']
     source.write_text("\n".join(lines))
     options = ("-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}", *steps)
     processes.run("g++", *options, "-o", program, source, check=True)
@@ -103,9 +106,10 @@ def run(
     return Maps(*(torch.from_numpy(x).view(segments, H, S, S) for x in results))
 
 
-def _on_cpu(text: str) -> str:
+def on_cpu(text: str) -> str:
+    """Return a source's text without includes, and with what is PTX replaced."""
     text = re.sub(r'#(include "[^"]*"|pragma once)\n', "", text)
-    text = text.replace("Shared*)raw", "Shared*)quasar::raw")  # one memory for all kernels
+    text = re.sub(r"\*\)raw\b", "*)quasar::raw", text)  # one memory for all kernels
     for start, body in BODIES.items():
         text = _with_body(text, start, body)
     for instruction, statement in STATEMENTS.items():

@@ -1,0 +1,254 @@
+"""WKV6 by the CUDA kernels: their arguments, launches, and autograd."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.cuda.program import (
+    DTYPES,
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    addresses,
+    fields,
+    packer,
+)
+from fla.ops.quasar.device import on_its_device
+from torch import Tensor
+
+WIDTHS = (32, 64, 128)
+"""Channels of r, k and w that the kernels are written for."""
+COLUMNS = 32
+"""The channels of v are a multiple of this."""
+CHECKPOINT = 8
+"""Tokens between the states that are kept for the gradients; CHECKPOINT in walk.cuh."""
+CSRC = Path(__file__).with_name("csrc")
+"""The folder of the kernels' sources."""
+_ALIGNMENT = 16  # bytes of the kernels' copies
+
+
+class Arguments(ctypes.Structure):
+    """`quasar::wkv6::Arguments` of walk.cuh."""
+
+    _fields_ = [
+        *fields(POINTER, "r k v dout w u initial_state d_final o dv"),
+        *fields(POINTER, "final_state checkpoints dr dk dw du d_initial bounds"),
+        *fields(INT64, "T"),
+        *fields(INT, "heads values"),
+    ]
+
+
+class _Program(CudaProgram):  # type: ignore[misc] # mypy knows it not by that name
+    def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
+        """Use the variant no more; the operator, which turns to other kernels, says why."""
+        self._found[variant] = error
+
+
+PROGRAM = _Program(
+    "wkv6",
+    [CSRC / "wkv6_forward.cu", CSRC / "wkv6_backward.cu"],
+    {"wkv6_forward": Arguments, "wkv6_backward": Arguments},
+    "",
+)
+_pack = packer(Arguments)
+
+
+class Inputs(NamedTuple):
+    """A call's tensors, all contiguous and aligned."""
+
+    r: Tensor  # [B, T, H, K]
+    k: Tensor  # the same
+    v: Tensor  # [B, T, H, V] in the same dtype
+    w: Tensor  # [B, T, H, K] fp32
+    u: Tensor  # [H, K] fp32
+
+
+@functools.cache
+def variant_for(device: int, dtype: torch.dtype, K: int) -> Variant:
+    """Return what the kernels are compiled for; a variant's own dtype has no meaning for fp32."""
+    width = f"-DWKV6_KEYS={K}"
+    if dtype == torch.float32:
+        return Variant(device, torch.bfloat16, (width, "-DWKV6_FP32=1"))
+    return Variant(device, dtype, (width,))
+
+
+def reason_against(r: Tensor, v: Tensor) -> str | None:
+    """Return why the kernels do not take r `[B, T, H, K]` and v `[B, T, H, V]`, or None."""
+    if v.dtype not in (*DTYPES, torch.float32):
+        return f"the tensors must be bf16, fp16 or fp32; v is {v.dtype}"
+    if r.shape[-1] not in WIDTHS:
+        widths = ", ".join(map(str, WIDTHS))
+        return f"heads of r and k must have one of {widths} channels; they have {r.shape[-1]}"
+    if v.shape[-1] % COLUMNS:
+        return f"heads of v must have a multiple of {COLUMNS} channels; they have {v.shape[-1]}"
+    return None
+
+
+def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x contiguous, aligned and of a dtype; itself where it is."""
+    x = x.to(dtype).contiguous()
+    return x.clone() if x.data_ptr() % _ALIGNMENT else x
+
+
+def _launch(
+    program: LoadedProgram, name: str, x: Inputs, columns: int, bounds: Tensor | None, *given: Any
+) -> None:
+    B, T, H, V = x.v.shape
+    dout, initial, d_final, o, dv, *rest = given
+    places = addresses(
+        x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds
+    )  # fmt: skip
+    grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
+    parameters = (ctypes.c_char_p * 1)(_pack(*places, T, H, V))
+    stream = torch._C._cuda_getCurrentRawStream(x.v.device.index)
+    program.kernels[name].launch(grid, parameters, stream)
+
+
+def forward(
+    program: LoadedProgram,
+    x: Inputs,
+    initial_state: Tensor | None,
+    bounds: Tensor | None,
+    keep: bool,
+    final_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Launch the forward walk on the current stream.
+
+    Args:
+        x: as `Inputs` says.
+        initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
+        bounds: `[N + 1]` int64 of packed sequences, or None.
+        keep: whether the states for the gradients are kept.
+        final_state: where to write that state; it may be `initial_state`. None makes a new one.
+
+    Returns:
+        o, the final state, and the states before every CHECKPOINT tokens `[cells, H, K, V]`.
+    """
+    B, T, H, K = x.r.shape
+    V = x.v.shape[-1]
+    N = B if bounds is None else bounds.numel() - 1
+    o = torch.empty_like(x.v)
+    if final_state is None:
+        final_state = x.u.new_empty(N, H, K, V)
+    kept = x.u.new_empty(B * T // CHECKPOINT + N + 1, H, K, V) if keep else None
+    columns = 1024 // K  # COLUMNS in wkv6_forward.cu
+    _launch(
+        program, "wkv6_forward", x, columns, bounds, None, initial_state, None, o, None,
+        final_state, kept, *[None] * 5,
+    )  # fmt: skip
+    return o, final_state, kept
+
+
+def backward(
+    program: LoadedProgram,
+    x: Inputs,
+    kept: Tensor,
+    do: Tensor,
+    d_final: Tensor | None,
+    bounds: Tensor | None,
+    initial: bool,
+) -> tuple[Inputs, Tensor | None]:
+    """Return the gradients of the inputs, in v's dtype or fp32, and of the initial state, if any.
+
+    do and d_final, the results', are contiguous, and d_final fp32.
+    """
+    H, K = x.u.shape
+    V = x.v.shape[-1]
+    columns = 16 if K == 128 else COLUMNS  # COLUMNS in wkv6_backward.cu
+    parts, N = V // columns, x.r.shape[0] if bounds is None else bounds.numel() - 1
+    dr, dk, dw = (x.u.new_empty(parts, *x.r.shape) for _ in range(3))
+    dv, du = torch.empty_like(x.v), x.u.new_empty(parts * N, H, K)
+    d_initial = x.u.new_empty(N, H, K, V) if initial else None
+    _launch(
+        program, "wkv6_backward", x, columns, bounds, do, None, d_final, None, dv,
+        None, kept, dr, dk, dw, du, d_initial,
+    )  # fmt: skip
+    dtype = x.r.dtype
+    sums = Inputs(dr.sum(0).to(dtype), dk.sum(0).to(dtype), dv, dw.sum(0), du.sum(0))
+    return sums, d_initial
+
+
+class WKV6Function(torch.autograd.Function):
+    """The operator with its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: LoadedProgram,
+        bounds: Tensor | None,
+        initial_state: Tensor | None,
+        *inputs: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the forward walk and keep states for the backward one."""
+        ctx.set_materialize_grads(False)
+        o, final, kept = forward(program, Inputs(*inputs), initial_state, bounds, keep=True)
+        ctx.program, ctx.initial = program, initial_state is not None
+        ctx.save_for_backward(*inputs, kept, bounds)
+        return o, final
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute every gradient."""
+        *inputs, kept, bounds = ctx.saved_tensors
+        x = Inputs(*inputs)
+        with torch.cuda.device(x.v.device):
+            do = torch.zeros_like(x.v) if do is None else prepared(do, x.v.dtype)
+            last = None if d_final is None else prepared(d_final, torch.float32)
+            found, d_initial = backward(ctx.program, x, kept, do, last, bounds, ctx.initial)
+        return (None, None, d_initial, *found)
+
+
+@torch.compiler.disable
+@on_its_device
+def wkv6_cuda(
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
+    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    *, in_place: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Apply WKV6 token by token in CUDA C++, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
+
+    Products and states are fp32, one launch a call, and nothing waits for the GPU: not for
+    `cu_seqlens` either, which is not checked. A recorded call keeps the state before every 8
+    tokens in fp32.
+
+    Args:
+        in_place: write the final state over `initial_state`, which is fp32, contiguous and not
+            recorded by autograd.
+
+    Raises:
+        ValueError: the kernels do not take these tensors, or `in_place` this state.
+        CudaUnavailableError: they cannot be built, loaded or launched.
+    """
+    problem = reason_against(r, v)
+    if problem is not None:
+        raise ValueError(f"WKV6's CUDA kernels do not take this call: {problem}")
+    dtype, single = v.dtype, torch.float32
+    taken = (prepared(x, dtype) for x in (r, k, v))
+    inputs = Inputs(*taken, *(prepared(x, single) for x in (w, u)))
+    state = None if initial_state is None else prepared(initial_state, single)
+    bounds = None
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.to(v.device, torch.int64).contiguous()
+    recorded = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*inputs, state)
+    )
+    if in_place and (recorded or state is None or state is not initial_state):
+        raise ValueError(
+            "in_place needs an initial_state that is fp32, contiguous, aligned to 16 bytes and "
+            "not recorded: pass such a state, or in_place=False"
+        )
+    program = PROGRAM.load(variant_for(v.device.index, dtype, r.shape[-1]))
+    if not recorded:
+        o, final, _ = forward(program, inputs, state, bounds, False, state if in_place else None)
+        return o, final
+    results: tuple[Tensor, Tensor] = WKV6Function.apply(program, bounds, state, *inputs)
+    return results

@@ -1,0 +1,165 @@
+"""WKV6's CUDA kernels, run on a CPU from their own sources by their own host code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fla.ops.quasar.cuda.nvrtc import read_sources
+from fla.ops.quasar.cuda.program import LoadedProgram
+
+from quasar_kernels.blocks.wkv6_cuda import launch
+from quasar_kernels.blocks.wkv6_cuda.launch import Arguments, wkv6_cuda
+from quasar_kernels.decay_reference import wkv6_recurrence
+from tests import processes
+from tests.quasar_kernels.blocks.calls import check, results_and_gradients, wkv6_inputs
+from tests.quasar_kernels.cuda.scan import emulated_kernels
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+RUN = Path(__file__).with_name("run.h")
+SOURCES = ("entry.cuh", "fragments.cuh", "walk.cuh", "wkv6_forward.cu", "wkv6_backward.cu")
+
+
+def build(folder, variant):
+    """Compile the kernels of a variant into a library; some seconds."""
+    texts = read_sources([launch.CSRC / name for name in SOURCES[-2:]])
+    assert set(texts) == set(SOURCES)
+    parts = [emulated_kernels.on_cpu(texts[name]) for name in SOURCES]
+    name = re.sub(r"\W", "", "".join(map(str, variant)))
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    lines = [f'#include "{emulated_kernels.THREADS}"', *parts, f'#include "{RUN}"']
+    source.write_text("\n".join(lines))
+    dtype = "-DQUASAR_ONLY_FP16" if variant.dtype == FP16 else "-DQUASAR_ONLY_BF16"
+    options = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", dtype, *variant.options)
+    processes.run("g++", *options, "-o", library, source, check=True)
+    return ctypes.CDLL(library)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """Give the kernels of a variant, built once."""
+    folder, built = tmp_path_factory.mktemp("wkv6"), {}
+
+    def get(variant):
+        if variant not in built:
+            built[variant] = build(folder, variant)
+        return built[variant]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch, libraries):
+    """Run launches at once, on this machine's memory; what no kernel writes is NaN."""
+
+    class Kernel(SimpleNamespace):
+        def launch(self, grid, parameters, stream):
+            place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
+            assert ctypes.sizeof(Arguments) == self.arguments
+            self.run(ctypes.c_void_p(place), ctypes.c_bool(self.backward), *grid)
+
+    def load(variant):
+        run = libraries(variant).run
+        size = ctypes.sizeof(Arguments)
+        kernels = {
+            f"wkv6_{way}": Kernel(run=run, backward=way == "backward", arguments=size)
+            for way in ("forward", "backward")
+        }
+        return LoadedProgram(variant, kernels, 1, False)
+
+    def new_empty(x, *shape):
+        return torch.full(shape, float("nan"), dtype=x.dtype)
+
+    monkeypatch.setattr(launch.PROGRAM, "load", load)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
+
+
+def check_gradients(x, bounds=None):
+    """Compare results and all gradients, of r, k, v, w, u and the state, with float64."""
+    found = results_and_gradients(lambda *y: wkv6_cuda(*y, bounds), x)
+    wanted = results_and_gradients(lambda *y: wkv6_recurrence(*y, bounds), x, torch.float64)
+    dtype = x[0].dtype
+    check(found[:2], wanted[:2], RECURRENCE[dtype])
+    check(found[2:], wanted[2:], RECURRENCE[dtype] if dtype != FP32 else GRADIENT[dtype])
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "H", "K", "V", "dtype"),
+    [
+        (1, 2, 1, 64, 64, BF16),
+        (35, 1, 2, 64, 64, BF16),
+        (20, 2, 1, 32, 64, FP16),
+        (17, 1, 1, 128, 32, FP32),
+    ],
+)
+def test_results_and_gradients(T, B, H, K, V, dtype):
+    x = [*wkv6_inputs(T, B, H, K, V, dtype=dtype), torch.randn(B, H, K, V)]
+    check_gradients(x)
+
+
+def test_packed_sequences():
+    lengths = [0, 1, 19, 0, 8, 0]
+    x = [*wkv6_inputs(sum(lengths), H=1, K=64, V=64, dtype=BF16)]
+    x.append(torch.randn(len(lengths), 1, 64, 64))
+    check_gradients(x, packed(lengths))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
+def test_any_decay_with_its_gradients(decay):
+    x = wkv6_inputs(20, H=1, K=128, V=32, decay=decay)
+    found = results_and_gradients(wkv6_cuda, x)
+    wanted = results_and_gradients(wkv6_recurrence, x, torch.float64)
+    assert all(torch.isfinite(y).all() for y in found)
+    check(found[:5], wanted[:5], RECURRENCE[FP32])
+    if decay < 10:  # beyond, the decays' own gradients are nothing
+        check(found[5:], wanted[5:], RECURRENCE[FP32])
+
+
+def test_a_decay_to_nothing_leaves_what_is_written_behind_it():
+    r, k, v, w, u = wkv6_inputs(20, H=1, K=128, V=32)
+    w[:, 5] = float("-inf")
+    found = results_and_gradients(wkv6_cuda, (r, k, v, w, u))
+    w[:, 5] = -1e6
+    wanted = results_and_gradients(wkv6_recurrence, (r, k, v, w, u), torch.float64)
+    check(found, wanted, RECURRENCE[FP32])
+
+
+def test_tokens_one_by_one_with_the_state_in_place():
+    x, state = wkv6_inputs(9, H=1, K=64, V=64, dtype=BF16), torch.randn(1, 1, 64, 64)
+    wanted, final = wkv6_recurrence(*x, state)
+    found = []
+    for t in range(9):
+        o, after = wkv6_cuda(*(y[:, t : t + 1] for y in x[:4]), x[4], state, in_place=True)
+        assert after is state
+        found.append(o)
+    check((torch.cat(found, 1), state), (wanted, final), RECURRENCE[BF16])
+
+
+def test_what_the_kernels_do_not_take_is_refused():
+    x = wkv6_inputs(3, K=64, V=64)
+    for change, words in (
+        ([y[..., :48] for y in x], "must have one of 32, 64, 128 channels; they have 48"),
+        ([*x[:2], x[2][..., :48], *x[3:]], "a multiple of 32 channels; they have 48"),
+        ([y.double() for y in x], "bf16, fp16 or fp32; v is torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wkv6_cuda(*change)
+    for state in (None, torch.zeros(1, 2, 64, 64, dtype=BF16)):
+        with pytest.raises(ValueError, match="in_place needs an initial_state that is fp32"):
+            wkv6_cuda(*x, state, in_place=True)
