@@ -172,7 +172,8 @@ def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
     check((torch.cat(found, 1), state), exact(*x), RECURRENCE[BF16])
 
 
-def test_short_calls_go_to_cuda():
+def test_short_calls_go_to_cuda(monkeypatch):
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
     x = draw(SHORT, dtype=BF16)
     assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT).name == "cuda"
     assert torch.equal(wkv6(*x)[0], wkv6_cuda(*x)[0])
