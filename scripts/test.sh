@@ -36,14 +36,21 @@ scan_secrets() {
   }
 }
 
+# shellcheck disable=SC2329 # stage calls it
+finish_types() {
+  wait "$types"
+}
+
+mypy & # on a core that the stages before the compilations leave idle; its words come when it ends
+types=$!
 stage format ruff format --check .
 stage "format of CUDA" check_cuda_format
 stage lint ruff check .
 stage shell shellcheck START_*.sh scripts/*.sh .ci/run
-stage types mypy
 stage imports lint-imports
 stage secrets scan_secrets
 stage kernels python -m benchmarks.resources.compile --check
+stage types finish_types
 printf '== tests\n'
 # Two files at a time; a file's tests stay together, as they share what they set up.
 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?

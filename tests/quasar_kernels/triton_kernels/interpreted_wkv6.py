@@ -31,7 +31,7 @@ def check_gradients(x, bounds=None, segments=None):
     [
         (1, 2, 1, None, 16, 24, FP32),
         (70, 2, 2, 1, 32, 32, FP16),
-        (50, 1, 1, 2, 24, 40, FP32),
+        (34, 1, 1, 2, 24, 40, FP32),
     ],
 )
 def test_results_and_gradients(T, B, H, segments, K, V, dtype):
@@ -45,7 +45,7 @@ def test_packed_sequences():
     check_gradients(x, packed(lengths), segments=2)
 
 
-@pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
+@pytest.mark.parametrize("decay", [0.0, 3.5, 1e6])
 def test_any_decay_with_its_gradients(decay):
     x = wkv6_inputs(40, H=1, V=16, decay=decay)
     found = results_and_gradients(lambda *x: wkv6_triton(*x, segments=2), x)
