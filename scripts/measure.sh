@@ -2,9 +2,9 @@
 # Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
 # FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). It took
-# 22 minutes on an H200 before delta_rule.speed and wkv6.speed were among its steps. COMMIT names
-# what is measured where git cannot tell. All steps run, so that one failure costs its own figures
-# alone; it decides the exit status.
+# 22 minutes on an H200 before honesty.acceptance, delta_rule.speed and wkv6.speed were among its
+# steps. COMMIT names what is measured where git cannot tell. All steps run, so that one failure
+# costs its own figures alone; it decides the exit status.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
 fork=${1:?usage: scripts/measure.sh FORK [FOLDER]}
