@@ -19,9 +19,9 @@ from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
 from benchmarks.layer import page as layer
 from benchmarks.limits import missed
+from benchmarks.mechanisms import page as mechanisms
 from benchmarks.operator import page as operator
 from benchmarks.recall import page as recall
-from benchmarks.wkv6 import page as wkv6
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         **recall.documents(),
         **honesty.documents(),
         **delta_rule.documents(),
-        **wkv6.documents(),
+        **mechanisms.documents(),
         **reliability.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")

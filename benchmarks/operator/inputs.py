@@ -13,18 +13,20 @@ NOISE = {"correlated 10%": 0.1, "correlated 1%": 0.01}
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def layer_like(tokens: int, batch: int = 1, heads: int = HEADS, width: int = WIDTH) -> Inputs:
+def layer_like(
+    tokens: int, batch: int = 1, heads: int = HEADS, width: int = WIDTH, device: str = "cuda"
+) -> Inputs:
     """q, k, v [B, T, H, S] bf16 as a layer with default weights makes them, and beta [H] fp32."""
     channels = heads * width
 
     def projected() -> Tensor:
-        x = torch.randn(batch, tokens, channels, device="cuda") / 3**0.5
-        taps = (torch.rand(channels, 1, 4, device="cuda") - 0.5) / 2**0.5
+        x = torch.randn(batch, tokens, channels, device=device) / 3**0.5
+        taps = (torch.rand(channels, 1, 4, device=device) - 0.5) / 2**0.5
         y = F.conv1d(F.pad(x.mT, (3, 0)), taps, groups=channels).mT
         return F.silu(y).bfloat16().contiguous().view(batch, tokens, heads, width)
 
     q, k, v = projected(), projected(), projected()
-    return q, k, v, F.softplus(torch.empty(heads, device="cuda").uniform_(1, 16).log())
+    return q, k, v, F.softplus(torch.empty(heads, device=device).uniform_(1, 16).log())
 
 
 def correlated(inputs: Inputs, noise: float) -> Inputs:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from benchmarks.documents import filled
 from benchmarks.markdown import facts, milliseconds, records
-from benchmarks.results import DATA, ROOT, told
+from benchmarks.results import DATA, told
 from benchmarks.wkv6.results import Row, WKV6Results, lead
 
-RUN, DOCUMENT = DATA / "wkv6.json", ROOT / "docs" / "models.md"
+RUN = DATA / "wkv6.json"
 LABELS = {
     "triton": "Triton", "cuda": "CUDA C++",
     "chunk": "chunk_rwkv6", "recurrent": "fused_recurrent_rwkv6",
@@ -49,7 +45,6 @@ def speeds(results: WKV6Results) -> str:
     return f"{facts(where)}\n\n{records(map(cells, results.rows))}"
 
 
-def documents() -> Mapping[Path, str]:
-    """Return the text of docs/models.md, by its path."""
-    sections = {"wkv6": told(WKV6Results, RUN, speeds)}
-    return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
+def section() -> str:
+    """Return what docs/models.md says of the run."""
+    return told(WKV6Results, RUN, speeds)

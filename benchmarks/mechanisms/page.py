@@ -1,0 +1,215 @@
+"""docs/models.md: the tables and plots of a run of speed.py, beside those of WKV6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.documents import filled
+from benchmarks.markdown import facts, milliseconds, records
+from benchmarks.mechanisms.names import ENTRIES, HOST
+from benchmarks.mechanisms.results import (
+    MechanismsResults,
+    Missing,
+    Row,
+    Trained,
+    Way,
+    bound_ms,
+)
+from benchmarks.results import DATA, ROOT, load, told
+from benchmarks.wkv6.page import section as wkv6
+from quasar_kernels.line_plot import Line, line_plot
+
+RUN, DOCUMENT = DATA / "mechanisms.json", ROOT / "docs" / "models.md"
+PLOTS: Mapping[Way, Path] = {
+    "forward": ROOT / "docs" / "mechanisms-forward.svg",
+    "forward and backward": ROOT / "docs" / "mechanisms-training.svg",
+}
+DETAILED_TOKENS = 65_536
+"""The length whose memory, share of the bound and errors are shown."""
+COLOURS = {
+    "softmax attention": "#777777",
+    "Quasar": "#0b6e4f",
+    "delta rule": "#2a5ca8",
+    "gated delta rule": "#b5432a",
+    "RWKV-6": "#8a5fb0",
+    "RWKV-7": "#c2185b",
+    "Mamba-2": "#c28a00",
+    "KDA": "#00838f",
+    "GLA": "#6d4c41",
+    "hybrid block": "#111111",
+}
+SHORT = {"softmax attention": "softmax", "gated delta rule": "gated delta", "hybrid block": "block"}
+
+
+def label(name: str) -> str:
+    """Return what a table calls an implementation."""
+    entry = ENTRIES[name]
+    return f"{entry.mechanism}, {entry.by}"
+
+
+def of(rows: Sequence[Row], way: Way, *, packed: bool = False) -> dict[str, dict[int, Row]]:
+    """Return rows by implementation and tokens."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row.way == way and row.packed == packed:
+            found.setdefault(row.name, {})[row.tokens] = row
+    return found
+
+
+def speeds(results: MechanismsResults, way: Way) -> str:
+    """Return the table of milliseconds by tokens."""
+    found = of(results.rows, way)
+    lengths = sorted({tokens for rows in found.values() for tokens in rows})
+    if not lengths:
+        return "Nothing was measured."
+
+    def cells(name: str, rows: Mapping[int, Row]) -> dict[str, str]:
+        times = {n: milliseconds(rows[n].ms if n in rows else None) for n in lengths}
+        longest = max(rows)
+        return {
+            "ms by tokens": label(name),
+            **{f"{n:,}": time for n, time in times.items()},
+            "M tokens/s at its longest": f"{rows[longest].tokens_per_second / 1e6:.3g}",
+        }
+
+    return records(cells(name, rows) for name, rows in found.items())
+
+
+def details(results: MechanismsResults) -> str:
+    """Return the table of one length: memory, share of the bound, packed sequences, errors."""
+    lines = []
+    ways: tuple[Way, ...] = ("forward", "forward and backward")
+    for way in ways:
+        packed = of(results.rows, way, packed=True)
+        for name, rows in of(results.rows, way).items():
+            tokens = min(rows, key=lambda n: abs(n - DETAILED_TOKENS))
+            row, beside = rows[tokens], packed.get(name, {}).get(tokens)
+            lines.append(
+                {
+                    "call": f"{label(name)}, {way}",
+                    "tokens": f"{tokens:,}",
+                    "ms": milliseconds(row.ms),
+                    "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
+                    "share of the bound": f"{bound_ms(row, results.rates) / row.ms:.0%}",
+                    "GiB": f"{row.peak_bytes / 2**30:.2f}",
+                    "packed, ms": milliseconds(beside.ms if beside else None),
+                    "error": worst(row),
+                }
+            )
+    return records(lines) if lines else "Nothing was measured."
+
+
+def worst(row: Row) -> str:
+    """Return the largest error and its tensor."""
+    tensor, error = max(row.errors.items(), key=lambda item: item[1])
+    return f"{error:.1e} ({tensor})"
+
+
+def decoding(results: MechanismsResults) -> str:
+    """Return the table of one token."""
+
+    def cells(row: Row) -> dict[str, str]:
+        return {
+            "one token": label(row.name),
+            "sequences": str(row.batch),
+            "us": f"{row.ms * 1e3:.1f}",
+            "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
+            "share of the bound": f"{bound_ms(row, results.rates) / row.ms:.0%}",
+            "error": worst(row),
+        }
+
+    rows = [row for row in results.rows if row.way == "decoding"]
+    return records(map(cells, rows)) if rows else "Nothing was measured."
+
+
+def training(results: MechanismsResults) -> str:
+    """Return the table of the small model's training."""
+
+    def cells(row: Trained) -> dict[str, str]:
+        return {
+            "setting": row.setting,
+            "parameters": f"{row.parameters / 1e6:.2f} M",
+            "batch": f"{row.batch} x {row.tokens:,}",
+            "step, ms": milliseconds(row.step_ms),
+            "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
+            "GiB": f"{row.peak_bytes / 2**30:.2f}",
+            "computed by": ", ".join(f"{name}: {by}" for name, by in row.backends.items()),
+        }
+
+    return records(map(cells, results.trained)) if results.trained else "Nothing was measured."
+
+
+def absent(results: MechanismsResults) -> str:
+    """Return the table of what is not there, and why."""
+
+    def cells(one: Missing) -> dict[str, str]:
+        packed = "packed " if one.packed else ""
+        tokens = "" if one.tokens is None else f", {packed}{one.tokens:,} tokens"
+        reason = one.reason.replace("|", "\\|")
+        return {
+            "not measured": f"{label(one.name)}: {one.way or 'all else'}{tokens}",
+            "why": reason,
+        }
+
+    lines = [cells(one) for one in results.missing]
+    return records(lines) if lines else "Everything was measured."
+
+
+def tables(results: MechanismsResults) -> str:
+    """Return all tables, each below its title, and where it was measured."""
+    e, rates = results.environment, results.rates
+    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where |= {
+        "rates": f"copies {rates.copy_gb_per_s / 1e3:.2f} TB/s, "
+        f"bf16 products {rates.product_tflops:.0f} TFLOP/s",
+        "others": ", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        "took": f"{results.seconds:.0f} s of {results.limit_seconds:.0f}",
+        "protocol": results.protocol,
+    }
+    parts = {
+        "Forward": speeds(results, "forward"),
+        "Forward and backward": speeds(results, "forward and backward"),
+        f"At {DETAILED_TOKENS:,} tokens": details(results),
+        "Decoding": decoding(results),
+        "Training the small model": training(results),
+        "What is missing": absent(results),
+    }
+    titled = "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items())
+    return f"{facts(where)}\n\n{titled}"
+
+
+def plot(results: MechanismsResults, way: Way) -> str:
+    """Return the SVG of the time by tokens; what is not this project's is dashed."""
+    lines = [
+        Line(
+            SHORT.get(mechanism := ENTRIES[name].mechanism, mechanism)
+            + (", fla" if ENTRIES[name].by == HOST else ""),
+            COLOURS[mechanism],
+            [(tokens, rows[tokens].ms) for tokens in sorted(rows)],
+            dashed=ENTRIES[name].by == HOST,
+        )
+        for name, rows in of(results.rows, way).items()
+    ]
+    title = f"{way.capitalize()}, 8 heads of 64, bf16, {results.environment.gpu}"
+    return line_plot(title, "tokens", "milliseconds", lines)
+
+
+def plotted(results: MechanismsResults) -> list[Way]:
+    """Return the plots that have lines."""
+    return [way for way in PLOTS if of(results.rows, way)]
+
+
+def _with_plots(results: MechanismsResults) -> str:
+    shown = [f"![{way}: time by tokens]({PLOTS[way].name})" for way in plotted(results)]
+    return "\n\n".join([*shown, tables(results)])
+
+
+def documents() -> dict[Path, str]:
+    """Return docs/models.md and its plots by path; there are no plots before the first run."""
+    sections = {"wkv6": wkv6(), "mechanisms": told(MechanismsResults, RUN, _with_plots)}
+    found = {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
+    if RUN.exists():
+        results = load(MechanismsResults, RUN)
+        found |= {PLOTS[way]: plot(results, way) for way in plotted(results)}
+    return found

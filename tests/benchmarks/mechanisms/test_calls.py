@@ -1,0 +1,187 @@
+"""The implementations against float64: ours as they run on a CPU, the host library's by its own
+naive functions, which its signatures and ours must lead to the same result."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from fla.ops import delta_rule, gated_delta_rule, gla, kda, rwkv6, rwkv7, simple_gla
+from fla.ops.delta_rule.naive import delta_rule_recurrence
+from fla.ops.generalized_delta_rule.dplr.naive import dplr_recurrence
+from fla.ops.gla.naive import naive_recurrent_gla
+from fla.ops.kda.naive import naive_recurrent_kda
+from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
+from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+from benchmarks.mechanisms.calls import MAKERS, make
+from benchmarks.mechanisms.measure import Work, Wrong, packed_bounds, rows
+from benchmarks.mechanisms.names import ENTRIES, HOST, OURS
+from benchmarks.mechanisms.results import Missing
+
+OPERATORS = [name for name in ENTRIES if name in MAKERS]
+ON_CPU = [name for name in OPERATORS if ENTRIES[name].by in (OURS, "torch")]
+OF_HOST = [name for name in OPERATORS if ENTRIES[name].by == HOST]
+TOKENS = 150
+
+
+def heads_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.transpose(1, 2) for t in tensors]
+
+
+def by_heads(function: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> Any:
+    o, state = function(*heads_first(*tensors), **options)
+    return o.transpose(1, 2), state
+
+
+def naive_kda(x: dict[str, Any], **state: Any) -> Any:
+    return naive_recurrent_kda(x["q"], x["k"], x["v"], x["g"], x["beta"], x["scale"], **state)
+
+
+def naive_gla(x: dict[str, Any], **state: Any) -> Any:
+    assert x["scale"] is None
+    decays = x["g"] if "g" in x else x["gk"]
+    return naive_recurrent_gla(x["q"], x["k"], x["v"], decays, **state)
+
+
+def naive_rwkv6(x: dict[str, Any], **state: Any) -> Any:
+    r, k, v, w = heads_first(x["r"], x["k"], x["v"], x["w"])
+    o, final = naive_recurrent_rwkv6(r, k, v, w, x["u"], x["scale"], **state)
+    return o.transpose(1, 2), final
+
+
+def naive_rwkv7(x: dict[str, Any], **state: Any) -> Any:
+    assert x.get("lower_bound") is None or bool((x["w"] >= x["lower_bound"]).all())
+    r = x["r"].float() * x["scale"] * x["r"].shape[-1] ** 0.5  # it scales by itself
+    tensors = (r, x["k"], x["v"], x["a"].float(), x["b"], x["w"])
+    return by_heads(dplr_recurrence, *tensors, **state)
+
+
+def naive_simple_gla(x: dict[str, Any], **state: Any) -> Any:
+    return naive_recurrent_simple_gla(x["q"], x["k"], x["v"], x["g"], x["scale"], **state)
+
+
+def naive_delta(x: dict[str, Any], **state: Any) -> Any:
+    assert x["scale"] is None
+    return by_heads(delta_rule_recurrence, x["q"], x["k"], x["v"], x["beta"], **state)
+
+
+def naive_gated_delta(x: dict[str, Any], **state: Any) -> Any:
+    tensors = (x["q"], x["k"], x["v"], x["beta"], x["g"], x["scale"])
+    return gated_delta_rule.naive_recurrent_gated_delta_rule(*tensors, **state)
+
+
+NAIVE: dict[str, tuple[Any, tuple[str, ...], Callable[..., Any]]] = {
+    "kda": (kda, ("chunk_kda", "fused_recurrent_kda"), naive_kda),
+    "gla": (gla, ("chunk_gla", "fused_recurrent_gla"), naive_gla),
+    "rwkv6-fla": (rwkv6, ("chunk_rwkv6", "fused_recurrent_rwkv6"), naive_rwkv6),
+    "rwkv7": (rwkv7, ("chunk_rwkv7", "fused_recurrent_rwkv7"), naive_rwkv7),
+    "mamba2-fla": (
+        simple_gla, ("chunk_simple_gla", "fused_recurrent_simple_gla"), naive_simple_gla
+    ),
+    "delta-fla": (delta_rule, ("chunk_delta_rule", "fused_recurrent_delta_rule"), naive_delta),
+    "gated-delta-fla": (
+        gated_delta_rule,
+        ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+        naive_gated_delta,
+    ),
+}  # fmt: skip
+
+
+def standing_in(function: Any, naive: Callable[..., Any]) -> Callable[..., Any]:
+    """Take what a function's signature takes, and compute it naively, a sequence at a time."""
+    signature = inspect.signature(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        x = dict(bound.arguments)
+        assert not x.get("kwargs"), "an argument that the function does not name"
+        initial, bounds = x.pop("initial_state"), x.pop("cu_seqlens")
+        assert initial is None or initial.dtype == torch.float32
+        if x.pop("cu_seqlens_cpu", None) is not None:
+            assert bounds.dtype == torch.int64
+        if bounds is None:
+            return naive(x, initial_state=initial, output_final_state=True)
+        cut = [
+            naive(
+                {
+                    name: t[:, first:last] if isinstance(t, torch.Tensor) and t.ndim > 2 else t
+                    for name, t in x.items()
+                },
+                initial_state=None,
+                output_final_state=True,
+            )
+            for first, last in pairwise(bounds.tolist())
+        ]
+        return torch.cat([o for o, _ in cut], 1), torch.cat([state for _, state in cut])
+
+    return call
+
+
+def test_every_entry_can_be_made() -> None:
+    assert set(ENTRIES) - set(MAKERS) == {"block", "model"}
+    assert set(NAIVE) == set(OF_HOST)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
+    work = Work(name, make(name, "cpu"), TOKENS, "cpu")
+    assert work.errors("forward", TOKENS)["o"] < 5e-3
+    found = work.errors("forward and backward", TOKENS)
+    assert set(found) == set(work.x)
+    assert max(found.values()) < 1e-2
+    if name != "softmax":  # whose packed sequences need a GPU
+        bounds = packed_bounds(TOKENS, "cpu")
+        assert bounds.host.numel() > 2
+        assert max(work.errors("forward and backward", TOKENS, bounds).values()) < 1e-2
+    row = work.decoded(batch=2)
+    assert row.errors["o"] < 5e-3
+    assert row.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("name", OF_HOST)
+def test_the_host_is_called_as_its_signatures_say(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, functions, naive = NAIVE[name]
+    for function in functions:
+        monkeypatch.setattr(module, function, standing_in(getattr(module, function), naive))
+    work = Work(name, make(name, "cpu"), TOKENS, "cpu")
+    assert work.errors("forward", TOKENS)["o"] < 1e-2
+    assert work.errors("forward", TOKENS, packed_bounds(TOKENS, "cpu"))["o"] < 1e-2
+    assert work.decoded(batch=2).errors["o"] < 1e-2
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    made = make("delta", "cpu")
+    flipped = made._replace(
+        chunks=lambda x, bounds: made.chunks({**x, "k": x["k"].flip(1)}, bounds)
+    )
+    with pytest.raises(Wrong, match="relative RMS error of o is"):
+        Work("delta", flipped, 40, "cpu").row("forward", 40)
+    broken = made._replace(chunks=lambda x, bounds: made.chunks(x, bounds) / 0)
+    with pytest.raises(Wrong, match="o is not finite"):
+        Work("delta", broken, 40, "cpu").row("forward", 40)
+
+
+def test_what_is_not_reached_and_what_fails_is_named() -> None:
+    work = Work("delta", make("delta", "cpu"), 40, "cpu")
+    found = [row for row in rows(work, [20, 40], lambda: 0) if isinstance(row, Missing)]
+    calls = {(row.way, row.tokens, row.packed) for row in found}
+    assert len(found) == len(calls) == 7
+    assert {row.reason for row in found} == {"not reached within the limit"}
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no kernel\nand much more")
+
+    work.made = work.made._replace(chunks=fails, packs="it does not")
+    kinds = [row if isinstance(row, Missing) else row.way for row in rows(work, [20], lambda: 1)]
+    reasons = [row.reason if isinstance(row, Missing) else row for row in kinds]
+    assert reasons == [
+        "RuntimeError: no kernel", "decoding", "RuntimeError: no kernel", *["it does not"] * 2
+    ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""Autotuners that compile by shares and choose briefly; the kernels are stand-ins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from benchmarks.mechanisms import tuning
+
+
+class Compiled:
+    def _init_handles(self) -> None:
+        pass
+
+
+class Kernel:
+    """Notes with how many warps it is compiled and launched."""
+
+    def __init__(self) -> None:
+        self.compiled: list[int] = []
+        self.launched: list[int] = []
+
+    def run(self, *_: Any, num_warps: int, warmup: bool, **__: Any) -> Compiled:
+        if warmup and num_warps == 16:
+            raise RuntimeError("too many")
+        (self.compiled if warmup else self.launched).append(num_warps)
+        return Compiled()
+
+
+@triton.jit
+def nothing(x):  # pragma: no cover it is never compiled
+    pass
+
+
+WARPS = (1, 2, 4, 8, 16)
+
+
+@pytest.fixture
+def tuner() -> tuple[Autotuner, Kernel]:
+    configs = [triton.Config({}, num_warps=n) for n in WARPS]
+    found = triton.autotune(configs=configs, key=["x"])(nothing)
+    kernel = Kernel()
+    found.fn = kernel
+    return found, kernel
+
+
+def test_shares_compile_all_variants_and_time_none(tuner: tuple[Autotuner, Kernel]) -> None:
+    found, kernel = tuner
+    with tuning.compiling(0, 2):
+        found.run(7, grid=(1,), warmup=False)
+        found.run(7, grid=(1,), warmup=False)
+    assert kernel.compiled == [1, 4]  # the last cannot be, and is not chosen
+    assert kernel.launched == [1, 1]
+    assert found.cache == {}
+    with tuning.compiling(1, 2):
+        found.run(7, grid=(1,), warmup=False)
+    assert kernel.compiled == [1, 4, 2, 8]
+    assert kernel.launched[2:] == [2]
+
+
+def test_a_variant_is_timed_briefly(
+    tuner: tuple[Autotuner, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, kernel = tuner
+    given = []
+
+    def do_bench(call: Any, **options: Any) -> float:
+        call()
+        given.append(options)
+        return 1.0 / kernel.launched[-1]  # the more warps, the faster
+
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    with tuning.brief():
+        found.run(7, grid=(1,), warmup=False)
+    assert {(o["warmup"], o["rep"]) for o in given} == {(tuning.WARM_MS, tuning.TIMED_MS)}
+    assert kernel.launched == [*WARPS, 16]

@@ -1,0 +1,30 @@
+"""Processes that prepare side by side and work in turns: real ones, that die and hang."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mechanisms import turns
+from benchmarks.mechanisms.turns import Lost, in_turns
+from tests.benchmarks.mechanisms.workers import worker
+
+
+def test_one_that_fails_costs_its_own_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "GRACE", 0.3)
+    monkeypatch.setattr(turns, "PREPARING", 1.0)  # a busy machine may take long
+    limit = 10.0
+    shares = [("fine", 2), ("unprepared", 1), ("dies", 1), ("hangs", 1), ("late", 1)]
+    started = time.monotonic()
+    found = [*in_turns(worker, shares, tmp_path, limit, started + limit)]
+    # all had prepared, both shares of the first included, before the first turn began
+    assert found[:2] == ["fine saw 5", "fine is done"]
+    assert found[2] == Lost("unprepared", "RuntimeError: no such module")
+    assert found[3:5] == ["dies saw 5", Lost("dies", "its process ended with exit status 3")]
+    assert found[5:7] == ["hangs saw 5", Lost("hangs", "killed: not done within the limit")]
+    assert found[7:] == ["late came too late"]
+    assert time.monotonic() - started < limit + 5
