@@ -1,32 +1,111 @@
 """Compile what a benchmark calls side by side, before anything is timed.
 
-Most of a run's time would go into flash-linear-attention's many variants otherwise, which are
-compiled one after another at their first call. What is compiled stays in Triton's cache.
+Most of a run's time would go into flash-linear-attention's variants otherwise: Triton compiles them
+one after another at their first call, and times each for an eighth of a second. What is compiled
+stays in Triton's cache.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from benchmarks import commands
 
 FLAG = "--compile"
-"""A module's command is given this and what to call; it calls that once and ends."""
+"""A module's command is given this, its arguments, and the place and number of a share."""
+
+MOST = 16
+"""Processes at most: each holds a context and inputs on the GPU."""
+
+TOKENS = 2048
+"""Tokens that suffice to compile a function whose variants depend on no length."""
+
+WARM_MS, TIMED_MS = 5, 20
+"""How long a variant is warmed and timed when the fastest is looked for."""
 
 
-def side_by_side(module: str, calls: Sequence[Sequence[object]]) -> None:
-    """Run `python -m MODULE --compile ...` for each of `calls`, all at once.
+class Share(NamedTuple):
+    """One of the processes that compile."""
 
-    One that fails costs time alone: its kernels are compiled when they are measured.
+    place: int
+    of: int
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Share:
+        """Read a share from the last two of a command's arguments."""
+        place, of = map(int, arguments[-2:])
+        return cls(place, of)
+
+    def has(self, number: int) -> bool:
+        """Tell whether the piece of work of this number is this share's."""
+        return number % self.of == self.place
+
+    @contextmanager
+    def of_variants(self) -> Iterator[None]:
+        """Let Triton's autotuners compile this share of their variants, and time none."""
+        from triton.runtime.autotuner import Autotuner
+
+        bench = Autotuner._bench
+
+        def some(self_: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+            if not self.has(self_.configs.index(config)):
+                return [float("inf")] * 3
+            return bench(self_, *args, config=config, **meta)  # type: ignore[no-any-return]
+
+        def once(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+            call()
+            return [1.0] * len(quantiles)
+
+        with patch.object(Autotuner, "_bench", some), _tuned_by(once):
+            yield
+
+
+def attempt(what: object, call: Callable[[], object]) -> None:
+    """Call once; a failure is said, and left to the measurement to judge."""
+    try:
+        call()
+    except Exception as error:  # whatever a compiler or a library raises
+        commands.say(f"{what} did not compile: {type(error).__name__}: {error}"[:300])
+
+
+def side_by_side(module: str, *arguments: object) -> None:
+    """Run `python -m MODULE --compile ARGUMENTS PLACE OF` for each share, one a core, all at once.
+
+    A process that fails costs time alone: its kernels are compiled when they are measured.
     flash-linear-attention would also keep what it found the fastest variants, which is of no use
-    while others are at work: FLA_CACHE_RESULTS=0 keeps it from that.
+    while none is timed: FLA_CACHE_RESULTS=0 keeps it from that.
     """
+    count = min(MOST, len(os.sched_getaffinity(0)))
     environ = os.environ | {"FLA_CACHE_RESULTS": "0"}
     started = [
-        subprocess.Popen(commands.python(module, FLAG, *call), env=environ) for call in calls
-    ]
+        subprocess.Popen(
+            commands.python(module, FLAG, *arguments, place, count), env=environ
+        )
+        for place in range(count)
+    ]  # fmt: skip
     for process in started:
         process.wait()
-    commands.say(f"compiled: {len(calls)} calls side by side")
+    commands.say(f"compiled by {count} processes side by side")
+
+
+@contextmanager
+def quickly_tuned() -> Iterator[None]:
+    """Let Triton's autotuners time a variant for a sixth of their usual time."""
+    from triton.testing import do_bench
+
+    with _tuned_by(partial(do_bench, warmup=WARM_MS, rep=TIMED_MS)):
+        yield
+
+
+@contextmanager
+def _tuned_by(bench: Callable[..., Any]) -> Iterator[None]:
+    from triton.runtime.autotuner import Autotuner
+
+    with patch.object(Autotuner, "do_bench", property(lambda _: bench)):
+        yield

@@ -27,3 +27,13 @@ def milliseconds(value: float | None) -> str:
 def facts(rows: dict[str, str]) -> str:
     """Return a Markdown table of two columns without a header: what, and its value."""
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+
+
+def not_timed(failures: Iterable[tuple[str, str]]) -> str:
+    """Return a paragraph that names what was not timed, and why; nothing where all was.
+
+    Args:
+        failures: what, and what its failure said; one sentence is shown for each.
+    """
+    listed = [f"{what} ({why.splitlines()[0]})" for what, why in failures]
+    return f"\n\nNot timed: {'; '.join(listed)}." if listed else ""

@@ -14,7 +14,7 @@ from benchmarks.delta_rule.results import (
 )
 from benchmarks.documents import filled
 from benchmarks.limits import summary
-from benchmarks.markdown import facts, milliseconds, records
+from benchmarks.markdown import facts, milliseconds, not_timed, records
 from benchmarks.operator.results import Timing
 from benchmarks.results import DATA, ROOT, told
 
@@ -48,7 +48,12 @@ def speeds(results: DeltaRuleResults) -> str:
     e = results.environment
     where = results.where(f"torch {e.torch}, Triton {e.triton}")
     where |= {"host": results.host, "protocol": results.protocol}
-    return f"{facts(where)}\n\n{records(map(cells, results.rows))}"
+    missing = (
+        (f"{LABELS[name]}, {row.rule}, {row.way}, {row.shape}", why)
+        for row in results.rows
+        for name, why in row.failures.items()
+    )
+    return f"{facts(where)}\n\n{records(map(cells, results.rows))}{not_timed(missing)}"
 
 
 def errors(results: DeltaRuleResults) -> str:

@@ -56,6 +56,7 @@ class Row(Frozen):
         description="relative RMS by implementation and tensor: of the output, or of gradients"
     )
     repeats: dict[str, bool] = Field(description="whether a second call gave the same bits")
+    failures: dict[str, str] = Field({}, description="why an implementation was not timed")
 
 
 class Decoding(Frozen):
@@ -96,6 +97,8 @@ def delta_rule_criteria(results: DeltaRuleResults) -> Iterator[Criterion]:
         if row.way == "forward" and most is not None and "cuda" in row.times:
             yield Criterion(f"{text}, ms from rest", row.times["cuda"].rested_ms or 0, most)
         limit = ERROR if row.way == "forward" else GRADIENT_ERROR
+        for name in row.failures.keys() - {"host"}:
+            yield Criterion(f"{text}, {name}, timed", False, True, True)
         for name in row.errors.keys() - {"host"}:
             for tensor, error in row.errors[name].items():
                 yield Criterion(f"{text}, error of {tensor}, {name}", error, limit)

@@ -52,8 +52,8 @@ which is fp32, and of all parameters; gradients are set to None before it. Times
 after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
 input included, and what CUDA graphs hold beside it, which all layers of a model share; without \
 the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
-peer is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on one \
-machine, one after the other."""
+peer is the public fork's layer over flash-linear-attention's `chunk_delta_rule`, whose variants \
+are timed for 20 ms each to choose the fastest; both run on one machine, one after the other."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -110,6 +110,8 @@ def measure(name: str, tree: Path) -> dict[str, list[Any]]:
     clocks.soak(1)
     for shape in SHAPES:
         layer = new(layer_class, shape)
+        with compiling.quickly_tuned():
+            step(layer, *inputs(shape))
         if name == "ours" and shape.hidden_size not in gradients:
             gradients[shape.hidden_size] = worst_gradient(layer, shape)
             say(gradients[shape.hidden_size])
@@ -121,19 +123,20 @@ def measure(name: str, tree: Path) -> dict[str, list[Any]]:
     return {"rows": rows, "gradients": [g.model_dump() for g in gradients.values()]}
 
 
-def compile_shape(tree: Path, shape: Shape) -> None:
-    """Run one step of this shape."""
-    layer = new(load_tree(tree).layer_class, shape)
-    step(layer, *inputs(shape))
+def compile_share(tree: Path) -> None:
+    """Run one step of every shape, over a few tokens."""
+    layer_class = load_tree(tree).layer_class
+    for shape in SHAPES:
+        few = shape._replace(tokens=min(shape.tokens, compiling.TOKENS))
+        compiling.attempt(few, lambda few=few: step(new(layer_class, few), *inputs(few)))
     torch.cuda.synchronize()
-    say(f"compiled: {shape.label()}")
 
 
 def in_own_process(name: str, fork: Path, folder: Path) -> Mapping[str, Any]:
     """Measure one implementation in a process of its own."""
     tree = make_tree(fork, folder / name, TREES[IMPLEMENTATIONS[name]])
     if name == "peer":
-        compiling.side_by_side(MODULE, [(tree, i) for i in range(len(SHAPES))])
+        compiling.side_by_side(MODULE, tree)
     out = folder / f"{name}.json"
     subprocess.run(commands.python(MODULE, "--child", name, tree, out), check=True)
     return json.loads(out.read_text())  # type: ignore[no-any-return]
@@ -165,8 +168,9 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--child", name, tree, out]:  # what in_own_process starts
             Path(out).write_text(json.dumps(measure(name, Path(tree))))
-        case [compiling.FLAG, tree, number]:
-            compile_shape(Path(tree), SHAPES[int(number)])
+        case [compiling.FLAG, tree, *share]:
+            with compiling.Share.parse(share).of_variants():
+                compile_share(Path(tree))
         case _:
             args = commands.options(__doc__, fork=True).parse_args()
             write(args.out, benchmark(args.fork, args.commit))

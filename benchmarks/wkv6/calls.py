@@ -16,7 +16,8 @@ from benchmarks.operator.training_results import Shape
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.blocks.wkv6 import OPERATOR
 
-NAMES = ("triton", "cuda", "chunk", "recurrent")
+HOST = ("chunk", "recurrent")
+NAMES = ("triton", "cuda", *HOST)
 TENSORS = ("r", "k", "v", "w", "u")
 
 

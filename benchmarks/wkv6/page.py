@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.markdown import facts, milliseconds, records
+from benchmarks.markdown import facts, milliseconds, not_timed, records
 from benchmarks.results import DATA, told
 from benchmarks.wkv6.results import Row, WKV6Results, lead
 
@@ -42,7 +42,12 @@ def speeds(results: WKV6Results) -> str:
     e = results.environment
     where = results.where(f"torch {e.torch}, Triton {e.triton}")
     where |= {"host": results.host, "protocol": results.protocol}
-    return f"{facts(where)}\n\n{records(map(cells, results.rows))}"
+    missing = (
+        (f"{LABELS[name]}, {row.way}, {row.shape[1]:,} tokens", why)
+        for row in results.rows
+        for name, why in row.failures.items()
+    )
+    return f"{facts(where)}\n\n{records(map(cells, results.rows))}{not_timed(missing)}"
 
 
 def section() -> str:

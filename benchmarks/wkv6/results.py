@@ -32,6 +32,7 @@ class Row(Frozen):
     errors: dict[str, dict[str, Positive]] = Field(
         description="relative RMS by implementation and tensor: of the output, or of gradients"
     )
+    failures: dict[str, str] = Field({}, description="why an implementation was not timed")
 
 
 class WKV6Results(Run):
@@ -61,6 +62,8 @@ def wkv6_criteria(results: WKV6Results) -> Iterator[Criterion]:
                 how = "eager" if eager else "graph"
                 least = least if not eager else 1
                 yield Criterion(f"{text}, times chunk_rwkv6, {how}", ahead, least, True)
+        if "triton" in row.failures:
+            yield Criterion(f"{text}, timed", False, True, True)
         limit = ERROR if row.way == "forward" else GRADIENT_ERROR
         for tensor, error in row.errors.get("triton", {}).items():
             yield Criterion(f"{text}, error of {tensor}", error, limit)

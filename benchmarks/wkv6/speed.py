@@ -25,7 +25,7 @@ from benchmarks.operator.implementations import timing
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
 from benchmarks.results import origin, write
-from benchmarks.wkv6.calls import NAMES, TENSORS, Function, Inputs, draw, exact, gradients
+from benchmarks.wkv6.calls import HOST, NAMES, TENSORS, Function, Inputs, draw, exact, gradients
 from benchmarks.wkv6.calls import implementation as implementation_of
 from benchmarks.wkv6.page import speeds
 from benchmarks.wkv6.results import Row, Way, WKV6Results, wkv6_criteria
@@ -43,11 +43,12 @@ RECURRENT_TOKENS = 16_384
 PROTOCOL = """\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
 them with noise of half a unit. Triton and CUDA C++: quasar_kernels.blocks; chunk and \
-recurrent: flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6. Outputs, and gradients \
-of all five inputs, are compared with float64 over the first 4,096 tokens. The GPU is warmed with \
-matrix products first, and each call runs for 0.2 s before it is timed. Graph: median of 11 runs \
-of CUDA-graph replays without a gap; eager: the host's clock between synchronizes around calls in \
-a row. Memory: the most that was allocated during a call, inputs included."""
+recurrent: flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6, whose variants are \
+timed for 20 ms each to choose the fastest. Outputs, and gradients of all five inputs, are \
+compared with float64 over the first 4,096 tokens. The GPU is warmed with matrix products first, \
+and each call runs for 0.2 s before it is timed. Graph: median of 11 runs of CUDA-graph replays \
+without a gap; eager: the host's clock between synchronizes around calls in a row. Memory: the \
+most that was allocated during a call, inputs included."""
 
 
 def compared(
@@ -67,19 +68,29 @@ def compared(
     return results
 
 
-def compile_row(way: Way, tokens: int) -> None:
-    """Call everything of a row once."""
+def compile_share(share: compiling.Share, lengths: Sequence[int]) -> None:
+    """Call everything that is measured once: the host's functions on a few tokens."""
     mount()
-    x = draw(Shape(1, tokens, HEADS, WIDTH))
-    for name in names_at(tokens, NAMES):
-        function = implementation_of(name)
-        with torch.no_grad():
-            if way == "forward":
-                function(*x)
-            else:
-                gradients(function, x, torch.randn_like(x.v))
-        free()
+    calls = [(way, tokens) for way in get_args(Way) for tokens in lengths]
+    for number, (way, tokens) in enumerate(calls):
+        for name in names_at(tokens, NAMES):
+            if name in HOST:
+                few = min(tokens, compiling.TOKENS)
+                compiling.attempt(name, partial(call_once, name, way, few))
+            elif share.has(number):
+                compiling.attempt(name, partial(call_once, name, way, tokens))
+            free()
     torch.cuda.synchronize()
+
+
+def call_once(name: str, way: Way, tokens: int) -> None:
+    """Call one implementation."""
+    x, function = draw(Shape(1, tokens, HEADS, WIDTH)), implementation_of(name)
+    with torch.no_grad():
+        if way == "forward":
+            function(*x)
+        else:
+            gradients(function, x, torch.randn_like(x.v))
 
 
 def names_at(tokens: int, names: Sequence[str]) -> list[str]:
@@ -105,60 +116,68 @@ def measure_row(way: Way, tokens: int, names: Sequence[str]) -> Row:
     expected = results(exact, torch.float64)
     times: dict[str, Timing] = {}
     peaks: dict[str, int] = {}
-    errors = {}
+    errors, failures = {}, {}
     for name in names_at(tokens, names):
         function = implementation_of(name)
-        clocks.poison()
-        found = results(function, torch.bfloat16)
-        errors[name] = {t: relative_rms(y, expected[t]) for t, y in found.items()}
-        del found
-        call = partial(function, *x) if way == "forward" else partial(gradients, function, x, do)
         try:
+            clocks.poison()
+            found = results(function, torch.bfloat16)
+            errors[name] = {t: relative_rms(y, expected[t]) for t, y in found.items()}
+            del found
+            backward = partial(gradients, function, x, do)
+            call = partial(function, *x) if way == "forward" else backward
             peaks[name], times[name] = peak_of(call), timing(call)
-        except torch.OutOfMemoryError:
-            say(f"{name} has no memory for {way}, {shape}")
-        del call
+            del call, backward
+        except Exception as error:  # no memory, most often
+            failures[name] = f"{type(error).__name__}: {error}"
         free()
-    say(f"{way}, {shape}: " + ", ".join(f"{n} {t.graph_ms:.3f} ms" for n, t in times.items()))
-    return Row(way=way, shape=shape, times=times, peak_bytes=peaks, errors=errors)
-
-
-def measure_rows(names: Sequence[str], tokens: Sequence[int]) -> Iterator[Row]:
-    """Measure every call."""
-    for way in get_args(Way):
-        for count in tokens:
-            yield measure_row(way, count, names)
-            free()
-
-
-def measure(names: Sequence[str], tokens: Sequence[int], commit: str | None) -> WKV6Results:
-    """Run everything."""
-    compiling.side_by_side(MODULE, [(way, count) for way in get_args(Way) for count in tokens])
-    mount()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        clocks.soak(2)
-        rows = tuple(measure_rows(names, tokens))
-    return WKV6Results(
-        **origin(commit),
-        protocol=PROTOCOL,
-        host=f"fla-core {metadata.version('fla-core')}",
-        rows=rows,
+    say(
+        f"{way}, {shape}: "
+        + ", ".join(f"{n} {t.graph_ms:.3f} ms" for n, t in times.items())
+        + "".join(f"; {name}: {why}" for name, why in failures.items())
+    )
+    return Row(
+        way=way, shape=shape, times=times, peak_bytes=peaks, errors=errors, failures=failures
     )
 
 
+def measure(
+    names: Sequence[str], tokens: Sequence[int], commit: str | None
+) -> Iterator[WKV6Results]:
+    """Run everything; yield what there is after each row."""
+    compiling.side_by_side(MODULE, *tokens)
+    mount()
+    torch.manual_seed(0)
+    with torch.no_grad(), compiling.quickly_tuned():
+        clocks.soak(2)
+        results = WKV6Results(
+            **origin(commit),
+            protocol=PROTOCOL,
+            host=f"fla-core {metadata.version('fla-core')}",
+            rows=(),
+        )
+        for way in get_args(Way):
+            for count in tokens:
+                rows = *results.rows, measure_row(way, count, names)
+                free()
+                results = results.model_copy(update={"rows": rows})
+                yield results
+
+
 def main() -> None:
-    """Measure, write the file, show the table, and say which figures miss their limits."""
+    """Measure, write the file as it grows, show the table, and say what misses its limit."""
     if sys.argv[1:2] == [compiling.FLAG]:
-        compile_row(sys.argv[2], int(sys.argv[3]))  # type: ignore[arg-type]
+        share = compiling.Share.parse(sys.argv)
+        with share.of_variants():
+            compile_share(share, [int(tokens) for tokens in sys.argv[2:-2]])
         return
     parser = commands.options(__doc__)
     parser.add_argument("--without", choices=NAMES, action="append", default=[])
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
     args = parser.parse_args()
     names = [name for name in NAMES if name not in args.without]
-    results = measure(names, args.tokens, args.commit)
-    write(args.out, results)
+    for results in measure(names, args.tokens, args.commit):
+        write(args.out, results)
     print(speeds(results))
     for miss in missed(wkv6_criteria(results)):
         print(f"misses its limit: {miss}")

@@ -136,6 +136,7 @@ def test_a_run_within_its_limits_misses_none(results):
         ("rows.0.errors.cuda.o", 0.5, "error of o, cuda"),
         ("rows.1.errors.triton.k", 0.02, "error of k, triton"),
         ("rows.2.repeats.cuda", False, "cuda, same bits"),
+        ("rows.3.failures", {"triton": "RuntimeError: no"}, "width=128), triton, timed: 0"),
         ("decoding.0.copy_ms", 0.007, "share of copy bandwidth"),
         ("decoding.0.times.host.graph_ms", 0.009, "decoding, B = 64"),
     ],
@@ -152,6 +153,13 @@ def test_the_tables_say_what_the_run_says(results):
     assert "2.0e-03 (k)" in text
     assert "90%" in text
     assert "### Limits\n\nAll " in text
+
+
+def test_a_call_that_the_host_refuses_is_named_with_its_reason(results):
+    refused = changed(results, "rows.1.failures", {"host": "RuntimeError: wrong results\nat all"})
+    assert missed(delta_rule_criteria(refused)) == []
+    call = f"host, delta rule, forward and backward, {BATCHED}"
+    assert f"Not timed: {call} (RuntimeError: wrong results)." in page.measured(refused)
 
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):

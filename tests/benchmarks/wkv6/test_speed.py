@@ -92,6 +92,7 @@ def test_a_run_within_its_limits_misses_none(results):
         ("rows.1.times.chunk.eager_ms", 0.9, "times chunk_rwkv6, eager"),
         ("rows.0.errors.triton.o", 0.5, "error of o"),
         ("rows.1.errors.triton.w", 0.5, "error of w"),
+        ("rows.1.failures", {"triton": "OutOfMemoryError: 9 GiB"}, "timed"),
     ],
 )
 def test_a_figure_outside_of_its_limit_is_named(results, path, value, said):
@@ -105,3 +106,10 @@ def test_the_table_says_what_the_run_says(results):
     assert "1.60" in table
     assert "2.0e-03" in table
     assert "made up" in table
+
+
+def test_a_call_without_memory_is_named(results):
+    found = changed(results, "rows.1.failures", {"recurrent": "OutOfMemoryError: 9 GiB"})
+    assert missed(wkv6_criteria(found)) == []
+    told = "fused_recurrent_rwkv6, forward and backward, 256 tokens (OutOfMemoryError: 9 GiB)"
+    assert told in speeds(found)
