@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_tests.run --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
 
-Each file runs in a process of its own, which needs pytest and none of its plugins. What fails is
-said at its end, and decides the exit status; the file is written whatever the outcome.
+Each file runs in a process of its own, which needs pytest and none of its plugins; those that watch
+the GPU's memory run alone, after the others. What fails is said at its end, and decides the exit
+status; the file is written whatever the outcome.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.gpu_tests.results import GpuTests, Outcome, failures
 from benchmarks.results import ROOT, origin, write
 
 TESTS = ROOT / "tests" / "gpu"
+ALONE = ("test_faults",)
 LIMIT = 500
 """Seconds after which a file is cut off."""
 
@@ -63,11 +65,12 @@ def run(only: Sequence[str], commit: str | None) -> GpuTests:
     """Run all files, or those whose names are given, half as many at once as there are cores."""
     found = {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("test_*.py"))}
     wanted = {name: path for name, path in found.items() if not only or path.stem in only}
+    files = {name: path for name, path in wanted.items() if path.stem not in ALONE}
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        outcomes = pool.map(run_file, wanted.values())
-        files = dict(zip(wanted, outcomes, strict=True))
+        outcomes = dict(zip(files, pool.map(run_file, files.values()), strict=True))
+    outcomes |= {name: run_file(path) for name, path in wanted.items() if name not in files}
     left_out = tuple(name for name in found if name not in wanted)
-    return GpuTests(**origin(commit), files=files, left_out=left_out)
+    return GpuTests(**origin(commit), files=outcomes, left_out=left_out)
 
 
 def main() -> int:
