@@ -128,8 +128,13 @@ def compile_share(tree: Path) -> None:
     layer_class = load_tree(tree).layer_class
     for shape in SHAPES:
         few = shape._replace(tokens=min(shape.tokens, compiling.TOKENS))
-        compiling.attempt(few, lambda few=few: step(new(layer_class, few), *inputs(few)))
+        compiling.attempt(few, partial(step_once, layer_class, few))
     torch.cuda.synchronize()
+
+
+def step_once(layer_class: type, shape: Shape) -> None:
+    """Run one step of a new layer."""
+    step(new(layer_class, shape), *inputs(shape))
 
 
 def in_own_process(name: str, fork: Path, folder: Path) -> Mapping[str, Any]:

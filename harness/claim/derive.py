@@ -4,7 +4,7 @@ A validator confirms a claim where its one run reaches ACCEPTED_SHARE of it. Ove
 of cold processes at the target, the claim is the least of these speeds less the headroom:
 
 - `slowest`: the slowest run;
-- `expected`: what the slowest of RUNS_MOST runs is expected to be (one run in RUNS_MOST + 1 is
+- `expected`: what the slowest of EXPECTED_OF runs is expected to be (one run in EXPECTED_OF + 1 is
   slower), so that a claim from few runs is no higher than one from many;
 - `noise`: the speed that a further run misses with probability REFUTED, divided by ACCEPTED_SHARE,
   but no less than WORST_SHARE of the slowest run;
@@ -29,8 +29,11 @@ from harness.workload import WORKLOAD
 ACCEPTED_SHARE = 0.9
 """Share of a claim that a validator must measure; below, the score is 0."""
 
-RUNS_MOST = 10
+RUNS_MOST = 16
 """Runs of one length after which nothing more is learned for the time that they take."""
+
+EXPECTED_OF = 10
+"""Runs whose slowest a claim expects, however few were taken."""
 
 REFUTED = 5e-5
 """Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is half of
@@ -98,7 +101,7 @@ def limits_of(runs: Sequence[Measurement]) -> dict[str, float]:
     speeds = [run.tokens_per_sec for run in runs]
     limits = {
         "slowest": min(speeds),
-        "expected": lower_bound(speeds, 1 / (RUNS_MOST + 1)),
+        "expected": lower_bound(speeds, 1 / (EXPECTED_OF + 1)),
         "noise": max(lower_bound(speeds, REFUTED) / ACCEPTED_SHARE, WORST_SHARE * min(speeds)),
     }
     hosts = [run.host_seconds for run in runs if run.host_seconds is not None]

@@ -23,7 +23,7 @@ from harness.workload import ORACLE_LENGTH
 FIRST_RUNS = 5
 """Runs of the target that are started with the others: on a quiet GPU fewer never settle."""
 
-FURTHER_RUNS = 3
+FURTHER_RUNS = 5
 """Runs that are started at once when those were too few."""
 
 AT_ONCE_MOST, MIB_EACH = 14, 4096
@@ -92,8 +92,9 @@ class ShortSeries(Series):
         """Measure the target, and the lengths that are timed beside it; tell whether all could be.
 
         The latter take a process each, as nobody judges their speed; the target takes at least
-        FIRST_RUNS and `policy.runs`, and as many as its noise asks for. What is there already
-        counts; `more` runs of the target are taken all the same.
+        FIRST_RUNS and `policy.runs`, and as many as its noise asks for. Places of the first round
+        that are free take it, too: a run costs a second or two there, a further round many. What
+        is there already counts; `more` runs of the target are taken all the same.
 
         Raises:
             MeasurementError: a failure that ends the series. What it has stays.
@@ -111,7 +112,8 @@ class ShortSeries(Series):
         """Return the lengths of the runs that are still wanted, in their order."""
         missing = [length for length in others if not self.of(length)]
         runs = self.of(target)
-        first = min(max(FIRST_RUNS, self.policy.runs), self.most)
+        room = 0 if runs else self.at_once - len(missing)
+        first = min(max(FIRST_RUNS, self.policy.runs, room), self.most)
         if len(runs) < first:
             missing += [target] * (first - len(runs))
         elif len(runs) < self.most and not is_settled(runs):

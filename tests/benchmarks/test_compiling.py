@@ -31,7 +31,7 @@ def test_shares_run_at_once_and_one_may_fail(
 ) -> None:
     (tmp_path / "callee.py").write_text(CALLEE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compiling.os, "sched_getaffinity", lambda _: {4, 7})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 7})
     compiling.side_by_side("callee", tmp_path)
     found = {path.name: path.read_text() for path in tmp_path.iterdir() if not path.suffix}
     assert found == {"0": "0", "1": "0", "ended": ""}

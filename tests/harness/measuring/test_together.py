@@ -62,12 +62,21 @@ def short(tree: Path, stand: Stand, at_once: int = 8, **options: Any) -> ShortSe
 
 def test_a_quiet_machine_needs_one_round_and_one_gate(tmp_path: Path) -> None:
     stand = Stand()
-    series = short(tmp_path, stand)
+    series = short(tmp_path, stand, at_once=len(BESIDE) + FIRST_RUNS)
     assert series.run_for(TARGET, BESIDE)
     assert sorted(stand.calls) == sorted([*BESIDE, *[TARGET] * FIRST_RUNS])
     assert (series.rounds, stand.checks, stand.cold) == (1, [TARGET], [TARGET])
     runs = {length: series.of(length) for length in (*BESIDE, TARGET)}
     assert derive_claim(runs, TARGET).runs == FIRST_RUNS
+
+
+def test_free_places_of_the_first_round_take_the_target(tmp_path: Path) -> None:
+    series = short(tmp_path, stand := Stand(), at_once=14)
+    assert series.run_for(TARGET, BESIDE)
+    assert stand.calls.count(TARGET) == 14 - len(BESIDE)
+    assert series.rounds == 1
+    short(tmp_path, stand := Stand(), at_once=14, most=7).run_for(TARGET, BESIDE)
+    assert stand.calls.count(TARGET) == 7
 
 
 def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
@@ -79,7 +88,7 @@ def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
 
 
 def test_a_length_may_be_measured_alone(tmp_path: Path) -> None:
-    series = short(tmp_path, stand := Stand())
+    series = short(tmp_path, stand := Stand(), at_once=FIRST_RUNS)
     assert series.run_for(TARGET, ())
     assert stand.calls == [TARGET] * FIRST_RUNS
 
