@@ -56,7 +56,7 @@ class Share(NamedTuple):
         def some(self_: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
             if not self.has(self_.configs.index(config)):
                 return [float("inf")] * 3
-            return bench(self_, *args, config=config, **meta)  # type: ignore[no-any-return]
+            return bench(self_, *args, config=config, **meta)  # type: ignore[no-any-return, no-untyped-call]
 
         def once(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             call()
