@@ -28,7 +28,7 @@ GRAPH_MS = 5.0
 """Calls up to here are replayed as CUDA graphs; the host is no matter beyond."""
 TUNED_TOKENS = 16_384
 """The length at which a library's autotuner chooses."""
-COMPILED_TOKENS = 1024
+NOT_REACHED = "not reached within the limit"
 SHAPE_TOKENS = 256
 """A call that shows an output's shape; shorter ones have chunks of their own in some libraries."""
 
@@ -225,12 +225,14 @@ def timed(
     return median(loop(times) for _ in range(3 if once > 100 else 5)) / len(several), "events"
 
 
-def first_calls(work: Work, lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
+def first_calls(
+    work: Work, lengths: Sequence[int], packed: bool = True
+) -> Iterator[Callable[[], object]]:
     """Yield calls of every kind, for what compiles or chooses variants at the first."""
     for tokens in lengths:
         x, d = part(work.x, tokens), work.d[:, :tokens]
         bounds = packed_bounds(tokens, work.device)
-        for cut in (None,) if work.made.packs else (None, bounds):
+        for cut in (None, bounds) if packed and not work.made.packs else (None,):
             yield partial(work.outputs, x, cut)
             yield partial(work.gradients, x, d, cut)
     if work.made.decodes:
@@ -278,7 +280,7 @@ def attempt(unmade: Missing, left: Callable[[], float], make: Callable[[], Row])
     """Return a row, or `unmade` with the reason why there is none."""
     try:
         if left() <= 0:
-            return unmade.model_copy(update={"reason": "not reached within the limit"})
+            return unmade.model_copy(update={"reason": NOT_REACHED})
         return make()
     except torch.OutOfMemoryError:
         reason = "out of memory"

@@ -25,7 +25,7 @@ ENTRIES = {
     "delta": Entry("delta rule", OURS),
     "gated-delta": Entry("gated delta rule", OURS),
     "rwkv6": Entry("RWKV-6", OURS),
-    "mamba2": Entry("Mamba-2", "mamba_ssm", shares=2),
+    "mamba2": Entry("Mamba-2", "mamba_ssm"),
     "mamba2-fla": Entry("Mamba-2", HOST, shares=3),
     "block": Entry("hybrid block", OURS, shares=3),
     "model": Entry("hybrid model", OURS, shares=3),

@@ -20,7 +20,7 @@ from benchmarks.commands import say
 from benchmarks.mechanisms.names import ENTRIES, MACHINE
 from benchmarks.mechanisms.page import tables
 from benchmarks.mechanisms.results import MechanismsResults, Missing, Rates, Row, Trained
-from benchmarks.mechanisms.turns import Lost, Turn, in_turns
+from benchmarks.mechanisms.turns import Lost, Wait, Work, in_turns
 from benchmarks.results import write
 
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
@@ -62,18 +62,20 @@ class Machine(NamedTuple):
     rates: Rates
 
 
-def worker(name: str, share: int, options: Options) -> Callable[[Turn], Iterator[object]]:
-    """Import and compile what a name needs, and return what its turn measures."""
+def worker(name: str, share: int, options: Options) -> Work:
+    """Import and compile what a name needs, and measure it in its turns."""
     import logging
 
     logging.getLogger("torch.nested").setLevel(logging.ERROR)
     from benchmarks.mechanisms import working
 
     if name == MACHINE:
-        return lambda turn: iter([Machine(*working.machine(options.device, options.commit))])
-    if name == "model":
-        return working.model(share, ENTRIES[name].shares, options.device)
-    return working.operator(name, share, options.tokens, options.device)
+        yield Wait.TURN
+        yield Machine(*working.machine(options.device, options.commit))
+    elif name == "model":
+        yield from working.model(share, ENTRIES[name].shares, options.device)
+    else:
+        yield from working.operator(name, share, options.tokens, options.device)
 
 
 def measure(
@@ -90,7 +92,7 @@ def measure(
     shares += [(name, ENTRIES[name].shares if on_gpu else 1) for name in names]
     found: list[object] = []
     results: MechanismsResults | None = None
-    for message in in_turns(worker, shares, options, limit, started + limit):
+    for message in in_turns(worker, shares, options, limit):
         if isinstance(message, Machine):
             results = MechanismsResults(
                 **message.origin, protocol=PROTOCOL, versions=dict(installed()),

@@ -1,65 +1,70 @@
-"""Processes that prepare side by side and then work one at a time; each may fail alone.
+"""Processes that work side by side, and by turns where each must have the GPU for itself.
 
 An implementation has a process of its own: an error on a GPU stays in the process it befell, and
-one that hangs is killed. All start at once, import and compile, and then one after the other has
-the GPU for itself. No torch here.
+one that hangs is killed. No torch here.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from benchmarks.commands import say
 
-PREPARING = 0.6
-"""Share of the limit after which nobody is waited for who still prepares."""
+TOGETHER_SHARE = 0.6
+"""Share of the time left after which work side by side is not waited for any longer."""
 GRACE = 15.0
 """Seconds beyond the limit that a call in flight may take before its process is killed."""
 
 
-class Turn(NamedTuple):
-    """What a worker is given when its turn has come."""
+class Wait(Enum):
+    """What a worker yields to wait; it goes on with a `Left`."""
+
+    TURN = "until it alone may work"
+    TOGETHER = "until all may work side by side"
+
+
+class Left(NamedTuple):
+    """The time that there is."""
 
     ends: float  # on time.monotonic's clock
 
-    def left(self) -> float:
+    def seconds(self) -> float:
         """Return the seconds left."""
         return self.ends - time.monotonic()
 
 
 class Lost(NamedTuple):
-    """A worker ended without a word, or was killed."""
+    """A worker failed, ended without a word, or was killed."""
 
     name: str
     reason: str
 
 
-class _Ready(NamedTuple):
-    pass
+class _End(Enum):
+    DONE = "a worker has nothing more to say"
 
 
-class _Done(NamedTuple):
-    pass
-
-
-Worker = Callable[[str, int, Any], Callable[[Turn], Iterator[object]]]
-"""Prepares by a name, its share and further options, and returns what its turn yields."""
+Work = Generator[object, Left, None]
+Worker = Callable[[str, int, Any], Work]
+"""Takes a name, its share of the work before the first wait, and further options."""
 
 
 def _serve(connection: Connection, worker: Worker, name: str, share: int, options: Any) -> None:
     try:
-        turn = worker(name, share, options)
-        connection.send(_Ready())
-        if share == 0:
-            for found in turn(connection.recv()):
-                connection.send(found)
-        connection.send(_Done())
+        work = worker(name, share, options)
+        found = next(work)
+        while True:
+            connection.send(found)
+            found = work.send(connection.recv()) if isinstance(found, Wait) else next(work)
+    except StopIteration:
+        connection.send(_End.DONE)
     except Exception as error:  # whatever it is, the others go on
         connection.send(Lost(name, f"{type(error).__name__}: {error}"))
 
@@ -68,79 +73,99 @@ class _Child:
     def __init__(self, worker: Worker, name: str, share: int, options: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.name, self.share = name, share
-        self.first: object = None  # what it said of its preparing: ready, or lost
+        self.waits: Wait | None = None  # for what; None: it works, or has ended
+        self.over = False
         self.connection, theirs = context.Pipe()
         arguments = (theirs, worker, name, share, options)
         self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
 
-    def received(self, until: float) -> object:
-        """Return the next message, or Lost where there is none until then or ever again."""
+    def works(self) -> bool:
+        """Tell whether it neither waits nor has ended."""
+        return self.waits is None and not self.over
+
+    def go(self, left: Left) -> None:
+        """Let it work on."""
+        self.waits = None
+        with suppress(OSError):  # it has died since; `said` tells how
+            self.connection.send(left)
+
+    def said(self, until: float) -> Iterator[object]:
+        """Yield its next message if it is no wait or end, or `Lost` where none comes in time."""
+        found: object
         if not self.connection.poll(max(0.0, until - time.monotonic())):
             self.process.kill()
-            return Lost(self.name, "killed: not done within the limit")
-        try:
-            return self.connection.recv()
-        except EOFError:
-            self.process.join()
-            return Lost(self.name, f"its process ended with exit status {self.process.exitcode}")
+            found = Lost(self.name, "killed: not done within the limit")
+        else:
+            try:
+                found = self.connection.recv()
+            except EOFError:
+                self.process.join()
+                status = self.process.exitcode
+                found = Lost(self.name, f"its process ended with exit status {status}")
+        self.waits = found if isinstance(found, Wait) else None
+        self.over = isinstance(found, (Lost, _End))
+        if self.waits is None and found is not _End.DONE:
+            yield found
 
 
 def in_turns(
-    worker: Worker, shares: Sequence[tuple[str, int]], options: Any, limit: float, ends: float
+    worker: Worker, shares: Sequence[tuple[str, int]], options: Any, limit: float
 ) -> Iterator[object]:
-    """Start all, wait until all are prepared, and yield what each says in its turn.
+    """Start all, and yield what they say: first side by side, then by turns, and so on.
 
     Args:
         worker: importable by its module and name; runs in the processes.
-        shares: names in the order of their turns, and how many processes prepare for each; the
-            first of them has the turn.
+        shares: names in the order of their turns, and how many processes each has; those but the
+            first are to end before they wait.
         options: whatever the worker takes, picklable.
-        limit: seconds that the whole may take, of which `PREPARING` for preparing.
-        ends: when the limit passes, on time.monotonic's clock.
+        limit: seconds that the whole may take.
 
     Yields:
-        what the workers' turns yield, and `Lost` for those that end early.
+        what the workers yield but waits, and `Lost` for those that end early.
     """
+    left = Left(time.monotonic() + limit)
     children = [
         _Child(worker, name, share, options) for name, count in shares for share in range(count)
     ]
     try:
-        _prepared(children, ends - (1 - PREPARING) * limit)
-        first = [child for child in children if child.share == 0]
-        for child in sorted(first, key=lambda child: child.first is None):
-            yield from _turn(child, ends)
+        while working := [child for child in children if not child.over]:
+            yield from _together([child for child in working if child.works()], left)
+            # one that did not come to its wait in time is last, and then waited for
+            turns = [child for child in working if child.waits is Wait.TURN]
+            turns += [child for child in working if child.works()]
+            for child in turns:
+                yield from _turn(child, left)
+            for child in working:
+                if child.waits is Wait.TOGETHER:
+                    child.go(left)
     finally:
         for child in children:
             child.process.kill()
             child.process.join()
 
 
-def _prepared(children: Sequence[_Child], until: float) -> None:
-    """Wait until all are ready or have ended, or the time is up."""
-    waiting: dict[object, _Child] = {child.connection: child for child in children}
-    while waiting and time.monotonic() < until:
-        connections = [child.connection for child in waiting.values()]
-        for found in wait(connections, until - time.monotonic()):
-            child = waiting.pop(found)
-            child.first = child.received(until)
-            if isinstance(child.first, Lost):
-                say(f"{child.name}, share {child.share}: {child.first.reason}")
-    for child in waiting.values():
-        say(f"{child.name}, share {child.share}, is not prepared yet")
+def _together(children: Sequence[_Child], left: Left) -> Iterator[object]:
+    """Yield what all say until each waits or has ended, or the time for it is up."""
+    until = time.monotonic() + TOGETHER_SHARE * max(0.0, left.seconds())
+    working: dict[object, _Child] = {child.connection: child for child in children}
+    while working and time.monotonic() < until:
+        for found in wait([c.connection for c in working.values()], until - time.monotonic()):
+            child = working[found]
+            yield from child.said(until)
+            if not child.works():
+                del working[found]
+    for child in working.values():
+        say(f"{child.name}, share {child.share}, is not waited for")
 
 
-def _turn(child: _Child, ends: float) -> Iterator[object]:
-    """Give a worker its turn, late where it was still preparing, and yield what it says."""
-    until = ends + GRACE
-    prepared = child.received(until) if child.first is None else child.first
-    if isinstance(prepared, Lost):
-        yield prepared
-        return
-    with suppress(OSError):  # it has died since; `received` tells how
-        child.connection.send(Turn(ends))
-    while not isinstance(found := child.received(until), _Done):
-        yield found
-        if isinstance(found, Lost):
-            return
+def _turn(child: _Child, left: Left) -> Iterator[object]:
+    """Give a worker its turn, late where it has yet to come to it, and yield what it says."""
+    until = max(left.ends, time.monotonic()) + GRACE
+    while child.works():
+        yield from child.said(until)
+    if child.waits is Wait.TURN:
+        child.go(left)
+        while child.works():
+            yield from child.said(until)

@@ -59,6 +59,12 @@ def test_shares_compile_all_variants_and_time_none(tuner: tuple[Autotuner, Kerne
         found.run(7, grid=(1,), warmup=False)
     assert kernel.compiled == [1, 4, 2, 8]
     assert kernel.launched[2:] == [2]
+    found.cache[7,] = found.configs[3]  # what was chosen before stays chosen
+    with tuning.compiling():
+        found.run(7, grid=(1,), warmup=False)
+        found.run(8, grid=(1,), warmup=False)
+    assert kernel.launched[3:] == [8, 1]
+    assert found.cache == {(7,): found.configs[3]}
 
 
 def test_a_variant_is_timed_briefly(
