@@ -225,20 +225,24 @@ def timed(
     return median(loop(times) for _ in range(3 if once > 100 else 5)) / len(several), "events"
 
 
-def first_calls(
-    work: Work, lengths: Sequence[int], packed: bool = True
-) -> Iterator[Callable[[], object]]:
-    """Yield calls of every kind, for what compiles or chooses variants at the first."""
+def first_calls(work: Work, lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
+    """Yield calls of every kind but packed ones, for what compiles or chooses at the first."""
     for tokens in lengths:
-        x, d = part(work.x, tokens), work.d[:, :tokens]
-        bounds = packed_bounds(tokens, work.device)
-        for cut in (None, bounds) if packed and not work.made.packs else (None,):
-            yield partial(work.outputs, x, cut)
-            yield partial(work.gradients, x, d, cut)
+        x = part(work.x, tokens)
+        yield partial(work.outputs, x)
+        yield partial(work.gradients, x, work.d[:, :tokens])
     if work.made.decodes:
         yield partial(
             work.made.step, work.made.draw(DECODED_BATCH, 1), work.made.state(DECODED_BATCH)
         )
+
+
+def first_packed_calls(work: Work) -> Iterator[Callable[[], object]]:
+    """Yield calls over packed sequences, as long as they are measured."""
+    if not work.made.packs:
+        bounds = packed_bounds(PACKED_TOKENS, work.device)
+        yield partial(work.outputs, work.x, bounds)
+        yield partial(work.gradients, work.x, work.d, bounds)
 
 
 def rows(work: Work, lengths: Sequence[int], left: Callable[[], float]) -> Iterator[Row | Missing]:

@@ -25,6 +25,8 @@ from benchmarks.results import write
 
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 LIMIT = 200.0
+VARIANTS = 8
+"""All of the host library's variants take minutes to compile even side by side."""
 PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = """\
@@ -43,8 +45,9 @@ does not serve them; softmax attends to 4,096 cached tokens. Memory: the most th
 during a call, inputs included. Bound: inputs and states read once and results written once at \
 the speed of a large copy (backward: inputs read again), or softmax's and the block's products at \
 the speed of a large bf16 product, whichever takes longer. Each implementation runs in a process \
-of its own; the host library's autotuner chooses at 16,384 tokens by timings of 4 ms a variant. \
-Calls that would take over a second are left out."""
+of its own; the host library's autotuner chooses among at most 8 of each kernel's variants, \
+evenly spread over its list, at 16,384 tokens by timings of 4 ms a variant, and packed sequences \
+keep to these. Calls that would take over a second are left out."""
 
 
 class Options(NamedTuple):
@@ -53,6 +56,7 @@ class Options(NamedTuple):
     tokens: tuple[int, ...]
     device: str
     commit: str | None
+    variants: int = 0  # most of an autotuner's that are tried; 0: all
 
 
 class Machine(NamedTuple):
@@ -73,9 +77,9 @@ def worker(name: str, share: int, options: Options) -> Work:
         yield Wait.TURN
         yield Machine(*working.machine(options.device, options.commit))
     elif name == "model":
-        yield from working.model(share, ENTRIES[name].shares, options.device)
+        yield from working.model(share, ENTRIES[name].shares, options.variants, options.device)
     else:
-        yield from working.operator(name, share, options.tokens, options.device)
+        yield from working.operator(name, share, options.tokens, options.variants, options.device)
 
 
 def measure(
@@ -144,12 +148,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ENTRIES), default=list(ENTRIES))
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds in all ({LIMIT:g})")
+    parser.add_argument(
+        "--variants",
+        type=int,
+        default=VARIANTS,
+        help=f"tried of a host's kernel, 0: all ({VARIANTS})",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parser.parse_args()
     # while others compile, what the library finds fastest is of no use: it shall not keep it
     os.environ["FLA_CACHE_RESULTS"] = "0"
     names = [name for name in ENTRIES if name in args.only]
-    options = Options(tuple(sorted(args.tokens)), args.device, args.commit)
+    options = Options(tuple(sorted(args.tokens)), args.device, args.commit, args.variants)
     results = measure(names, options, args.limit, lambda found: write(args.out, found))
     print(tables(results))
 

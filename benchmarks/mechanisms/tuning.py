@@ -1,4 +1,4 @@
-"""Triton's autotuners under a short run: compile by shares, choose briefly.
+"""Triton's autotuners under a short run: few variants, compiled by shares, chosen briefly.
 
 The host library keeps the choice of its variants in memory, or between processes on disk. While
 others compile on the same GPU a choice is of no use, so a call first only compiles: the processes
@@ -17,27 +17,50 @@ WARM_MS, TIMED_MS = 1, 4
 """A variant's timing; Triton's own takes 25 and 100 ms."""
 
 
+def thinned(variants: Sequence[Any], most: int) -> list[Any]:
+    """Return at most so many variants, evenly spread over the list; all where `most` is 0."""
+    count = len(variants)
+    if not most or count <= most:
+        return list(variants)
+    if most == 1:
+        return [variants[0]]
+    return [variants[round(n * (count - 1) / (most - 1))] for n in range(most)]
+
+
 @contextmanager
-def compiling(share: int = 0, shares: int = 1) -> Iterator[None]:
-    """Have autotuners compile each `shares`th of their variants; what this chooses is forgotten."""
+def compiling(most: int, share: int = 0, shares: int = 1) -> Iterator[None]:
+    """Have autotuners compile every `shares`th of their variants; the choice is forgotten.
+
+    Where none of a share can be, which would keep a call from its other kernels, one of another
+    share is compiled as well.
+    """
     from triton.runtime.autotuner import Autotuner
 
+    pruned = Autotuner.prune_configs
     before: dict[int, tuple[Any, dict[Any, Any]]] = {}
+    mine: dict[int, list[Any]] = {}
+    usable: dict[int, bool] = {}
+
+    def ordered(self: Any, kwargs: Any) -> list[Any]:
+        before.setdefault(id(self), (self, dict(self.cache)))
+        variants = thinned(pruned(self, kwargs), most)
+        mine[id(self)] = variants[share::shares]
+        usable[id(self)] = False
+        return [*mine[id(self)], *(v for n, v in enumerate(variants) if n % shares != share)]
 
     def compiled(self: Any, *args: Any, config: Any, **meta: Any) -> Sequence[float]:
-        before.setdefault(id(self), (self, dict(self.cache)))
-        place = next((n for n, known in enumerate(self.configs) if known is config), 0)
-        if place % shares != share:
+        if usable[id(self)] and not any(config is one for one in mine[id(self)]):
             return [float("inf")] * 3
         try:
             kernel = self.fn.run(*args, **{**meta, **config.all_kwargs(), "warmup": True})
             kernel._init_handles()  # whether the GPU has the registers and the memory for it
         except Exception:  # what fails to compile is not chosen; the turn will say why
             return [float("inf")] * 3
+        usable[id(self)] = True
         return [0.0] * 3
 
     try:
-        with patch.object(Autotuner, "_bench", compiled):
+        with patch.multiple(Autotuner, _bench=compiled, prune_configs=ordered):
             yield
     finally:
         for tuner, chosen in before.values():
@@ -45,9 +68,19 @@ def compiling(share: int = 0, shares: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def brief() -> Iterator[None]:
-    """Have autotuners time each variant for some milliseconds."""
+def brief(most: int, settled: bool = False) -> Iterator[None]:
+    """Have autotuners time each of few variants for some milliseconds.
+
+    With `settled` a kernel that has chosen before keeps to that, whatever it is called with.
+    """
     from triton.runtime.autotuner import Autotuner
+
+    pruned = Autotuner.prune_configs
+
+    def few(self: Any, kwargs: Any) -> list[Any]:
+        if settled and self.cache:
+            return [next(iter(self.cache.values()))]
+        return thinned(pruned(self, kwargs), most)
 
     def timed(call: Any, quantiles: Sequence[float]) -> Any:
         from triton.testing import do_bench
@@ -55,5 +88,6 @@ def brief() -> Iterator[None]:
         measure: Any = do_bench
         return measure(call, warmup=WARM_MS, rep=TIMED_MS, quantiles=quantiles)
 
-    with patch.object(Autotuner, "do_bench", property(lambda self: timed)):
+    done_by = property(lambda self: timed)
+    with patch.multiple(Autotuner, do_bench=done_by, prune_configs=few):
         yield

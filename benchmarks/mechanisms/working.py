@@ -18,6 +18,7 @@ from benchmarks.mechanisms.measure import (
     TUNED_TOKENS,
     Work,
     first_calls,
+    first_packed_calls,
     rows,
     said,
 )
@@ -51,7 +52,7 @@ def attempted(calls: Iterable[Callable[[], object]], name: str) -> None:
             say(f"{name}: {said(error)}")
 
 
-def operator(name: str, share: int, tokens: Sequence[int], device: str) -> Steps:
+def operator(name: str, share: int, tokens: Sequence[int], variants: int, device: str) -> Steps:
     """Compile a share of an implementation's variants, and in its turns choose and measure.
 
     What packed sequences compile for the chosen variants is compiled in between, side by side.
@@ -60,40 +61,40 @@ def operator(name: str, share: int, tokens: Sequence[int], device: str) -> Steps
     made = make(name, device)
     if device == "cuda":
         short = [n for n in tokens if n <= PACKED_TOKENS]
-        with tuning.compiling(share, ENTRIES[name].shares):
-            calls = first_calls(Work(name, made, PACKED_TOKENS, device), [TUNED_TOKENS, *short])
-            attempted(calls, name)
+        with tuning.compiling(variants, share, ENTRIES[name].shares):
+            work = Work(name, made, PACKED_TOKENS, device)
+            attempted(first_calls(work, [TUNED_TOKENS, *short]), name)
+            del work
         clocks.free()
         if share:
             return
         yield Wait.TURN
-        with tuning.brief():
+        with tuning.brief(variants):
             clocks.soak(SOAK_SECONDS)
-            work = Work(name, made, TUNED_TOKENS, device)
-            attempted(first_calls(work, [TUNED_TOKENS], packed=False), name)
-        yield Wait.TOGETHER
-        with tuning.compiling():
             work = Work(name, made, PACKED_TOKENS, device)
-            attempted(first_calls(work, [PACKED_TOKENS]), name)
+            attempted(first_calls(work, [TUNED_TOKENS]), name)
+        yield Wait.TOGETHER
+        with tuning.brief(variants, settled=True):
+            attempted(first_packed_calls(work), name)
             del work
         clocks.free()
     left = yield Wait.TURN
     if left.seconds() <= 0:
         yield Missing(name=name, reason=NOT_REACHED)
         return
-    with tuning.brief() if device == "cuda" else nullcontext():
+    with tuning.brief(variants, settled=True) if device == "cuda" else nullcontext():
         if device == "cuda":
             clocks.soak(SOAK_SECONDS)
         yield from rows(Work(name, made, max(tokens), device), tokens, left.seconds)
 
 
-def model(share: int, shares: int, device: str) -> Steps:
+def model(share: int, shares: int, variants: int, device: str) -> Steps:
     """Compile a share of what the hybrid model's training needs, and train it in its turn."""
     mount()
     from benchmarks.mechanisms.layers import RECIPE, SMALL, STEPS, TRIAL, trainings
 
     if device == "cuda":
-        with tuning.compiling(share, shares):
+        with tuning.compiling(variants, share, shares):
             attempted([lambda: list(trainings(device, SMALL, 1))], "model")
         if share:
             return
@@ -101,5 +102,5 @@ def model(share: int, shares: int, device: str) -> Steps:
     if left.seconds() <= 0:
         yield Missing(name="model", reason=NOT_REACHED)
         return
-    with tuning.brief() if device == "cuda" else nullcontext():
+    with tuning.brief(variants) if device == "cuda" else nullcontext():
         yield from trainings(device, *((RECIPE, STEPS) if device == "cuda" else (TRIAL, 1)))
