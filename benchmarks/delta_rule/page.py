@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.delta_rule.results import (
+    ROWS,
     Decoding,
     DeltaRuleResults,
     Row,
+    call_name,
     delta_rule_criteria,
     lead,
 )
@@ -34,10 +36,9 @@ def speeds(results: DeltaRuleResults) -> str:
     """Return the table of whole sequences, and where it was measured."""
 
     def cells(row: Row) -> dict[str, str]:
-        shape = " x ".join(f"{n:,}" for n in row.shape)
         times = {f"{LABELS[name]}, ms": _ms(row.times.get(name)) for name in LABELS}
         return {
-            "sequences x tokens x heads x width": f"{row.rule}, {row.way}, {shape}",
+            "sequences x tokens x heads x width": call_name(row.rule, row.way, row.shape),
             **times,
             "host / CUDA": _times(lead(row)),
             "host / Triton": _times(lead(row, "triton")),
@@ -49,11 +50,19 @@ def speeds(results: DeltaRuleResults) -> str:
     where = results.where(f"torch {e.torch}, Triton {e.triton}")
     where |= {"host": results.host, "protocol": results.protocol}
     missing = (
-        (f"{LABELS[name]}, {row.rule}, {row.way}, {row.shape}", why)
+        (f"{LABELS[name]}, {call_name(row.rule, row.way, row.shape)}", why)
         for row in results.rows
         for name, why in row.failures.items()
     )
-    return f"{facts(where)}\n\n{records(map(cells, results.rows))}{not_timed(missing)}"
+    table = f"{records(map(cells, results.rows))}{not_timed(missing)}"
+    return f"{facts(where)}\n\n{table}{_not_reached(results)}"
+
+
+def _not_reached(results: DeltaRuleResults) -> str:
+    """Return a paragraph that names the calls that a run was cut off before."""
+    measured = {(row.rule, row.way, row.shape) for row in results.rows}
+    left = [call_name(*row) for row in ROWS if row not in measured]
+    return f"\n\nThe run was cut off before: {'; '.join(left)}." if left else ""
 
 
 def errors(results: DeltaRuleResults) -> str:
@@ -66,9 +75,8 @@ def errors(results: DeltaRuleResults) -> str:
         return f"{error:.1e} ({tensor})"
 
     def cells(row: Row) -> dict[str, str]:
-        shape = " x ".join(f"{n:,}" for n in row.shape)
         found = {LABELS[name]: worst(row.errors.get(name)) for name in LABELS}
-        return {"call": f"{row.rule}, {row.way}, {shape}", **found}
+        return {"call": call_name(row.rule, row.way, row.shape), **found}
 
     return records(map(cells, results.rows))
 

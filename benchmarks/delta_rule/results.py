@@ -7,7 +7,7 @@ own function); what a run leaves out has no entries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -22,6 +22,14 @@ Way = Literal["forward", "forward and backward"]
 LONG, MIDDLE = Shape(1, 1_000_000, 8, 64), Shape(1, 16_384, 8, 64)
 BATCHED, WIDE = Shape(32, 2048, 8, 64), Shape(1, 65_536, 8, 128)
 WIDE_BATCHED = Shape(32, 8192, 32, 128)
+
+SHAPES: dict[Way, tuple[Shape, ...]] = {
+    "forward": (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED),
+    "forward and backward": (MIDDLE, LONG, BATCHED, WIDE),
+}
+RULES: tuple[Rule, ...] = get_args(Rule)
+ROWS = [(rule, way, shape) for way, shapes in SHAPES.items() for shape in shapes for rule in RULES]
+"""The calls in the order in which a run measures them."""
 
 LEADS: dict[tuple[Rule, Way, Shape], float] = {
     ("delta rule", "forward", LONG): 15,
@@ -79,6 +87,11 @@ class DeltaRuleResults(Run):
     decoding: tuple[Decoding, ...]
 
 
+def call_name(rule: Rule, way: Way, shape: Shape) -> str:
+    """Return what a table calls a call."""
+    return f"{rule}, {way}, {' x '.join(f'{n:,}' for n in shape)}"
+
+
 def lead(row: Row | Decoding, name: str = "cuda") -> float | None:
     """Return how many times faster than the host an implementation is, where both were timed."""
     if name not in row.times or "host" not in row.times:
@@ -89,7 +102,7 @@ def lead(row: Row | Decoding, name: str = "cuda") -> float | None:
 def delta_rule_criteria(results: DeltaRuleResults) -> Iterator[Criterion]:
     """Yield every limit with its figure."""
     for row in results.rows:
-        text = f"{row.rule}, {row.way}, {row.shape}"
+        text = call_name(row.rule, row.way, row.shape)
         least, ahead = LEADS.get((row.rule, row.way, row.shape)), lead(row)
         if least is not None and ahead is not None:
             yield Criterion(f"{text}, times the host", ahead, least, True)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -32,11 +31,8 @@ from benchmarks.delta_rule.calls import (
     step,
 )
 from benchmarks.delta_rule.results import (
-    BATCHED,
-    LONG,
-    MIDDLE,
-    WIDE,
-    WIDE_BATCHED,
+    ROWS,
+    RULES,
     Decoding,
     DeltaRuleResults,
     Row,
@@ -53,12 +49,6 @@ from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 
 MODULE = "benchmarks.delta_rule.speed"
-SHAPES: dict[Way, tuple[Shape, ...]] = {
-    "forward": (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED),
-    "forward and backward": (MIDDLE, LONG, BATCHED, WIDE),
-}
-RULES: tuple[Rule, ...] = get_args(Rule)
-ROWS = [(rule, way, shape) for way, shapes in SHAPES.items() for shape in shapes for rule in RULES]
 CHECKED_TOKENS = 4096
 """Gradients, whose oracle keeps all of autograd's float64 tensors, are compared over so many."""
 BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8

@@ -40,8 +40,7 @@ class Kernels(NamedTuple):
     widest: int = 0  # channels that a head's keys may have; 0 is any number
     widths: tuple[int, ...] = ()  # the only channels that keys and values may have, if not empty
     longest: int = 0  # tokens of a call up to which it is chosen unless named; 0 is any number
-    proven: int | None = None  # channels up to which its tests passed on a GPU: it is chosen for no
-    # more unless named; None is any number
+    chosen: int = 0  # channels of a head up to which it is chosen unless named; 0 is any number
 
 
 class Operator:
@@ -94,14 +93,9 @@ class Operator:
             longest = kernels.longest if wanted == "auto" and problem is None else 0
             if longest and (tokens is None or tokens > longest):
                 problem, remedy = f"{kernels.name} is for calls of up to {longest} tokens", ""
-            width_most = max(width, values)
-            if (
-                wanted == "auto" and problem is None
-                and kernels.proven is not None and width_most > kernels.proven
-            ):  # fmt: skip
-                problem = (
-                    f"{kernels.name} is not proven on a GPU with heads of {width_most} channels"
-                )
+            most = kernels.chosen if wanted == "auto" and problem is None else 0
+            if most and max(width, values) > most:
+                problem, remedy = f"{kernels.name} is for heads of up to {most} channels", ""
             if problem is None:
                 reason = "; ".join(problems) or "its kernels take this call"
                 return Backend(kernels.name, reason, "; or ".join(filter(None, remedies)))

@@ -12,6 +12,7 @@ from benchmarks.delta_rule.calls import Inputs, draw, exact, step
 from benchmarks.delta_rule.results import (
     BATCHED,
     LONG,
+    ROWS,
     WIDE,
     WIDE_BATCHED,
     Decoding,
@@ -136,7 +137,7 @@ def test_a_run_within_its_limits_misses_none(results):
         ("rows.0.errors.cuda.o", 0.5, "error of o, cuda"),
         ("rows.1.errors.triton.k", 0.02, "error of k, triton"),
         ("rows.2.repeats.cuda", False, "cuda, same bits"),
-        ("rows.3.failures", {"triton": "RuntimeError: no"}, "width=128), triton, timed: 0"),
+        ("rows.3.failures", {"triton": "RuntimeError: no"}, "32 x 128, triton, timed: 0"),
         ("decoding.0.copy_ms", 0.007, "share of copy bandwidth"),
         ("decoding.0.times.host.graph_ms", 0.009, "decoding, B = 64"),
     ],
@@ -158,8 +159,17 @@ def test_the_tables_say_what_the_run_says(results):
 def test_a_call_that_the_host_refuses_is_named_with_its_reason(results):
     refused = changed(results, "rows.1.failures", {"host": "RuntimeError: wrong results\nat all"})
     assert missed(delta_rule_criteria(refused)) == []
-    call = f"host, delta rule, forward and backward, {BATCHED}"
+    call = "host, delta rule, forward and backward, 32 x 2,048 x 8 x 64"
     assert f"Not timed: {call} (RuntimeError: wrong results)." in page.measured(refused)
+
+
+def test_a_run_that_was_cut_off_names_the_calls_that_it_lacks(results):
+    text = page.measured(results)
+    assert "cut off before: delta rule, forward, 1 x 16,384 x 8 x 64; gated" in text
+    assert "forward, 1 x 1,000,000 x 8 x 64;" in text.partition("cut off before")[2]
+    done = results.rows[0].model_copy
+    rows = tuple(done(update={"rule": r, "way": w, "shape": s}) for r, w, s in ROWS)
+    assert "cut off" not in page.measured(results.model_copy(update={"rows": rows}))
 
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_a_backend_says_why():
     assert WKV6.backend(cpu, bf16) == ("torch", "the tensors are not on a GPU", "")
     name, reason, _ = WKV6.backend(GPU, bf16, width=128)
     assert name == "fla-core"
-    assert reason.endswith("triton is not proven on a GPU with heads of 128 channels")
+    assert reason.endswith("triton is for heads of up to 64 channels")
     assert WKV6.backend(GPU, bf16, width=256) == (
         "fla-core",
         "cuda takes heads of 32, 64 or 128 channels; triton takes heads of up to 128 channels",
@@ -125,21 +125,15 @@ def test_a_backend_says_why():
     assert WKV6.backend(GPU, torch.float64).reason == "the kernels have no fp64"
 
 
-def test_only_what_is_proven_on_a_gpu_is_chosen_unasked(monkeypatch):
-    name, reason, remedy = WKV6.backend(GPU, torch.bfloat16, width=64, tokens=1)
-    unproven = "cuda is not proven on a GPU with heads of 64 channels"
-    assert (name, reason, remedy) == ("triton", unproven, "")
-    for name in ("cuda", "triton"):
-        monkeypatch.setenv("QUASAR_WKV6_BACKEND", name)
-        assert WKV6.backend(GPU, torch.bfloat16, width=128, tokens=1).name == name
+def test_wide_heads_are_taken_by_name_alone(monkeypatch):
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "triton")
+    assert WKV6.backend(GPU, torch.bfloat16, width=128).name == "triton"
+    assert WKV6.backend(GPU, torch.bfloat16, width=256).name == "torch"
 
 
 def test_short_calls_go_to_cuda_and_long_ones_to_triton(monkeypatch):
-    proven = [WKV6.named(name)._replace(proven=None) for name in ("cuda", "triton")]
-    operator = backends.Operator("WKV6", proven, lambda *_: None)
-
     def found(**call):
-        return operator.backend(GPU, torch.bfloat16, width=64, **call)
+        return WKV6.backend(GPU, torch.bfloat16, width=64, **call)
 
     assert found(tokens=1).name == found(tokens=SHORT).name == "cuda"
     long = ("triton", f"cuda is for calls of up to {SHORT} tokens", "")
@@ -156,7 +150,7 @@ def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch,
     def broken(*_):
         raise CudaUnavailableError("no NVRTC", "install it")
 
-    kernels = [WKV6.named("cuda")._replace(call=broken, proven=None)]
+    kernels = [WKV6.named("cuda")._replace(call=broken)]
     kernels.append(backends.Kernels("triton", "math", "", lambda *x: x))
     operator = backends.Operator("WKV6", kernels, broken)
     like = torch.zeros(1).as_subclass(OnGPU)
