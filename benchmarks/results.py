@@ -57,9 +57,11 @@ def told(kind: type[Kind], path: Path, tell: Callable[[Kind], str]) -> str:
 
 
 def write(path: Path, run: Run) -> None:
-    """Write a file that `load` reads."""
+    """Write a file that `load` reads: whatever happens, the old one or the new, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def origin(commit: str | None, device: str = "cuda") -> dict[str, Any]:

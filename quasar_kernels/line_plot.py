@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 560, 440
 LEFT, RIGHT, TOP, BOTTOM = 66, 124, 45, 58
+BEYOND = 0.025
+"""Share of a decade by which a point may lie beyond an axis: 2**20 needs no decade after 10**6."""
 LETTERS = 15
 """Size of all text. A telephone is 360 to 430 pixels wide, so that it shows ten pixels of it."""
 
@@ -40,7 +42,8 @@ class _Axis(NamedTuple):
 
 
 def _axis(values: Sequence[float], start: float, stop: float) -> _Axis:
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    low = math.floor(math.log10(min(values)))
+    high = math.ceil(math.log10(max(values)) - BEYOND)
     return _Axis(low, max(high, low + 1), start, stop)
 
 

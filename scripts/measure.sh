@@ -2,8 +2,8 @@
 # Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
 # FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). It took
-# 22 minutes on an H200 before honesty.acceptance, delta_rule.speed and wkv6.speed were among its
-# steps. COMMIT names what is measured where git cannot tell. All steps run, so that one failure
+# 22 minutes on an H200 before honesty.acceptance and the .speed of delta_rule, wkv6 and mechanisms
+# were among its steps. COMMIT names what is measured where git cannot tell. All steps run, so that one failure
 # costs its own figures alone; it decides the exit status.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
@@ -35,6 +35,7 @@ step operator.inference --out "$out/operator.json"
 step operator.training --out "$out/operator_training.json"
 step delta_rule.speed --out "$out/delta-rule.json"
 step wkv6.speed --out "$out/wkv6.json"
+step mechanisms.speed --out "$out/mechanisms.json"
 step recall.train --out "$out/recall.json"
 step nsight.profile --out "$out/profile.json"
 step sanitizer.watch --out "$out/sanitizer.json"

@@ -39,7 +39,7 @@ COLOURS = {
     "GLA": "#6d4c41",
     "hybrid block": "#111111",
 }
-SHORT = {"softmax attention": "softmax", "gated delta rule": "gated delta", "hybrid block": "block"}
+SHORT = {"softmax attention": "softmax", "gated delta rule": "gated", "hybrid block": "block"}
 
 
 def label(name: str) -> str:
@@ -164,6 +164,7 @@ def tables(results: MechanismsResults) -> str:
         "rates": f"copies {rates.copy_gb_per_s / 1e3:.2f} TB/s, "
         f"bf16 products {rates.product_tflops:.0f} TFLOP/s",
         "others": ", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        "variants": f"at most {results.variants} of a kernel" if results.variants else "all",
         "took": f"{results.seconds:.0f} s of {results.limit_seconds:.0f}",
         "protocol": results.protocol,
     }

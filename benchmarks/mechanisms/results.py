@@ -80,6 +80,7 @@ class MechanismsResults(Run):
     protocol: str
     versions: dict[str, str] = Field(description="of the packages whose implementations ran")
     limit_seconds: float
+    variants: int = Field(description="most of each of the host's kernels that were tried; 0: all")
     seconds: float = Field(description="that it had taken when this was written")
     rates: Rates
     rows: tuple[Row, ...] = ()

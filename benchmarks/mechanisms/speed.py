@@ -45,9 +45,9 @@ does not serve them; softmax attends to 4,096 cached tokens. Memory: the most th
 during a call, inputs included. Bound: inputs and states read once and results written once at \
 the speed of a large copy (backward: inputs read again), or softmax's and the block's products at \
 the speed of a large bf16 product, whichever takes longer. Each implementation runs in a process \
-of its own; the host library's autotuner chooses among at most 8 of each kernel's variants, \
-evenly spread over its list, at 16,384 tokens by timings of 4 ms a variant, and packed sequences \
-keep to these. Calls that would take over a second are left out."""
+of its own; the host library's autotuner chooses among some of each kernel's variants, evenly \
+spread over its list, at 16,384 tokens by timings of 4 ms a variant, and packed sequences keep to \
+these. Calls that would take over a second are left out."""
 
 
 class Options(NamedTuple):
@@ -100,7 +100,8 @@ def measure(
         if isinstance(message, Machine):
             results = MechanismsResults(
                 **message.origin, protocol=PROTOCOL, versions=dict(installed()),
-                rates=message.rates, limit_seconds=limit, seconds=time.monotonic() - started,
+                rates=message.rates, limit_seconds=limit,
+                variants=options.variants, seconds=time.monotonic() - started,
             )  # fmt: skip
         elif results is None:
             raise SystemExit(f"the machine cannot be described: {message}")

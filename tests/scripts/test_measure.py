@@ -20,6 +20,7 @@ STEPS = (
     "operator.training",
     "delta_rule.speed",
     "wkv6.speed",
+    "mechanisms.speed",
     "recall.train",
     "nsight.profile",
     "sanitizer.watch",

@@ -33,7 +33,8 @@ def results():
     """A run of figures that nobody measured."""
     return MechanismsResults(
         created=date(2026, 1, 1), commit=None, environment=samples.environment(),
-        protocol="made up", versions={"fla-core": "1.0"}, limit_seconds=200, seconds=150,
+        protocol="made up", versions={"fla-core": "1.0"}, variants=8,
+        limit_seconds=200, seconds=150,
         rates=Rates(copy_gb_per_s=4000, product_tflops=500),
         rows=(
             row("softmax", "forward", 65_536, 4.0, operations=1e12),
