@@ -41,6 +41,7 @@ def hybrid_block(device: str) -> Implementation:
     """Return the block of all three branches over 512 channels, its weights fp32, autocast bf16."""
     torch.manual_seed(0)
     block = HybridBlock(BLOCK_WIDTH, BLOCK_HEADS).to(device)
+    precise = copy.deepcopy(block).double()
 
     def draw(batch: int, tokens: int) -> Inputs:
         return {"x": torch.randn(batch, tokens, BLOCK_WIDTH, device=device)}
@@ -51,8 +52,7 @@ def hybrid_block(device: str) -> Implementation:
         return y
 
     def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, _ = copy.deepcopy(block).double()(x["x"], cu_seqlens=bounds)
-        return y, x["x"]
+        return precise(x["x"], cu_seqlens=bounds)[0], x["x"]
 
     def step(x: Inputs, state: Tensor) -> Tensor:
         raise NotImplementedError("a block's state is several tensors")

@@ -94,34 +94,46 @@ def measure(
     shares = [(MACHINE, 1)]
     on_gpu = options.device == "cuda"
     shares += [(name, ENTRIES[name].shares if on_gpu else 1) for name in names]
-    found: list[object] = []
-    results: MechanismsResults | None = None
+    found: list[Row | Trained | Missing] = []
+    told_by: Machine | None = None
     for message in in_turns(worker, shares, options, limit):
         if isinstance(message, Machine):
-            results = MechanismsResults(
-                **message.origin, protocol=PROTOCOL, versions=dict(installed()),
-                rates=message.rates, limit_seconds=limit,
-                variants=options.variants, seconds=time.monotonic() - started,
-            )  # fmt: skip
-        elif results is None:
-            raise SystemExit(f"the machine cannot be described: {message}")
-        else:
-            if isinstance(message, Lost):
-                message = Missing(name=message.name, reason=message.reason)
+            told_by = message
+        elif isinstance(message, Lost):
+            if message.name == MACHINE:
+                break
+            found.append(Missing(name=message.name, reason=message.reason))
+            say(told(found[-1]))
+        elif isinstance(message, (Row, Trained, Missing)):
             found.append(message)
             say(told(message))
-            results = results.model_copy(
-                update={
-                    "seconds": time.monotonic() - started,
-                    "rows": tuple(m for m in found if isinstance(m, Row)),
-                    "trained": tuple(m for m in found if isinstance(m, Trained)),
-                    "missing": tuple(m for m in found if isinstance(m, Missing)),
-                }
-            )
-        keep(results)
-    if results is None:
-        raise SystemExit("nothing was measured")
-    return results
+        if told_by is not None:  # some may fail before the machine has its turn
+            keep(results_of(told_by, found, options, limit, time.monotonic() - started))
+    if told_by is None:
+        raise SystemExit(f"the machine does not tell of itself: {message}")
+    return results_of(told_by, found, options, limit, time.monotonic() - started)
+
+
+def results_of(
+    machine: Machine,
+    found: Sequence[Row | Trained | Missing],
+    options: Options,
+    limit: float,
+    seconds: float,
+) -> MechanismsResults:
+    """Return the run as far as it has come."""
+    return MechanismsResults(
+        **machine.origin,
+        protocol=PROTOCOL,
+        versions=dict(installed()),
+        limit_seconds=limit,
+        variants=options.variants,
+        seconds=seconds,
+        rates=machine.rates,
+        rows=tuple(m for m in found if isinstance(m, Row)),
+        trained=tuple(m for m in found if isinstance(m, Trained)),
+        missing=tuple(m for m in found if isinstance(m, Missing)),
+    )
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -133,7 +145,7 @@ def installed() -> Iterator[tuple[str, str]]:
             continue
 
 
-def told(message: object) -> str:
+def told(message: Row | Trained | Missing) -> str:
     """Return a line about what a worker found."""
     if isinstance(message, Row):
         kind = "packed " if message.packed else ""
