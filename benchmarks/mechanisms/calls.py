@@ -48,6 +48,7 @@ class Implementation(NamedTuple):
     """Of products that nothing saves in a forward pass over sequences of these lengths."""
     packs: str = ""  # why it takes no packed sequences, where it does not
     parameters: tuple[Tensor, ...] = ()  # that have gradients beside the inputs
+    like: str = "v"  # the input whose shape and dtype the output has
     decodes: bool = True  # whether it has a step
     changes_state: bool = True  # whether a step reads the state and writes it
     backward_operations: float = 2  # of the backward pass over the forward pass's
@@ -198,7 +199,7 @@ def _mamba2(kernels: str, device: str) -> Mapping[str, Any]:
             )[0]
             return o
 
-        return {"chunks": chunks, "step": step}
+        return {"chunks": chunks, "step": step, "like": "x"}
     (selective_state_update,) = _found(
         "mamba_ssm.ops.triton.selective_state_update", "selective_state_update"
     )
@@ -212,7 +213,7 @@ def _mamba2(kernels: str, device: str) -> Mapping[str, Any]:
         return o[:, None]
 
     why = "quasar_kernels gives mamba_ssm no packed sequences"
-    return {"chunks": chunks, "step": update, "packs": why}
+    return {"chunks": chunks, "step": update, "packs": why, "like": "x"}
 
 
 def _softmax(device: str) -> Mapping[str, Any]:

@@ -59,7 +59,8 @@ def hybrid_block(device: str) -> Implementation:
 
     weights = sum(p.numel() for p in block.parameters() if p.ndim > 1)
     return Implementation(
-        draw=draw, exact=exact, chunks=chunks, step=step, state=torch.empty, decodes=False,
+        draw=draw, exact=exact, chunks=chunks, like="x",
+        step=step, state=torch.empty, decodes=False,
         operations=lambda lengths: 2.0 * weights * sum(lengths),
         parameters=tuple(block.parameters()),
     )  # fmt: skip

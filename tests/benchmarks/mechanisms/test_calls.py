@@ -144,6 +144,18 @@ def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
     assert row.tokens_per_second > 0
 
 
+def test_the_block_agrees_with_itself_in_float64() -> None:
+    work = Work("block", make("block", "cpu"), 12, "cpu")
+    assert work.errors("forward", 12)["o"] < 1e-2
+    assert set(work.errors("forward and backward", 12)) == {"x"}
+    row = work.row("forward", 12)
+    assert row.operations == pytest.approx(12 * 2 * sum(w.numel() for w in weights(work)))
+
+
+def weights(work: Work) -> list[torch.Tensor]:
+    return [p for p in work.made.parameters if p.ndim > 1]
+
+
 @pytest.mark.parametrize("name", OF_HOST)
 def test_the_host_is_called_as_its_signatures_say(
     name: str, monkeypatch: pytest.MonkeyPatch
