@@ -135,9 +135,11 @@ class Work:
             moved += 2 * given + returned  # read again with the gradient, and gradients written
             operations *= 1 + self.made.backward_operations
         ms, clock = timed(call, self.on_gpu, graphs=bounds is None)
+        beside = bounds is None and tokens == PACKED_TOKENS
+        in_a_row = timed(call, self.on_gpu, graphs=False)[0] if beside else None
         return Row(
             name=self.name, way=way, batch=1, tokens=tokens, packed=bounds is not None,
-            ms=ms, clock=clock, peak_bytes=peak(call, self.on_gpu) + size(x),
+            ms=ms, clock=clock, in_a_row_ms=in_a_row, peak_bytes=peak(call, self.on_gpu) + size(x),
             moved_bytes=moved, operations=operations, errors=errors,
         )  # fmt: skip
 

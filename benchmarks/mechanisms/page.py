@@ -93,6 +93,7 @@ def details(results: MechanismsResults) -> str:
                     "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
                     "share of the bound": f"{bound_ms(row, results.rates) / row.ms:.0%}",
                     "GiB": f"{row.peak_bytes / 2**30:.2f}",
+                    "in a row, ms": milliseconds(row.in_a_row_ms),
                     "packed, ms": milliseconds(beside.ms if beside else None),
                     "error": worst(row),
                 }

@@ -26,6 +26,9 @@ class Row(Frozen):
     packed: bool = Field(False, description="sequences of mixed lengths in one row")
     ms: Positive
     clock: Clock
+    in_a_row_ms: Positive | None = Field(
+        None, description="as packed calls are timed, without a graph; at their length alone"
+    )
     peak_bytes: int = Field(
         description="most that was allocated during a call, its inputs included"
     )

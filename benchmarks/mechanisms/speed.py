@@ -37,17 +37,18 @@ functions of these names, Mamba-2 by its simple GLA; softmax: torch's \
 scaled_dot_product_attention on the flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and \
 Quasar side by side over 512 channels with norms, fusion and MLP, fp32 weights under bf16 \
 autocast. Each call is first compared with float64 over its first 1,024 tokens, gradients of all \
-inputs included, and with an error over 0.1 it is not timed. Graph: median of 5 runs of CUDA- \
-graph replays without a gap; calls of over 5 ms and packed ones (which read their bounds on the \
-host) by CUDA events around calls in a row, median of 5. Packed: 13 sequences of 131 to 16,383 \
-tokens in one row. Decoding: one token of 64 sequences, states taken in turn so that the L2 cache \
-does not serve them; softmax attends to 4,096 cached tokens. Memory: the most that was allocated \
-during a call, inputs included. Bound: inputs and states read once and results written once at \
-the speed of a large copy (backward: inputs read again), or softmax's and the block's products at \
-the speed of a large bf16 product, whichever takes longer. Each implementation runs in a process \
-of its own; the host library's autotuner chooses among some of each kernel's variants, evenly \
-spread over its list, at 16,384 tokens by timings of 4 ms a variant, and packed sequences keep to \
-these. Calls that would take over a second are left out."""
+inputs included, and with an error over 0.1 it is not timed. Graph: median of 5 runs of \
+CUDA-graph replays without a gap; calls of over 5 ms and packed ones (which read their bounds on \
+the host) by CUDA events around calls in a row, median of 5; at the packed length others are \
+timed so, too. Packed: 13 sequences of 131 to 16,383 tokens in one row. Decoding: one token of 64 \
+sequences, states taken in turn so that the L2 cache does not serve them; softmax attends to \
+4,096 cached tokens. Memory: the most that was allocated during a call, inputs included. Bound: \
+inputs and states read once and results written once at the speed of a large copy (backward: \
+inputs read again), or softmax's and the block's products at the speed of a large bf16 product, \
+whichever takes longer. Each implementation runs in a process of its own; the host library's \
+autotuner chooses among some of each kernel's variants, evenly spread over its list, at 16,384 \
+tokens by timings of 4 ms a variant, and packed sequences keep to these. Calls that would take \
+over a second are left out."""
 
 
 class Options(NamedTuple):
