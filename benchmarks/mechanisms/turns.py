@@ -106,7 +106,9 @@ class _Child:
                 found = Lost(self.name, f"its process ended with exit status {status}")
         self.waits = found if isinstance(found, Wait) else None
         self.over = isinstance(found, (Lost, _End))
-        if self.waits is None and found is not _End.DONE:
+        if self.share and isinstance(found, Lost):
+            say(f"{self.name}, share {self.share}: {found.reason}")  # its first share goes on
+        elif self.waits is None and found is not _End.DONE:
             yield found
 
 
@@ -130,16 +132,20 @@ def in_turns(
         _Child(worker, name, share, options) for name, count in shares for share in range(count)
     ]
     try:
+        expected = children
         while working := [child for child in children if not child.over]:
-            yield from _together([child for child in working if child.works()], left)
-            # one that did not come to its wait in time is last, and then waited for
+            yield from _together(expected, left)
+            for child in working:  # who was late before may have come to its wait
+                while child.works() and child.connection.poll():
+                    yield from child.said(time.monotonic())
             turns = [child for child in working if child.waits is Wait.TURN]
-            turns += [child for child in working if child.works()]
+            if not turns and all(child.works() for child in working):
+                turns = working  # those alone that were not waited for
             for child in turns:
                 yield from _turn(child, left)
-            for child in working:
-                if child.waits is Wait.TOGETHER:
-                    child.go(left)
+            expected = [child for child in working if child.waits is Wait.TOGETHER]
+            for child in expected:
+                child.go(left)
     finally:
         for child in children:
             child.process.kill()
@@ -147,7 +153,10 @@ def in_turns(
 
 
 def _together(children: Sequence[_Child], left: Left) -> Iterator[object]:
-    """Yield what all say until each waits or has ended, or the time for it is up."""
+    """Yield what all say until each waits or has ended, or the time for it is up.
+
+    Whoever is late goes on, and has its turn once it is found waiting or nobody else is left.
+    """
     until = time.monotonic() + TOGETHER_SHARE * max(0.0, left.seconds())
     working: dict[object, _Child] = {child.connection: child for child in children}
     while working and time.monotonic() < until:
@@ -161,7 +170,7 @@ def _together(children: Sequence[_Child], left: Left) -> Iterator[object]:
 
 
 def _turn(child: _Child, left: Left) -> Iterator[object]:
-    """Give a worker its turn, late where it has yet to come to it, and yield what it says."""
+    """Give a worker its turn, where it has yet to come to it then, and yield what it says."""
     until = max(left.ends, time.monotonic()) + GRACE
     while child.works():
         yield from child.said(until)

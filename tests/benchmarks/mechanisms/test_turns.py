@@ -18,19 +18,30 @@ def test_one_that_fails_costs_its_own_rows_alone(
     monkeypatch.setattr(turns, "GRACE", 0.3)
     monkeypatch.setattr(turns, "TOGETHER_SHARE", 1.0)  # a busy machine may take long
     limit = 10.0
-    shares = [("fine", 2), ("unprepared", 1), ("dies", 1), ("hangs", 1), ("late", 1)]
+    shares = [("fine", 3), ("unprepared", 1), ("dies", 1), ("hangs", 1), ("late", 1)]
     started = time.monotonic()
     found = [*in_turns(worker, shares, tmp_path, limit)]
-    # all had prepared, both shares of the first included, before the first turn began
+    # all had prepared, all shares of the first included, before the first turn began
     assert found == [
         Lost("unprepared", "RuntimeError: no such module"),
-        "fine saw 5",
-        "dies saw 5",
+        "fine saw 6",
+        "dies saw 6",
         Lost("dies", "its process ended with exit status 3"),
-        "hangs saw 5",
-        "late saw 5",
+        "hangs saw 6",
+        "late saw 6",
         "fine is done",
         Lost("hangs", "killed: not done within the limit"),
         "late came too late",
     ]
     assert time.monotonic() - started < limit + 5
+
+
+def test_the_others_do_not_wait_for_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TOGETHER_SHARE", 0.1)
+    found = [*in_turns(worker, [("slow", 1), ("fine", 1)], tmp_path, 20.0)]
+    assert [message for message in found if str(message).endswith("done")] == [
+        "fine is done",
+        "slow is done",
+    ]
