@@ -23,6 +23,9 @@ from benchmarks.operator.training_results import Shape
 HEADS, WIDTH = 8, 64
 CACHE_TOKENS = 4096
 """Keys and values that softmax attention decodes behind."""
+PACKED_TOKENS = 65_536
+PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
+"""Of packed sequences; the last takes what is left. Three lie within the checked tokens."""
 
 
 class Bounds(NamedTuple):
@@ -30,6 +33,16 @@ class Bounds(NamedTuple):
 
     here: Tensor  # on the tensors' device
     host: Tensor
+
+
+def packed_bounds(tokens: int, device: str) -> Bounds:
+    """Return bounds of sequences of mixed lengths that fill a row."""
+    edges = [0]
+    for length in PACKED_LENGTHS:
+        if edges[-1] + length < tokens:
+            edges.append(edges[-1] + length)
+    host = torch.tensor([*edges, tokens])
+    return Bounds(host.to(device), host)
 
 
 Chunks = Callable[[Inputs, Bounds | None], Tensor]

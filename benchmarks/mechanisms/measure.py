@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import clocks
-from benchmarks.mechanisms.calls import Bounds, Implementation
+from benchmarks.mechanisms.calls import PACKED_TOKENS, Bounds, Implementation, packed_bounds
 from benchmarks.mechanisms.inputs import Inputs, part, wide
 from benchmarks.mechanisms.names import ENTRIES
 from benchmarks.mechanisms.results import ERROR, Clock, Missing, Row, Way
@@ -19,9 +19,6 @@ from quasar_kernels.reference import relative_rms
 
 CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
-PACKED_TOKENS = 65_536
-PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
-"""Of packed sequences; the last takes what is left. Three lie within the checked tokens."""
 LONGEST_MS = 1000.0
 """A call that would take longer is left out."""
 GRAPH_MS = 5.0
@@ -29,16 +26,6 @@ GRAPH_MS = 5.0
 TUNED_TOKENS = 16_384
 """The length at which a library's autotuner chooses."""
 NOT_REACHED = "not reached within the limit"
-
-
-def packed_bounds(tokens: int, device: str) -> Bounds:
-    """Return bounds of sequences of mixed lengths that fill a row."""
-    edges = [0]
-    for length in PACKED_LENGTHS:
-        if edges[-1] + length < tokens:
-            edges.append(edges[-1] + length)
-    host = torch.tensor([*edges, tokens])
-    return Bounds(host.to(device), host)
 
 
 def size(x: Inputs) -> int:
@@ -72,7 +59,8 @@ class Work:
         leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
         wanted = [*leaves.values(), *self.made.parameters]
         with torch.enable_grad():
-            found = torch.autograd.grad(self.made.chunks(leaves, bounds), wanted, d)
+            o = self.made.chunks(leaves, bounds)
+            found = torch.autograd.grad(o, wanted, d.to(o.dtype))
         return dict(zip(leaves, found, strict=False))
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:

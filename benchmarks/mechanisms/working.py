@@ -11,10 +11,9 @@ import torch
 from benchmarks import clocks
 from benchmarks.commands import say
 from benchmarks.mechanisms import tuning
-from benchmarks.mechanisms.calls import make
+from benchmarks.mechanisms.calls import PACKED_TOKENS, make
 from benchmarks.mechanisms.measure import (
     NOT_REACHED,
-    PACKED_TOKENS,
     TUNED_TOKENS,
     Work,
     first_calls,

@@ -18,8 +18,8 @@ from fla.ops.kda.naive import naive_recurrent_kda
 from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
 from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
-from benchmarks.mechanisms.calls import MAKERS, make
-from benchmarks.mechanisms.measure import Work, Wrong, packed_bounds, rows
+from benchmarks.mechanisms.calls import MAKERS, make, packed_bounds
+from benchmarks.mechanisms.measure import Work, Wrong, rows
 from benchmarks.mechanisms.names import ENTRIES, HOST, OURS
 from benchmarks.mechanisms.results import Missing
 
