@@ -1,4 +1,4 @@
-"""docs/models.md: the tables and plots of a run of speed.py, beside those of WKV6."""
+"""docs/models.md: the tables and plots of a run of speed.py, of WKV6, and of what models learn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.documents import filled
+from benchmarks.learning import page as learning
 from benchmarks.markdown import facts, milliseconds, records
 from benchmarks.mechanisms.names import ENTRIES, HOST
 from benchmarks.mechanisms.results import (
@@ -209,8 +210,9 @@ def _with_plots(results: MechanismsResults) -> str:
 
 def documents() -> dict[Path, str]:
     """Return docs/models.md and its plots by path; there are no plots before the first run."""
-    sections = {"wkv6": wkv6(), "mechanisms": told(MechanismsResults, RUN, _with_plots)}
-    found = {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
+    costs = told(MechanismsResults, RUN, _with_plots)
+    sections = {"wkv6": wkv6(), "mechanisms": costs, **learning.sections()}
+    found = {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections), **learning.plots()}
     if RUN.exists():
         results = load(MechanismsResults, RUN)
         found |= {PLOTS[way]: plot(results, way) for way in plotted(results)}

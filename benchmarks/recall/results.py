@@ -76,25 +76,6 @@ class Recall(Run):
     settings: tuple[Setting, ...]
 
 
-class Trained(Frozen):
-    """One training of a model of blocks."""
-
-    mixers: tuple[str, ...] = Field(description="the branches of its blocks")
-    seed: int = Field(description="of its first weights; all see the same batches")
-    inner: int | None = Field(description="width of the MLP's inner channels")
-    parameters: int
-    curve: Curve
-
-
-class Mechanisms(Run):
-    """Models of single mechanisms and of hybrids, at equal parameters, trained to recall."""
-
-    protocol: str
-    task: Task
-    recipe: Recipe
-    trainings: tuple[Trained, ...]
-
-
 def criteria(run: Recall) -> Iterator[Criterion]:
     """Return the limit of every training with its figure."""
     for setting in run.settings:

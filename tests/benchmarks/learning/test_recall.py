@@ -1,20 +1,21 @@
-"""Recall by mechanism: models of equal size, and what their trainings leave."""
+"""Models of equal size that learn to recall, and what their trainings leave."""
 
 from __future__ import annotations
 
 import torch
 
-from benchmarks.recall import mechanisms
-from benchmarks.recall.mechanisms import CHOICES, parameters, sizes_of
-from benchmarks.recall.results import Mechanisms, Recipe, Task
+from benchmarks.learning import choices, recall
+from benchmarks.learning.choices import CHOICES, equal_sizes, parameters
+from benchmarks.learning.results import LearnedRecall
+from benchmarks.recall.results import Task
 from benchmarks.results import load
-from quasar_kernels.blocks.language.model import LanguageModel
+from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+from tests.benchmarks.learning.one_process import one_process
 
 
 def test_models_have_equally_many_parameters() -> None:
-    task = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
-    recipe = Recipe(most_steps=2, width=32, heads=2)
-    made = [sizes_of(mixers, task, recipe) for mixers in CHOICES]
+    like = Sizes(vocabulary=96, width=32, heads=2, layers=2)
+    made = [equal_sizes(mixers, like) for mixers in CHOICES]
     counts = [parameters(sizes) for sizes in made]
     assert max(counts) / min(counts) < 1.003
     assert made[-1].inner == 32 == min(sizes.inner or 0 for sizes in made)
@@ -24,15 +25,16 @@ def test_models_have_equally_many_parameters() -> None:
 
 def test_the_command_writes_each_training(tmp_path, monkeypatch) -> None:
     torch.set_num_threads(1)
-    file = tmp_path / "mechanisms.json"
-    monkeypatch.setattr(mechanisms, "SMALL_TASK", Task(24, 32, 4, 4))
-    monkeypatch.setattr(mechanisms, "CHOICES", (("quasar",), ("rwkv6", "mamba2")))
+    file = tmp_path / "recall.json"
+    one_process(monkeypatch)
+    monkeypatch.setattr(recall, "SMALL_TASK", Task(24, 32, 4, 4))
+    monkeypatch.setattr(choices, "CHOICES", (("quasar",), ("rwkv6", "mamba2")))
     words = f"--out {file} --device cpu --seeds 1 --width 32 --steps 10".split()
-    monkeypatch.setattr("sys.argv", ["mechanisms", *words])
-    mechanisms.main()
-    run = load(Mechanisms, file)
+    monkeypatch.setattr("sys.argv", ["recall", *words])
+    recall.main()
+    run = load(LearnedRecall, file)
     assert [t.mixers for t in run.trainings] == [("quasar",), ("rwkv6", "mamba2")]
-    assert run.task == mechanisms.SMALL_TASK
+    assert run.task == recall.SMALL_TASK
     for training in run.trainings:
         assert training.curve.steps == 10
         assert 0 < training.curve.recall < 1

@@ -1,0 +1,1 @@
+"""What models of single mechanisms and of hybrids learn, at equal parameters."""
