@@ -93,8 +93,8 @@ class ShortSeries(Series):
 
         The latter take a process each, as nobody judges their speed; the target takes at least
         FIRST_RUNS and `policy.runs`, and as many as its noise asks for. Places of the first round
-        that are free take it, too: a run costs a second or two there, a further round many. What
-        is there already counts; `more` runs of the target are taken all the same.
+        that are free take it, too: a further round would cost its imports again. What is there
+        already counts; `more` runs of the target are taken all the same.
 
         Raises:
             MeasurementError: a failure that ends the series. What it has stays.
