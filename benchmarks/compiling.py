@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
 
-from benchmarks import commands
+from benchmarks import autotuning, commands
 
 FLAG = "--compile"
 """A module's command is given this, its arguments, and the place and number of a share."""
@@ -25,9 +23,6 @@ MOST = 16
 
 TOKENS = 2048
 """Tokens that suffice to compile a function whose variants depend on no length."""
-
-WARM_MS, TIMED_MS = 5, 20
-"""How long a variant is warmed and timed when the fastest is looked for."""
 
 
 class Share(NamedTuple):
@@ -46,24 +41,9 @@ class Share(NamedTuple):
         """Tell whether the piece of work of this number is this share's."""
         return number % self.of == self.place
 
-    @contextmanager
-    def of_variants(self) -> Iterator[None]:
+    def of_variants(self) -> AbstractContextManager[None]:
         """Let Triton's autotuners compile this share of their variants, and time none."""
-        from triton.runtime.autotuner import Autotuner
-
-        bench = Autotuner._bench
-
-        def some(self_: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
-            if not self.has(self_.configs.index(config)):
-                return [float("inf")] * 3
-            return bench(self_, *args, config=config, **meta)  # type: ignore[no-any-return, no-untyped-call]
-
-        def once(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
-            call()
-            return [1.0] * len(quantiles)
-
-        with patch.object(Autotuner, "_bench", some), _tuned_by(once):
-            yield
+        return autotuning.compiling(0, self.place, self.of)
 
 
 def attempt(what: object, call: Callable[[], object]) -> None:
@@ -92,20 +72,3 @@ def side_by_side(module: str, *arguments: object) -> None:
     for process in started:
         process.wait()
     commands.say(f"compiled by {count} processes side by side")
-
-
-@contextmanager
-def quickly_tuned() -> Iterator[None]:
-    """Let Triton's autotuners time a variant for a sixth of their usual time."""
-    from triton.testing import do_bench
-
-    with _tuned_by(partial(do_bench, warmup=WARM_MS, rep=TIMED_MS)):
-        yield
-
-
-@contextmanager
-def _tuned_by(bench: Callable[..., Any]) -> Iterator[None]:
-    from triton.runtime.autotuner import Autotuner
-
-    with patch.object(Autotuner, "do_bench", property(lambda _: bench)):
-        yield

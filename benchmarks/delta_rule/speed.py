@@ -16,7 +16,7 @@ from importlib import metadata
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands, compiling
+from benchmarks import autotuning, clocks, commands, compiling
 from benchmarks.clocks import eager_ms, free, graph_ms
 from benchmarks.commands import say
 from benchmarks.delta_rule.calls import (
@@ -56,7 +56,7 @@ BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
 PROTOCOL = """\
 bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
 Triton and CUDA: quasar_kernels.delta_rule with QUASAR_BACKEND of that name; host: the function of \
-the same name and arguments in flash-linear-attention, whose variants are timed for 20 ms each to \
+the same name and arguments in flash-linear-attention, whose variants are timed for 10 ms each to \
 choose the fastest. Outputs are compared with the float64 chunk form (the first sequence of a \
 batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. The GPU is \
 warmed with matrix products first, and each call runs for 0.2 s before it is timed. Graph: median \
@@ -182,7 +182,7 @@ def measure(names: Sequence[str], commit: str | None) -> Iterator[DeltaRuleResul
     compiling.side_by_side(MODULE)
     mount()
     torch.manual_seed(0)
-    with torch.no_grad(), compiling.quickly_tuned():
+    with torch.no_grad(), autotuning.brief():
         clocks.soak(2)
         results = DeltaRuleResults(
             **origin(commit),

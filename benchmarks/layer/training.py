@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands, compiling
+from benchmarks import autotuning, clocks, commands, compiling
 from benchmarks.commands import say
 from benchmarks.layer.calls import DEVICE, gradient_errors, output, step
 from benchmarks.layer.training_results import (
@@ -53,7 +53,7 @@ after the same for 0.2 s. Memory is the peak of what is allocated during a step,
 input included, and what CUDA graphs hold beside it, which all layers of a model share; without \
 the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
 peer is the public fork's layer over flash-linear-attention's `chunk_delta_rule`, whose variants \
-are timed for 20 ms each to choose the fastest; both run on one machine, one after the other."""
+are timed for 10 ms each to choose the fastest; both run on one machine, one after the other."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -110,7 +110,7 @@ def measure(name: str, tree: Path) -> dict[str, list[Any]]:
     clocks.soak(1)
     for shape in SHAPES:
         layer = new(layer_class, shape)
-        with compiling.quickly_tuned():
+        with autotuning.brief():
             step(layer, *inputs(shape))
         if name == "ours" and shape.hidden_size not in gradients:
             gradients[shape.hidden_size] = worst_gradient(layer, shape)

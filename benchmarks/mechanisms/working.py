@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import clocks
+from benchmarks import autotuning, clocks
 from benchmarks.commands import say
-from benchmarks.mechanisms import tuning
 from benchmarks.mechanisms.calls import PACKED_TOKENS, make
 from benchmarks.mechanisms.measure import (
     NOT_REACHED,
@@ -60,7 +59,7 @@ def operator(name: str, share: int, tokens: Sequence[int], variants: int, device
     made = make(name, device)
     if device == "cuda":
         short = [n for n in tokens if n <= PACKED_TOKENS]
-        with tuning.compiling(variants, share, ENTRIES[name].shares):
+        with autotuning.compiling(variants, share, ENTRIES[name].shares):
             work = Work(name, made, PACKED_TOKENS, device)
             attempted(first_calls(work, [TUNED_TOKENS, *short]), name)
             del work
@@ -68,12 +67,12 @@ def operator(name: str, share: int, tokens: Sequence[int], variants: int, device
         if share:
             return
         yield Wait.TURN
-        with tuning.brief(variants):
+        with autotuning.brief(variants):
             clocks.soak(SOAK_SECONDS)
             work = Work(name, made, PACKED_TOKENS, device)
             attempted(first_calls(work, [TUNED_TOKENS]), name)
         yield Wait.TOGETHER
-        with tuning.brief(variants, settled=True):
+        with autotuning.brief(variants, settled=True):
             attempted(first_packed_calls(work), name)
             del work
         clocks.free()
@@ -81,7 +80,7 @@ def operator(name: str, share: int, tokens: Sequence[int], variants: int, device
     if left.seconds() <= 0:
         yield Missing(name=name, reason=NOT_REACHED)
         return
-    with tuning.brief(variants, settled=True) if device == "cuda" else nullcontext():
+    with autotuning.brief(variants, settled=True) if device == "cuda" else nullcontext():
         if device == "cuda":
             clocks.soak(SOAK_SECONDS)
         yield from rows(Work(name, made, max(tokens), device), tokens, left.seconds)
@@ -93,7 +92,7 @@ def model(share: int, shares: int, variants: int, device: str) -> Steps:
     from benchmarks.mechanisms.layers import RECIPE, SMALL, STEPS, TRIAL, trainings
 
     if device == "cuda":
-        with tuning.compiling(variants, share, shares):
+        with autotuning.compiling(variants, share, shares):
             attempted([lambda: list(trainings(device, SMALL, 1))], "model")
         if share:
             return
@@ -101,5 +100,5 @@ def model(share: int, shares: int, variants: int, device: str) -> Steps:
     if left.seconds() <= 0:
         yield Missing(name="model", reason=NOT_REACHED)
         return
-    with tuning.brief(variants) if device == "cuda" else nullcontext():
+    with autotuning.brief(variants) if device == "cuda" else nullcontext():
         yield from trainings(device, *((RECIPE, STEPS) if device == "cuda" else (TRIAL, 1)))

@@ -17,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands, compiling
+from benchmarks import autotuning, clocks, commands, compiling
 from benchmarks.clocks import free
 from benchmarks.commands import say
 from benchmarks.limits import missed
@@ -44,7 +44,7 @@ PROTOCOL = """\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
 them with noise of half a unit. Triton and CUDA C++: quasar_kernels.blocks; chunk and \
 recurrent: flash-linear-attention's chunk_rwkv6 and fused_recurrent_rwkv6, whose variants are \
-timed for 20 ms each to choose the fastest. Outputs, and gradients of all five inputs, are \
+timed for 10 ms each to choose the fastest. Outputs, and gradients of all five inputs, are \
 compared with float64 over the first 4,096 tokens. The GPU is warmed with matrix products first, \
 and each call runs for 0.2 s before it is timed. Graph: median of 11 runs of CUDA-graph replays \
 without a gap; eager: the host's clock between synchronizes around calls in a row. Memory: the \
@@ -148,7 +148,7 @@ def measure(
     compiling.side_by_side(MODULE, *tokens)
     mount()
     torch.manual_seed(0)
-    with torch.no_grad(), compiling.quickly_tuned():
+    with torch.no_grad(), autotuning.brief():
         clocks.soak(2)
         results = WKV6Results(
             **origin(commit),

@@ -8,7 +8,7 @@ import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from benchmarks.mechanisms import tuning
+from benchmarks import autotuning
 
 
 class Compiled:
@@ -49,18 +49,18 @@ def tuner() -> tuple[Autotuner, Kernel]:
 
 def test_shares_compile_all_variants_and_time_none(tuner: tuple[Autotuner, Kernel]) -> None:
     found, kernel = tuner
-    with tuning.compiling(0, 0, 2):
+    with autotuning.compiling(0, 0, 2):
         found.run(7, grid=(1,), warmup=False)
         found.run(7, grid=(1,), warmup=False)
     assert kernel.compiled == [1, 4]  # the last cannot be, and is not chosen
     assert kernel.launched == [1, 1]
     assert found.cache == {}
-    with tuning.compiling(0, 1, 2):
+    with autotuning.compiling(0, 1, 2):
         found.run(7, grid=(1,), warmup=False)
     assert kernel.compiled == [1, 4, 2, 8]
     assert kernel.launched[2:] == [2]
     found.cache[7,] = found.configs[3]  # what was chosen before stays chosen
-    with tuning.compiling(3):
+    with autotuning.compiling(3):
         found.run(7, grid=(1,), warmup=False)
         found.run(8, grid=(1,), warmup=False)
     assert kernel.launched[3:] == [8, 1]
@@ -71,7 +71,7 @@ def test_a_share_that_cannot_be_compiled_takes_one_of_another(
     tuner: tuple[Autotuner, Kernel],
 ) -> None:
     found, kernel = tuner
-    with tuning.compiling(0, 4, 5):  # the last alone
+    with autotuning.compiling(0, 4, 5):  # the last alone
         found.run(7, grid=(1,), warmup=False)
     assert kernel.compiled == [1]
     assert kernel.launched == [1]
@@ -81,7 +81,7 @@ def test_a_share_that_cannot_be_compiled_takes_one_of_another(
     ("most", "left"), [(0, WARPS), (5, WARPS), (3, (1, 4, 16)), (2, (1, 16)), (1, (1,))]
 )
 def test_variants_are_thinned_evenly(most: int, left: tuple[int, ...]) -> None:
-    assert tuple(tuning.thinned(WARPS, most)) == left
+    assert tuple(autotuning.thinned(WARPS, most)) == left
 
 
 def test_a_variant_is_timed_briefly(
@@ -96,14 +96,14 @@ def test_a_variant_is_timed_briefly(
         return 1.0 / kernel.launched[-1]  # the more warps, the faster
 
     monkeypatch.setattr("triton.testing.do_bench", do_bench)
-    with tuning.brief(0):
+    with autotuning.brief(0):
         found.run(7, grid=(1,), warmup=False)
-    assert {(o["warmup"], o["rep"]) for o in given} == {(tuning.WARM_MS, tuning.TIMED_MS)}
+    assert {(o["warmup"], o["rep"]) for o in given} == {(autotuning.WARM_MS, autotuning.TIMED_MS)}
     assert kernel.launched == [*WARPS, 16]
-    with tuning.brief(3, settled=True):
+    with autotuning.brief(3, settled=True):
         found.run(8, grid=(1,), warmup=False)
     assert kernel.launched[6:] == [16, 16]  # timed alone, and launched
     found.cache.clear()
-    with tuning.brief(3, settled=True):
+    with autotuning.brief(3, settled=True):
         found.run(8, grid=(1,), warmup=False)
     assert kernel.launched[8:] == [1, 4, 16, 16]

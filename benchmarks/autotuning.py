@@ -1,4 +1,4 @@
-"""Triton's autotuners under a short run: few variants, compiled by shares, chosen briefly.
+"""Triton's autotuners under a short run: compiled by shares, chosen briefly, among few if asked.
 
 The host library keeps the choice of its variants in memory, or between processes on disk. While
 others compile on the same GPU a choice is of no use, so a call first only compiles: the processes
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-WARM_MS, TIMED_MS = 1, 4
+WARM_MS, TIMED_MS = 2, 10
 """A variant's timing; Triton's own takes 25 and 100 ms."""
 
 
@@ -29,7 +29,7 @@ def thinned(variants: Sequence[Any], most: int) -> list[Any]:
 
 @contextmanager
 def compiling(most: int, share: int = 0, shares: int = 1) -> Iterator[None]:
-    """Have autotuners compile every `shares`th of their variants; the choice is forgotten.
+    """Have autotuners compile every `shares`th of `most` variants; the choice is forgotten.
 
     Where none of a share can be, which would keep a call from its other kernels, one of another
     share is compiled as well.
@@ -68,8 +68,8 @@ def compiling(most: int, share: int = 0, shares: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def brief(most: int, settled: bool = False) -> Iterator[None]:
-    """Have autotuners time each of few variants for some milliseconds.
+def brief(most: int = 0, settled: bool = False) -> Iterator[None]:
+    """Have autotuners time each of at most so many variants (0: all) for some milliseconds.
 
     With `settled` a kernel that has chosen before keeps to that, whatever it is called with.
     """
