@@ -19,6 +19,7 @@ from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, layer_like
 from tests.quasar_kernels.operator.semantics import Semantics, Subject
 from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
+from tests.quasar_kernels.triton_kernels.quick_interpreter import make_quick
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.exit("Triton reads TRITON_INTERPRET when it is imported: set it to 1.", 2)
@@ -32,6 +33,7 @@ from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurren
 from fla.ops.quasar.layer import gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
 
+make_quick()
 NAN = float("nan")
 
 
@@ -74,8 +76,12 @@ class TestSemantics(Semantics):
 
     @pytest.fixture(params=[launch_chunk, launch_fused_recurrent])
     def subject(self, request):
-        packings = [[0, 1, 40, 0, 16, 33, 0]]
-        return Subject(request.param, layer_like, OPERATOR[torch.float32], 70, 2, packings)
+        # some chunks; of the other kernel, which walks tokens, some tokens
+        tokens, lengths = (
+            (70, [40, 0, 16, 33]) if request.param is launch_chunk else (18, [9, 0, 4])
+        )
+        packings = [[0, 1, *lengths, 0]]
+        return Subject(request.param, layer_like, OPERATOR[torch.float32], tokens, 2, packings)
 
 
 @launches

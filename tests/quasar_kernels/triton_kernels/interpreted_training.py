@@ -38,7 +38,7 @@ def places(kind, R):
         (1, torch.float32, 4, 40),
         (1, torch.float32, 44, 40),
         (3, torch.bfloat16, 20, 40),
-        (3, torch.bfloat16, 20, 300),
+        (3, torch.bfloat16, 8, 300),
     ],
 )
 @pytest.mark.parametrize("kind", ["one", "equal", "packed"])
@@ -101,7 +101,7 @@ def layer(monkeypatch):
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
 
 
-@pytest.mark.parametrize(("B", "bounds"), [(1, [0, 70]), (2, [0, 41]), (1, [0, 1, 1, 50, 70])])
+@pytest.mark.parametrize(("B", "bounds"), [(1, [0, 70]), (2, [0, 41]), (1, [0, 1, 1, 24, 35])])
 @pytest.mark.parametrize(
     ("dtype", "limit", "ways"),
     [(torch.float32, 1e-4, ["100"]), (torch.float16, 6e-3, ["0", "100"])],
@@ -176,7 +176,7 @@ def test_replicated_and_sharded_layers_get_the_same_gradients(monkeypatch, layer
 
 
 def test_replayed_gradients_are_those_of_launches(layer, monkeypatch):
-    inputs = [torch.randn(2, 1, 20, D) for _ in range(2)]
+    inputs = [torch.randn(2, 1, 6, D) for _ in range(2)]
     wanted = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     captured = simulate(monkeypatch)
     found = [step(layer, x, dy, torch.float16) for x, dy in inputs * 3]
@@ -186,7 +186,7 @@ def test_replayed_gradients_are_those_of_launches(layer, monkeypatch):
 
 
 def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
-    inputs = [torch.randn(2, 1, 20, D) for _ in range(2)]
+    inputs = [torch.randn(2, 1, 6, D) for _ in range(2)]
     wanted = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     simulate(monkeypatch)
     for _ in range(3):
@@ -223,7 +223,7 @@ def test_needs_and_parameters_may_change_between_replays(layer, monkeypatch):
 @pytest.mark.parametrize("most", [0, 1 << 23])
 def test_a_recorded_call_goes_backward_twice_by_replays(layer, monkeypatch, most):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", most)  # 0: kept
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
     wanted = step(layer, x, dy, torch.float16)["x"]
     captured = simulate(monkeypatch)
     leaf, dy = x.clone().requires_grad_(), dy.half()
