@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quasar_kernels.contract import OVERLAY
+from tests.small_host import make_small
 
 
 def make_fork(root: Path) -> Path:
-    """Write what a fork of ours holds under `fla`, without git; return its root."""
+    """Write what a fork of ours on the small host holds, without git; return its root."""
     spec = find_spec("fla")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -18,5 +19,5 @@ def make_fork(root: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(installed, root / "fla", ignore=ignore)
     shutil.copytree(OVERLAY / "fla", root / "fla", dirs_exist_ok=True, ignore=ignore)
-    (root / "fla/layers/__init__.py").touch()
+    make_small(root)
     return root

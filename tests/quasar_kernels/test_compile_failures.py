@@ -10,12 +10,15 @@ import os
 import resource
 import shutil
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fla.ops.quasar import switches
 from fla.ops.quasar.cuda import nvrtc
+from torch.utils import cpp_extension as builder
 
 from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
@@ -23,6 +26,7 @@ from quasar_kernels.compile_failures import Explanation, explain
 from tests import PROJECT
 from tests.processes import run
 from tests.quasar_kernels.cuda.installed import needs_nvrtc
+from tests.small_host import install_small_host
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -141,16 +145,20 @@ def test_a_compiler_that_the_kernel_kills() -> None:
     assert explain(text) == known.MEMORY, text
 
 
-def test_torchs_extension_builder(tmp_path: Path) -> None:
-    def said(code: str, **environment: Any) -> str:
-        program = f"import torch.utils.cpp_extension as builder; builder.{code}"
-        return _output([sys.executable, "-c", program], **environment)
+def test_torchs_extension_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(call: Callable[[], object]) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 whatever torch raises
+            call()
+        return "".join(traceback.format_exception(caught.value))
 
-    arch_list = said("_get_cuda_arch_flags()", TORCH_CUDA_ARCH_LIST="sm_90")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
+    arch_list = said(builder._get_cuda_arch_flags)
     assert explain(arch_list) == known.ARCH_LIST, arch_list
-    ninja = said("verify_ninja_availability()", PATH=str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ninja = said(builder.verify_ninja_availability)
     assert explain(ninja) == known.NO_NINJA, ninja
-    toolkit = said("CUDA_HOME = None; builder._join_cuda_home('bin', 'nvcc')")
+    monkeypatch.setattr(builder, "CUDA_HOME", None)
+    toolkit = said(lambda: builder._join_cuda_home("bin", "nvcc"))
     assert explain(toolkit) == known.NO_NVCC, toolkit
 
 
@@ -171,6 +179,12 @@ def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
     assert explain(str(caught.value)) == expected, caught.value
 
 
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of a process that imports the project on the small host."""
+    return f"{install_small_host(tmp_path_factory.mktemp('host'))}:{PROJECT}"
+
+
 SHORT_OF_MEMORY = f"""
 import resource
 from quasar_kernels.mount import mount
@@ -187,15 +201,15 @@ build({HEAVY!r})
 
 
 @needs_nvrtc
-def test_nvrtc_without_memory(tmp_path: Path) -> None:
+def test_nvrtc_without_memory(tmp_path: Path, small_path: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(SHORT_OF_MEMORY)
-    text = _output([sys.executable, str(program)], PYTHONPATH=str(PROJECT))
+    text = _output([sys.executable, str(program)], PYTHONPATH=small_path)
     assert explain(text) == known.MEMORY, text[-500:]
 
 
 @needs_nvrtc
-def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
+def test_nvrtc_without_its_other_half(tmp_path: Path, small_path: str) -> None:
     library = tmp_path / "libnvrtc.so.13"
     library.symlink_to(nvrtc.load_library()._name)
     code = (
@@ -206,7 +220,7 @@ def test_nvrtc_without_its_other_half(tmp_path: Path) -> None:
         switches.NVRTC: str(library),
         switches.CACHE_DIR: str(tmp_path / "cache"),
     }
-    text = _output([sys.executable, "-c", code], PYTHONPATH=str(PROJECT), **place)
+    text = _output([sys.executable, "-c", code], PYTHONPATH=small_path, **place)
     assert explain(text) == known.NO_NVRTC, text
 
 

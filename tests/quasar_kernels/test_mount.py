@@ -12,6 +12,7 @@ import pytest
 
 from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
+from tests.small_host import install_small_host
 
 
 def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -38,7 +39,7 @@ for module in (fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.
 
 
 def test_mounting_after_another_copy_is_refused(tmp_path):
-    rival = tmp_path / "fla" / "ops"
+    rival = tmp_path / "rival" / "ops"
     shutil.copytree(OVERLAY / "fla" / "ops" / "quasar", rival / "quasar")
     code = f"""
 import fla.ops
@@ -47,7 +48,7 @@ import fla.ops.quasar
 from quasar_kernels.mount import mount
 mount()
 """
-    done = run(code)
+    done = run(code, Path(install_small_host(tmp_path / "host")))
     assert done.returncode == 1
     assert "RuntimeError: fla.ops.quasar" in done.stderr
     assert str(tmp_path) in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from fla.ops.quasar.layer.hopper import program as hopper_products
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
+from tests.small_host import install_small_host
 
 FOLDER = OVERLAY / "fla/ops/quasar"
 HOPPER = (9, 0)
@@ -100,11 +102,12 @@ def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
     )
 
 
-def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda():
+def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda(tmp_path):
     code = (
         "from quasar_kernels.mount import mount; mount(); import fla.layers.quasar; "
         "from fla.ops.quasar.cuda import driver, nvrtc; "
         "loaders = driver._driver, nvrtc.load_library; "
         "print([f.cache_info().currsize for f in loaders])"
     )
-    assert run_python("-c", code, check=True).stdout.split("\n")[-2] == "[0, 0]"
+    env = {**os.environ, "PYTHONPATH": install_small_host(tmp_path)}
+    assert run_python("-c", code, env=env, check=True).stdout.split("\n")[-2] == "[0, 0]"
