@@ -47,19 +47,16 @@ def test_a_fault_of_the_tree_itself_is_a_crash(make_tree: Any, code: str) -> Non
     assert error.remedy == ""
 
 
-def test_gate_and_timing_say_the_same(make_tree: Any) -> None:
+def test_gate_timing_and_command_line_say_the_same(make_tree: Any) -> None:
     tree = make_tree(layer="import no_such_module")
+    error = failed(tree)
     for gate in (True, False):
         with pytest.raises(MeasurementError) as caught:
             measure(tree, 16, device="cpu", gate=gate)
-        assert (caught.value.kind, caught.value.reason) == ("import", failed(tree).reason)
+        assert (caught.value.kind, caught.value.reason) == ("import", error.reason)
 
-
-def test_the_command_line_ends_with_the_sentence(make_tree: Any) -> None:
-    tree = make_tree(layer="import no_such_module")
     done = run_python("-m", "harness", "--tree", tree, "--device", "cpu")
     assert done.returncode == 1
-    error = failed(tree)
     assert done.stderr.count(f"{error.reason} {error.remedy}") == 1  # once, not for every length
     assert done.stderr.count(error.reason) == 1
     assert "nvidia-smi" not in done.stderr

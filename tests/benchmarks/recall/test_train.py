@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -22,7 +25,7 @@ from benchmarks.recall.ways import prepare
 from benchmarks.results import load
 from harness.report import Environment
 from quasar_kernels.reference import relative_rms
-from tests.training_steps import assert_same, take_steps
+from tests.training_steps import Taken, assert_same, take_steps
 
 CPU = torch.device("cpu")
 SMALL = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
@@ -86,25 +89,34 @@ def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> N
         assert relative_rms(found[name], gradient) <= 5e-2, name
 
 
+def take_steps_in_each_way(device: torch.device) -> list[Taken]:
+    return [take_steps(device, SMALL, 32, 2, way) for way in ("ddp", "fsdp")]
+
+
 @pytest.mark.slow
 def test_two_processes_take_the_steps_of_one() -> None:
     wanted = take_steps(CPU, SMALL, 32, 2, "alone")
     assert max(change.abs().max() for change in wanted.moved.values()) > 0.1
-    for way in ("ddp", "fsdp"):
-        assert_same(in_group(2, "cpu", take_steps, SMALL, 32, 2, way), wanted, 1e-6, 1e-4)
+    for found in in_group(2, "cpu", take_steps_in_each_way):
+        assert_same(found, wanted, 1e-6, 1e-4)
 
 
-def shard_a_projection(device: torch.device) -> None:
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_projection_that_is_sharded_by_itself_is_refused() -> None:
     model = Model(SMALL.vocabulary, 32, 2)
     block: Any = model.blocks[0]
     fully_shard(block.mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
-    batch = draw(SMALL, 0, device)
-    model(batch.tokens, batch.places)
-
-
-def test_a_projection_that_is_sharded_by_itself_is_refused() -> None:
+    batch = draw(SMALL, 0, CPU)
     with pytest.raises(Exception, match=r"q_proj\.weight is a DTensor while the layer runs"):
-        in_group(1, "cpu", shard_a_projection)
+        model(batch.tokens, batch.places)
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from neurons.command_line import kernel_checks
 from neurons.command_line.findings import Finding
 from neurons.command_line.kernel_checks import compile_kernels, find_paths
 from quasar_kernels import compile_failures as known
-from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken
+from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
+from quasar_kernels.mount import mount
 from tests.neurons.miner_command import run
 
 NO_NVRTC = "NVRTC was not found"
@@ -57,20 +58,39 @@ def nvrtc() -> str:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
-    check = kernel_checks.compiles((9, 0), compile_kernels, needed=True)
+    builds = compile_kernels((8, 0))
+    assert all(one.seconds > 0.05 for one in builds.builds)  # reading a cache takes a millisecond
+    check = kernel_checks.compiles((8, 0), lambda _: builds, needed=True)
     assert check.level == "ok", check
-    for program in ("operator", "operator 128", "gradients", "gradients 128", "layer"):
+    for program in ("operator", "operator 128", "gradients"):
         for dtype in ("bf16", "fp16"):
             assert f"{program} {dtype}: machine code" in check.detail
-    again = compile_kernels((8, 0)).builds
-    # the layer's kernels are Hopper's alone, and the gradients of wide heads
-    assert {one.program for one in again} == {"operator", "operator 128", "gradients"}
-    assert all(one.seconds > 0.05 for one in again)  # reading a cache takes a millisecond
+
+
+def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount()
+    from fla.ops.quasar.cuda.program import CudaProgram
+
+    asked = []
+
+    def compile(program: Any, capability: tuple[int, int], dtype: str, options: Any = ()) -> bytes:
+        asked.append((program.name, capability, dtype, tuple(options)))
+        return b"\x7fELF"
+
+    monkeypatch.setattr(CudaProgram, "compile", compile)
+    both = {"operator", "operator 128", "gradients"}
+    for capability, more in (((8, 9), set()), ((9, 0), {"gradients 128", "layer"})):
+        asked.clear()
+        builds = compile_for(*capability).builds
+        assert {one.program for one in builds} == both | more
+        assert {one.dtype for one in builds} == {"bf16", "fp16"}
+        assert len(set(asked)) == len(builds) == 2 * len(both | more)
+        assert {of for _, of, *_ in asked} == {capability}
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_gpu_older_than_the_kernels_is_explained() -> None:
-    check = kernel_checks.compiles((7, 5), compile_kernels, needed=True)
+    check = kernel_checks.compiles((7, 5), lambda of: compile_for(*of), needed=True)
     assert (check.name, check.level) == ("sm_75", "failure")
     assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
     assert "QUASAR_BACKEND=triton" in check.remedy
