@@ -15,7 +15,7 @@ from tests import PROJECT
 from tests.harness.conftest import HONEST
 
 ZOO = Path(__file__).with_name("zoo")
-TOKENS = 1024
+TOKENS = 512
 STALE = "after the timed calls, layer"
 IDLE = "the timed calls did not compute the layer"
 EITHER = f"{STALE}|{IDLE}"

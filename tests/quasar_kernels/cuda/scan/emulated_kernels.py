@@ -85,7 +85,7 @@ def build(folder: Path, width: int, steps: tuple[str, ...] = ()) -> Path:
     source = program.with_suffix(".cpp")
     lines = [f'#include "{THREADS}"', *parts, f'#include "{_HERE}/main.h"']
     source.write_text("\n".join(lines))
-    options = ("-std=c++20", "-O2", "-w", f"-DQUASAR_HEAD={width}", *steps)
+    options = ("-std=c++20", "-O1", "-w", f"-DQUASAR_HEAD={width}", *steps)
     processes.run("g++", *options, "-o", program, source, check=True)
     return program
 
