@@ -234,3 +234,14 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
     assert second.score is None  # a place is no validation
     bench.factor = 0.9  # slower than both
     assert run_cycle(context).state is State.UNRANKED
+
+
+def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
+    context: Context, patient: StandIn, bench: StandInBench
+) -> None:
+    """Rounds count from 1 again: a faster submission of the old round 1 is not in this one."""
+    assert run_cycle(context).rank == 1
+    patient.wipe()
+    bench.factor = 0.9
+    second = run_cycle(context)
+    assert (second.state, second.rank, second.round_id) == (State.RANKED, 1, 1)

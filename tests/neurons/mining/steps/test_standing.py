@@ -126,6 +126,24 @@ def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
     assert stand_in.count(SUBMIT) == 1
 
 
+def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed(
+    direct: Context, stand_in: StandIn, waits: Waits
+) -> None:
+    def judged(_: float) -> None:
+        if not stand_in.performers:
+            stand_in.judge(stand_in.rows[0], 1.0)
+            faster = {"id": 99, "miner_hotkey": "5Other", "tokens_per_sec": 1e12}
+            slower = {"id": 98, "miner_hotkey": "5Other", "tokens_per_sec": 1.0}
+            ours = stand_in.performers[0]
+            stand_in.performers[:0] = [{**ours, **faster}, {**ours, **slower}]
+
+    waits.then = judged
+    stand_in.faults[SUBMIT].append(LOST)
+    stand_in.faults[STATS].extend([Fault(502, "gateway")] * 3)
+    done = run_cycle(direct)
+    assert (done.state, done.submission_id, stand_in.count(SUBMIT)) == (State.VALIDATED, 1, 1)
+
+
 def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
     direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
@@ -163,6 +181,8 @@ def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
     monkeypatch.setattr(stand_in, "_carry_out", around)
     done = run_cycle(direct)
     assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
+    emptied = "2026-01-02T00:00:01"  # the first round of the second database
+    assert (done.round_start == emptied) is (when == "before")
 
 
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])

@@ -1,0 +1,94 @@
+"""How long the steps wait, how often they ask and what they say meanwhile."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+from neurons.mining.context import Context
+from neurons.mining.daemon import run_cycle
+from neurons.mining.submissions.cycle import State
+from neurons.processes.runtime import Stopped
+from tests.neurons.mining.parts import Miner, Waits, stop_after
+from tests.neurons.stand_in import LOST, REVEAL, ROUND, SUBMIT, StandIn
+
+SINCE_BOOT = 50_000.0
+"""What a monotonic clock may show at first."""
+
+
+def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_round_every_five(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [SINCE_BOOT]
+    module = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("neurons.mining.steps.follow.time", module)
+    stand_in.verdict = None
+    context.waiter = Waits(stop_after(2))
+    assert run_cycle(context).state is State.REVEALED
+    asked, stop, looks = stand_in.count(ROUND), stop_after(21), []
+
+    def a_minute_passes(seconds: float) -> None:
+        looks.append(stand_in.count(ROUND) - asked)
+        clock[0] += 60.0
+        stop(seconds)
+
+    context.waiter = Waits(a_minute_passes)
+    with capture_logs() as logs:
+        run_cycle(context)
+    assert looks == [1 + minute // 5 for minute in range(21)]
+    said = [row for row in logs if row["event"] == "queued for a validator"]
+    assert [row["queue"] for row in said] == [1, 1, 1]  # at 0, 10 and 20 minutes
+
+
+def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 12 s, two a look; a server elsewhere is asked every 15 s at most."""
+    stand_in.blocks_until_reveal = 60
+
+    def another_block(_: float) -> None:
+        stand_in.block += 1
+
+    waits = Waits(another_block)
+    context.waiter = waits
+    monkeypatch.setattr(context.client, "on_loopback", False)
+    with capture_logs() as logs:
+        assert run_cycle(context).state is State.VALIDATED
+    said = [row for row in logs if row["event"] == "waiting for the reveal block"]
+    assert [(row["blocks_left"], row["minutes_left"]) for row in said] == [
+        *((59, 12), (33, 7), (7, 1)),
+    ]
+    assert {row["reveal_block"] for row in said} == {1060}
+    blocks = [60.0] * 27 + [48.0, 28.8, 15.0]
+    assert waits.seconds[: len(blocks)] == pytest.approx(blocks)
+
+
+def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second apart; then the reveal counts, and what comes of it is followed."""
+    stand_in.add_foreign(tokens_per_sec=float("nan"))  # breaks the statistics for everybody
+
+    def follows(seconds: float) -> None:
+        if stand_in.count(REVEAL) and seconds != 1.0:
+            raise Stopped("enough")
+
+    waits = Waits(follows)
+    context.waiter = waits
+    monkeypatch.setattr(context.client, "on_loopback", False)
+    assert run_cycle(context).state is State.REVEALED
+    assert waits.seconds.count(1.0) == 4
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
+def test_a_row_of_some_seconds_before_the_submission_may_be_it(
+    miner: Miner, stand_in: StandIn, earlier: float, state: State
+) -> None:
+    """The server's clock is known to a few seconds; who is older than that is another one."""
+    stand_in.clock = lambda: time.time() - earlier
+    stand_in.faults[SUBMIT].append(LOST)
+    done = run_cycle(miner(submission_mode="direct"))
+    assert (done.state, stand_in.count(SUBMIT)) == (state, 1)
