@@ -245,3 +245,28 @@ def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
     bench.factor = 0.9
     second = run_cycle(context)
     assert (second.state, second.rank, second.round_id) == (State.RANKED, 1, 1)
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
+    context: Context,
+    stand_in: StandIn,
+    url: str,
+    emptied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has left the queue: by a validator, or with the whole database."""
+    stand_in.judges_early = not emptied
+    stand_in.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+    check = context.fork.verify
+
+    def empty_meanwhile(commit: str) -> None:
+        check(commit)
+        if emptied and stand_in.rows:
+            stand_in.wipe_once()
+
+    monkeypatch.setattr(context.fork, "verify", empty_meanwhile)
+    run_cycle(context)
+    assert context.journal.get(1).state is (State.ABANDONED if emptied else State.PREMATURE)
+    assert (context.journal.judges_early(url) is None) is emptied
+    assert (stand_in.count(REVEAL) == 0) is not emptied  # what a validator has judged stays secret

@@ -15,7 +15,18 @@ from neurons.mining.daemon import run_cycle
 from neurons.mining.steps.submit import LATE_SECONDS
 from neurons.mining.submissions.cycle import State, Submission
 from tests.neurons.mining.parts import HOTKEY, Miner, Waits, stop_after
-from tests.neurons.stand_in import LOST, REVEAL, STATS, SUBMIT, WEIGHTS, Fault, Request, StandIn
+from tests.neurons.stand_in import (
+    COMMIT,
+    LOST,
+    PENDING,
+    REVEAL,
+    STATS,
+    SUBMIT,
+    WEIGHTS,
+    Fault,
+    Request,
+    StandIn,
+)
 
 
 @pytest.fixture
@@ -112,6 +123,15 @@ def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
     assert run_cycle(context).state is State.VALIDATED
 
 
+def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[COMMIT].append(LOST)
+    stand_in.faults[PENDING].extend([Fault(502, "gateway")] * 3)
+    assert run_cycle(context).state is State.VALIDATED
+    assert (len(stand_in.rows), stand_in.count(COMMIT)) == (1, 1)
+
+
 def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
     direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
@@ -157,7 +177,7 @@ def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
     waits.then = arrives
     stand_in.faults[SUBMIT].append(Fault(504, "gateway timeout"))
     assert run_cycle(direct).state is State.VALIDATED
-    assert len(stand_in.rows) == 1
+    assert (len(stand_in.rows), waits.seconds.count(LATE_SECONDS)) == (1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

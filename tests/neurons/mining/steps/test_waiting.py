@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
+from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle
 from neurons.mining.submissions.cycle import State
@@ -85,10 +86,13 @@ def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
 
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
 def test_a_row_of_some_seconds_before_the_submission_may_be_it(
-    miner: Miner, stand_in: StandIn, earlier: float, state: State
+    miner: Miner, stand_in: StandIn, url: str, earlier: float, state: State
 ) -> None:
     """The server's clock is known to a few seconds; who is older than that is another one."""
+    context = miner(submission_mode="direct")
+    context.now = lambda: time.time() + 7200  # this machine's clock is two hours ahead
+    context.client = ApiClient(url, context.identity, now=context.now)
     stand_in.clock = lambda: time.time() - earlier
     stand_in.faults[SUBMIT].append(LOST)
-    done = run_cycle(miner(submission_mode="direct"))
+    done = run_cycle(context)
     assert (done.state, stand_in.count(SUBMIT)) == (state, 1)
