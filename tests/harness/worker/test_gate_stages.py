@@ -102,6 +102,7 @@ def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
         beta = called["beta"]
         assert 0.69 < float(beta.min()) <= float(beta.max()) < 2.84  # log 2 and log 17
         assert float(called["q"].min()) >= -0.279  # the least value of x * sigmoid(x)
+        assert float(called["k"].abs().max()) < 4  # the deviation of what comes into it is 0.5
     betas = torch.cat([called["beta"] for called in green.operated])
     assert float(betas.min()) < 1.5 < 2.5 < float(betas.max())  # they fill that range
     long = max(green.operated, key=lambda called: called["q"].shape[1])
