@@ -37,7 +37,7 @@ def get_current_round(api: TheApi) -> protocol.Round:
 @router.get("/pending_reveals")
 def pending_reveals(
     api: TheApi,
-    hotkey: Annotated[str | None, Query(max_length=64)] = None,
+    hotkey: protocol.Text | None = None,
     before: protocol.RowId | None = None,
     limit: Annotated[int, Query(ge=1, le=PENDING_PAGE)] = PENDING_PAGE,
 ) -> protocol.PendingReveals:

@@ -422,6 +422,8 @@ def test_pending_reveals_come_in_pages_and_by_hotkey(api: LiveApi) -> None:
     own = api.get("/pending_reveals", hotkey=ALICE.hotkey)["pending_reveals"]
     assert [row["submission_id"] for row in own] == [ours]
     assert api.http.get("/pending_reveals", params={"limit": 5000}).status_code == 422
+    for foreign in ("\0", "x" * 1000):  # PostgreSQL cannot even ask for the first
+        assert api.http.get("/pending_reveals", params={"hotkey": foreign}).status_code == 422
 
 
 def test_a_docker_image_does_not_leave_the_fork_open(api: LiveApi) -> None:
