@@ -27,6 +27,8 @@ GRACE_SECONDS = 5
 CACHE_SECONDS = 1.0
 """Rounds last days and verdicts take minutes: nobody misses a second."""
 SWITCH_SECONDS = 0.0005
+BACKLOG = 128
+"""Clients that are let in between two looks at those who are there."""
 
 log = observe.get_logger("validator_api")
 
@@ -118,8 +120,10 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(config_of(settings)),
                 http=ImpatientProtocol,
+                ws="none",
                 host=settings.host,
                 port=settings.port,
+                backlog=BACKLOG,
                 log_config=None,  # neurons.observe takes uvicorn's loggers too
                 log_level="warning",
                 access_log=False,  # our own line shows neither the query nor headers

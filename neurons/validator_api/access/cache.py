@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SAME_FOR_ALL = re.compile(
-    r"/|/rounds(/[0-9]+)?|/submissions/[0-9]+|/get_(submission_stats|weights|current_round)"
+    r"/|/rounds(/[0-9]+)?|/submissions/[0-9]+|/verification_stats"
+    r"|/get_(submission_stats|submission_rate|weights|current_round)"
 )
 """Paths of which an answer may be a moment old. What a miner asks of its own commitments is not
 among them: it must see what it has just written."""
@@ -20,7 +21,7 @@ MOST = 256
 
 @dataclass
 class _Answer:
-    """What a route has sent, once `done`; nothing where that was no 200."""
+    """What a route has sent, once `done`; for others where that was a 200, which is `good`."""
 
     at: float
     messages: list[Message] = field(default_factory=list)
@@ -54,22 +55,26 @@ class AnswerCache:
                 for message in known.messages:
                     await send(message)
                 return
-        answer = _Answer(now)
-        self._keep(key, answer)
-
-        async def noted(message: Message) -> None:
-            answer.messages.append(message)
+        for message in await self._ask(key, _Answer(now), scope, receive):
             await send(message)
 
+    async def _ask(
+        self, key: tuple[str, bytes], answer: _Answer, scope: Scope, receive: Receive
+    ) -> list[Message]:
+        """Return what the route sends; the others have it before the first who asked takes any."""
+        self._keep(key, answer)
+
+        async def note(message: Message) -> None:
+            answer.messages.append(message)
+
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, note)
             answer.good = answer.messages[0]["status"] == 200
         finally:
-            if not answer.good:
-                answer.messages.clear()
-                if self._answers.get(key) is answer:
-                    del self._answers[key]
+            if not answer.good and self._answers.get(key) is answer:
+                del self._answers[key]
             answer.done.set()
+        return answer.messages
 
     def _keep(self, key: tuple[str, bytes], answer: _Answer) -> None:
         self._answers.pop(key, None)

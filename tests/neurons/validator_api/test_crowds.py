@@ -1,19 +1,25 @@
-"""Many and slow clients: one answer for a crowd, an end for who does not finish a request."""
+"""Many and slow clients: one answer for a crowd, an end for who does not send or does not read."""
 
 from __future__ import annotations
 
+import asyncio
+import select
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from starlette.types import Message, Receive, Scope, Send
 
 from neurons.validator_api.access import patience
+from neurons.validator_api.access.cache import AnswerCache
 from tests.neurons.live_api import ALICE, LiveApi, serve
 
 
@@ -69,9 +75,39 @@ def test_an_answer_is_kept_for_its_time(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
 
 
+def test_who_takes_no_answer_keeps_nobody_else_from_it() -> None:
+    scope = {"type": "http", "method": "GET", "path": "/get_weights", "query_string": b""}
+
+    async def route(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def take_nothing(_: Message) -> None:
+        await asyncio.Event().wait()
+
+    async def ask() -> list[Message]:
+        cache, taken = AnswerCache(route, 60.0), list[Message]()
+
+        async def take(message: Message) -> None:
+            taken.append(message)
+
+        first = asyncio.create_task(cache(scope, receive, take_nothing))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(cache(scope, receive, take), 5)
+        assert not first.done()
+        first.cancel()
+        return taken
+
+    assert [message.get("body") for message in asyncio.run(ask())] == [None, b"{}"]
+
+
 @pytest.fixture
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveApi]:
     monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.4)
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.4)
     config = uvicorn.Config
 
     def configured(app: object, **options: object) -> uvicorn.Config:
@@ -107,6 +143,43 @@ def test_who_does_not_finish_a_request_is_cut_off(
         assert time.monotonic() - begun < 3
 
 
+def test_who_does_not_read_the_answers_is_cut_off(impatient: LiveApi) -> None:
+    address = ("127.0.0.1", int(impatient.url.rpartition(":")[2]))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(address)
+        for _ in range(400):  # 10 MB of answers, more than any system's buffers hold
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
+        looking = select.poll()
+        looking.register(client, select.POLLHUP)
+        assert looking.poll(10_000), "the connection stands after 10 s"
+
+
+def test_a_crowd_that_asks_nothing_keeps_nobody_out(
+    impatient: LiveApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 60.0)
+    address = ("127.0.0.1", int(impatient.url.rpartition(":")[2]))
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(40)]
+        for _ in range(3):
+            assert httpx.get(f"{impatient.url}/health", timeout=10).json() == {"status": "ok"}
+        for early in crowd[:30]:
+            with pytest.raises(ConnectionError):
+                early.recv(1)
+        crowd[-1].sendall(HEAD + b"\r\n")
+        assert crowd[-1].recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_has_an_end(impatient: LiveApi) -> None:
+    headers = {"X-Long": "x" * (patience.HEAD_BYTES - 4000)}
+    assert impatient.http.get("/health", headers=headers).status_code == 200
+    address = ("127.0.0.1", int(impatient.url.rpartition(":")[2]))
+    with socket.create_connection(address, 10) as client, pytest.raises(ConnectionError):
+        client.sendall(HEAD + b"X-Long: " + b"x" * 2**26)
+
+
 def test_who_sends_in_pieces_but_in_time_is_answered(impatient: LiveApi) -> None:
     port = int(impatient.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
@@ -114,4 +187,6 @@ def test_who_sends_in_pieces_but_in_time_is_answered(impatient: LiveApi) -> None
             for piece in (HEAD[:5], HEAD[5:], b"\r\n"):
                 client.sendall(piece)
                 time.sleep(0.06)
-            assert b'{"status":"ok"}' in client.recv(4096)
+            answer = b""
+            while b'{"status":"ok"}' not in answer:  # head and body come apart
+                answer += client.recv(4096) or pytest.fail(f"cut off after {answer!r}")
