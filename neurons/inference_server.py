@@ -23,6 +23,7 @@ from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Problem
 from neurons.inference.queue import Decodes, Decoding
 from neurons.processes.machine import resolve_device
+from neurons.processes.notify import notify
 from neurons.processes.runtime import STOP_SIGNALS
 
 GRACE_SECONDS = 5
@@ -115,6 +116,7 @@ class _Server(uvicorn.Server):
         if not self.started:
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
+        notify("READY=1")
         log.info("inference server listens", host=host, port=port)
         if self._port_file is not None:
             part = self._port_file.with_name(f"{self._port_file.name}.part")

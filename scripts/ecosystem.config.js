@@ -24,5 +24,6 @@ module.exports = {
     app("quasar-miner", "START_MINER.sh"),
     app("quasar-server", "START_SERVER.sh"),
     app("quasar-validator", "START_VALIDATOR.sh"),
+    app("quasar-inference", "START_MINER_INFERENCE.sh"),
   ],
 };

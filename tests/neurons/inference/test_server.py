@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -309,18 +310,25 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
         "MINER_INFERENCE_PORT": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "NOTIFY_SOCKET": str(tmp_path / "systemd"),
+        "STATE_DIR": str(tmp_path / "state"),
     }
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(environment["NOTIFY_SOCKET"])
     command = [sys.executable, "-m", "neurons.inference_server", "--port-file", str(port_file)]
     process = subprocess.Popen(
         command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
         wait_for(port_file.exists, 60, process)
+        with systemd:
+            assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
         wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy", 60, process)
         assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()
         assert process.wait(20) == 0
+        assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
     finally:
         process.kill()
     wrong = {**environment, "REFERENCE_MODEL": str(tmp_path / "none")}
