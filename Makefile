@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lock test coverage lint types kernels resources audit fix bench once doctor hooks baseline
+.PHONY: help install lock test coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly month
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -13,6 +13,13 @@ lock: ## pin what pyproject.toml asks for; scripts/lock.sh --upgrade takes newer
 
 test: ## every check, as CI runs it
 	scripts/test.sh
+
+nightly: install ## the faults at full length: 10,000 interleavings, 2,000 cycles
+	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest tests/faults $(ARGS)
+
+month: install ## 2,000 cycles of the daemon again, and their figures into docs/reliability.md
+	.venv/bin/python -m benchmarks.reliability
+	.venv/bin/python -m benchmarks.report
 
 coverage: install ## which lines the tests run in their own process; `make coverage ARGS=tests/neurons`
 	.venv/bin/python -m pytest --cov=neurons --cov=harness --cov=quasar_kernels \

@@ -9,23 +9,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from neurons.mining.api.client import ApiClient
+from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle
 from neurons.mining.submissions.journal import Journal
 from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context
 
+PassBy = Callable[[str, str], None]
+"""Told `before` or `after`, and the state, path or `push` that a life comes to."""
 
-def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
-    """Run one cycle and print its end."""
 
-    def pass_by(when: str, what: str) -> None:
-        if f"{when}:{what}" == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
+def life(state_dir: Path, url: str, pass_by: PassBy, **given: Any) -> Context:
+    """Return a miner that tells `pass_by` each moment; `given` is as `make_context` takes it."""
 
     class Transport(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -34,7 +35,7 @@ def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
             pass_by("after", request.url.path)
             return response
 
-    class Dying(Journal):
+    class Watched(Journal):
         def transition(self, before: Any, after: Any, **names: Any) -> Any:
             pass_by("before", after.state.value)
             result = super().transition(before, after, **names)
@@ -47,15 +48,24 @@ def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
             super().push(commit)
             pass_by("after", "push")
 
-    context = make_context(
+    return make_context(
         state_dir,
         url,
-        submission_mode=mode,
         fork=Fork(state_dir / "fork"),
         client=ApiClient(url, Key(), transport=Transport()),
-        journal=Dying(state_dir / "journal.sqlite"),
-        waiter=Waits(),
+        journal=Watched(state_dir / "journal.sqlite"),
+        **given,
     )
+
+
+def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
+    """Run one cycle and print its end."""
+
+    def die(when: str, what: str) -> None:
+        if f"{when}:{what}" == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    context = life(state_dir, url, die, submission_mode=mode, waiter=Waits())
     sys.stdout.write(run_cycle(context).state.value)
 
 

@@ -1,0 +1,50 @@
+"""A stop signal at every boundary of the journal and of the calls: this life ends in order."""
+
+from __future__ import annotations
+
+import signal
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from neurons.mining.daemon import run_cycle
+from neurons.mining.submissions.cycle import State
+from neurons.processes.runtime import STOP_SIGNALS, Stopped, stop_on_signals
+from tests.faults.state.crash_child import life
+from tests.faults.state.test_crash import MOMENTS
+from tests.neurons.mining.parts import Waits, make_context
+from tests.neurons.stand_in import StandIn
+
+
+@pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
+def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
+    tmp_path: Path, url: str, stand_in: StandIn, moment: str, number: signal.Signals
+) -> None:
+    reached: set[str] = set()
+
+    def stop(when: str, what: str) -> None:
+        if context.stop.is_set():  # a second signal would end this process
+            reached.update({what} & set(State.__members__))
+        elif f"{when}:{what}" == moment:
+            signal.raise_signal(number)
+            assert context.stop.wait(10)
+
+    def wait(_: float) -> None:
+        if context.stop.is_set():
+            raise Stopped("asked to stop")
+
+    context = life(tmp_path, url, stop, waiter=Waits(wait))
+    with stop_on_signals(context.stop):
+        left = run_cycle(context)
+    context.journal.close()
+    assert context.stop.is_set()
+    assert len(reached) <= 2  # the state that its step was about to reach, by way of one in -ING
+    assert left.state is not State.FAILED
+
+    done = run_cycle(make_context(tmp_path, url))
+    # After the last boundary the submission is over, and a new one is right.
+    assert done.id == (2 if left.state is State.VALIDATED else left.id)
+    assert done.state is State.VALIDATED
+    assert len(stand_in.rows) == done.id
+    assert stand_in.count("/commit_submission") == stand_in.count("/reveal_submission") == done.id
