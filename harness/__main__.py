@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with progress:
             report, series = _measure(arguments, progress)
     except MeasurementError as error:
-        progress.say(" ".join(filter(None, (f"{error.kind}: {error.reason}", error.remedy))))
+        progress.say(f"{error.kind}: {error.advice}")
         progress.say(error.log_tail)
         return 1
     if arguments.json:

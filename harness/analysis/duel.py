@@ -210,8 +210,7 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
-        sys.stderr.write(" ".join(filter(None, (error.kind + ":", error.reason, error.remedy))))
-        sys.stderr.write("\n")
+        sys.stderr.write(f"{error.kind}: {error.advice}\n")
         return 1
     if given.svg:
         given.svg.write_text(plot(found))

@@ -41,7 +41,7 @@ def judge_tree(
     try:
         gate = check(tree, max(lengths), device=device, timeout=timeout)
     except MeasurementError as error:
-        yield Finding(error.kind, False, _sentence(error))
+        yield Finding(error.kind, False, error.advice)
         return
     yield Finding("import", True, f"{gate.device}, {gate.dtype}")
     yield from _correctness(gate)
@@ -51,14 +51,10 @@ def judge_tree(
         try:
             found = measure(tree, length, device=device, gate=gate, timeout=timeout)
         except MeasurementError as error:
-            yield Finding(f"{length} tokens", False, f"{error.kind}: {_sentence(error)}")
+            yield Finding(f"{length} tokens", False, f"{error.kind}: {error.advice}")
             return
         told = f"{found.tokens_per_sec:,.0f} tokens/s, {found.vram_mb:,.0f} MiB"
         yield Finding(f"{length} tokens", True, told, found)
-
-
-def _sentence(error: MeasurementError) -> str:
-    return " ".join(filter(None, (error.reason, error.remedy)))
 
 
 def _rules(tree: Path) -> Iterator[Finding]:

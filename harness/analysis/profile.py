@@ -58,9 +58,7 @@ def main(argv: Sequence[str]) -> int:
             tree=tree,
         )
     except MeasurementError as error:
-        sys.stderr.write(
-            f"{error.kind}: {error.reason}. {error.remedy}\n{error.log_tail[-2000:]}\n"
-        )
+        sys.stderr.write(f"{error.kind}: {error.advice}\n{error.log_tail[-2000:]}\n")
         return 1
     sys.stdout.write(table(Profile.model_validate(body), given.rows))
     sys.stdout.write(f"\nthe trace of {WORKLOAD.timed_calls} calls is in {trace}\n")

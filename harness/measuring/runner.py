@@ -89,6 +89,11 @@ class MeasurementError(Exception):
         self.gate = gate
         self.remedy = remedy
 
+    @property
+    def advice(self) -> str:
+        """What happened and, where it is known, what to do about it."""
+        return f"{self.reason.rstrip('.')}. {self.remedy}" if self.remedy else self.reason
+
 
 def child_environment(
     environ: Mapping[str, str], *, device: str, cache: Path | None = None

@@ -93,7 +93,8 @@ def upstream(settings: Settings) -> Finding:
         git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
         git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
     except (QuasarError, ValueError) as error:
-        detail = f"{redact_text(address)} cannot be reached: {redact_text(str(error))}"
+        why = error.reason if isinstance(error, Held) else str(error)  # its remedy is of the fork
+        detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
         return failure(
             "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
         )

@@ -39,7 +39,12 @@ BROKEN = {
     ),
     "no CUDA source": ("fla/ops/quasar/kernel.cu", None, ".cu", "no CUDA source"),
     "a library": ("fla/ops/fast.so", "\0", "compiled files", "fla/ops/fast.so"),
-    "a missing module": (LAYER, "\nimport no_such", "import", "needs no_such"),
+    "a missing module": (
+        LAYER,
+        "\nimport no_such",
+        "import",
+        "no_such, which is not installed. Run ",
+    ),
     "a fault at its import": (OPERATOR, "\n1 / 0\n", "crash", "ZeroDivisionError"),
     "NaN": (OPERATOR, wrapped("o * float('nan')"), "NaN and Inf", "not finite"),
     "noise": (

@@ -126,7 +126,7 @@ def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, t
     assert "python -m harness" in check.remedy
 
 
-def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
+def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("NETUID=24\nDEBUG=3\n")
     file.chmod(0o644)
@@ -135,7 +135,9 @@ def test_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> N
     assert mode.remedy == f"chmod 600 {file}"
 
 
-def test_wallet(settings: Settings, tmp_path: Path) -> None:
+def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(
+    settings: Settings, tmp_path: Path
+) -> None:
     missing = settings.model_copy(update={"wallet_hotkey": "other"})
     (check,) = doctor.wallet(missing)
     assert check.level == "failure"
@@ -209,3 +211,6 @@ def test_an_upstream_that_is_not_there_is_a_failure(settings: Settings, tmp_path
         check = doctor.upstream(settings.model_copy(update={"fork_upstream_url": address}))
         assert check.level == "failure", check
         assert "FORK_UPSTREAM_URL" in check.remedy
+        assert (
+            "GITHUB_TOKEN" not in check.detail
+        )  # what pushes to the fork needs, and this does not
