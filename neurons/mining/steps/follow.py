@@ -17,6 +17,11 @@ from neurons.rules import weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
+BLIND_LOOKS = 40
+"""Looks at statistics that do not tell, 10 minutes of them, before the rest decides.
+
+A fault that passes would hide the score, above all one of 0.
+"""
 
 JUDGED_EARLY = (
     "A validator judged it before its reveal, when there was nothing to measure. Whatever rank the "
@@ -38,15 +43,17 @@ class Conclusion:
 def run(submission: Submission, context: Context) -> Submission:
     """Wait until a validator has taken the submission off the queue, and journal what is known.
 
-    Where the statistics cannot be read, the round and its weights are looked at all the same.
+    Where the statistics do not tell for long, the round and its weights are looked at all the same.
     """
     logged = asked = -float("inf")
+    blind = 0
     while True:
         standing = look(submission, context.client)
         if standing.queued and submission.queued_at is None:
             submission = context.note(submission, queued_at=context.now())
         if standing.performer is not None or standing.queued is False:
             return _conclude(submission, context, standing.performer)
+        blind = blind + 1 if standing.queued is None else 0
         now = time.monotonic()
         if now - logged >= LOG_EVERY_SECONDS:
             logged = now
@@ -55,7 +62,7 @@ def run(submission: Submission, context: Context) -> Submission:
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
             )
-        if now - asked >= ROUND_EVERY_SECONDS:
+        if now - asked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
             asked = now
             ended = _ended(submission, context, bool(standing.queued))
             if ended is not None:
@@ -175,8 +182,8 @@ def conclude(
             State.RANKED,
             rank=rank,
             weight=weight,
-            reason="A validator judged it after its reveal. This API shows no scores, and ranks "
-            "claims by what they say: a score of 0 would look the same.",
+            reason="A validator judged it after its reveal. The API shows no score of it, and "
+            "ranks claims by what they say: a score of 0 would look the same.",
         )
     return Conclusion(
         State.UNRANKED,

@@ -44,7 +44,7 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(
     early, direct = context.journal.get(1), context.journal.get(2)
     assert done == direct
     assert (direct.rank, direct.score) == (1, None)
-    assert "no scores" in str(direct.reason)
+    assert "no score of it" in str(direct.reason)
     assert (direct.tokens_per_sec, direct.round_id) == (early.tokens_per_sec, early.round_id)
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])  # the claim was measured once
     assert stand_in.count(REVEAL) == 0  # what nobody measured is not put into the ranking

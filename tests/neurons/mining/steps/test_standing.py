@@ -12,6 +12,7 @@ from neurons.mining.api.client import ApiClient
 from neurons.mining.api.standing import look
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle
+from neurons.mining.steps.follow import BLIND_LOOKS
 from neurons.mining.steps.submit import LATE_SECONDS
 from neurons.mining.submissions.cycle import State, Submission
 from tests.neurons.mining.parts import HOTKEY, Miner, Waits, stop_after
@@ -74,6 +75,19 @@ def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
     assert look(revealed, context.client).queued is None  # the newest three are not ours
     stand_in.rows.append(stand_in.rows.pop(0))
     assert look(revealed, context.client).queued is True
+
+
+@pytest.mark.usefixtures("revealed")
+@pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
+def test_statistics_that_fail_for_a_moment_hide_no_score(
+    context: Context, stand_in: StandIn, score: float, state: State
+) -> None:
+    """The weights name a rank meanwhile, by the claim alone."""
+    stand_in.judge(stand_in.rows[0], score)
+    stand_in.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
+    done = run_cycle(context)
+    assert (done.state, done.score) == (state, score)
+    assert not stand_in.faults[STATS]
 
 
 @pytest.mark.usefixtures("revealed")
