@@ -48,7 +48,7 @@ def trained(
         return logits
 
     prepared = Prepared(list(model.parameters()), call)
-    curve = taught(prepared, torch.device(device), "bf16", task, recipe)
+    curve = taught(prepared, torch.device(device), "bf16", task, recipe, replayed=True)
     return TaughtToRecall(
         mixers=mixers, seed=seed, inner=sizes.inner, parameters=parameters(sizes), curve=curve
     )

@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from benchmarks.commands import options, say
 from benchmarks.recall.model import Model, recall_loss, recalled
@@ -30,6 +31,7 @@ from benchmarks.recall.results import (
 from benchmarks.recall.task import draw
 from benchmarks.recall.ways import Prepared, prepare
 from benchmarks.results import origin, write
+from quasar_kernels.blocks.language.recorded import RecordedStep
 
 GPUS = 2
 """GPUs of the trainings on several."""
@@ -70,24 +72,42 @@ def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
     return taught(prepare(model, way, device), device, way, task, recipe)
 
 
-def taught(prepared: Prepared, device: torch.device, way: str, task: Task, recipe: Recipe) -> Curve:
-    """Train a prepared model in place, in this process or with its group."""
+def taught(
+    prepared: Prepared,
+    device: torch.device,
+    way: str,
+    task: Task,
+    recipe: Recipe,
+    replayed: bool = False,
+) -> Curve:
+    """Train a prepared model in place, in this process or with its group.
+
+    With `replayed`, a GPU replays a recorded step, which one process alone can take.
+    """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     started = time.perf_counter()
-    optimizer = torch.optim.AdamW(prepared.parameters, lr=recipe.rate, fused=True)
+    replayed = replayed and device.type == "cuda"
+    rate = torch.tensor(recipe.rate, device=device) if replayed else recipe.rate
+    optimizer = torch.optim.AdamW(prepared.parameters, lr=rate, fused=True, capturable=replayed)
+
+    def taken(tokens: Tensor, places: Tensor, answers: Tensor) -> Tensor:
+        loss = recall_loss(prepared.call(tokens, places), answers)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    step_taken = RecordedStep(taken, device) if replayed else taken
     losses, times = [], []
     for first in range(0, recipe.most_steps, recipe.every):
         since = _now(device)
         total = torch.zeros((), device=device)
         for step in range(first, first + recipe.every):
+            now = recipe.rate * min(1, (step + 1) / WARMUP)
             for group in optimizer.param_groups:
-                group["lr"] = recipe.rate * min(1, (step + 1) / WARMUP)
+                group["lr"] = rate.fill_(now) if isinstance(rate, Tensor) else now
             batch = draw(task, step, device).part(rank, world)
-            loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += loss.detach()
+            total += step_taken(batch.tokens, batch.places, batch.answers)
         if world > 1:
             dist.all_reduce(total)
         losses.append(total.item() / (recipe.every * world))

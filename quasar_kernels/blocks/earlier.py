@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.layer.forward import positions
+from fla.ops.quasar.layer.kernels import causal_conv_silu
 from torch import Tensor
 
 
@@ -25,37 +26,44 @@ class Earlier:
         self, x: Tensor, before: Tensor | None, reach: int, cu_seqlens: Tensor | None
     ) -> None:
         B, T, C = x.shape
-        self._lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
-        self._rows = B if cu_seqlens is None else 1
-        N = B if cu_seqlens is None else len(self._lengths)
-        before = x.new_zeros(N, reach, C) if before is None else before.to(x.dtype)
-        starts = before.split(self._rows)
-        self._reach = reach
-        self._parts = [
-            torch.cat([start, part], dim=1)
-            for start, part in zip(starts, x.split(self._lengths, 1), strict=True)
-        ]
-        self._empty = x[:, :0], before[:0]
+        lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
+        rows = B if cu_seqlens is None else 1
+        self._x, self._reach, self._bounds = x, reach, cu_seqlens
+        self._fresh = before is None
+        starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before
+        self._empty = x[:, :0], starts[:0].to(x.dtype)
+        # each sequence's, or all rows', last tokens before the call and tokens of the call
+        self._parts = list(zip(starts.to(x.dtype).split(rows), x.split(lengths, 1), strict=True))
 
     def by(self, distance: int) -> Tensor:
         """Return `[B, T, C]`: the token `distance` before each."""
-        first = self._reach - distance
-        rows = zip(self._parts, self._lengths, strict=True)
-        return torch.cat(
-            [self._empty[0], *(part[:, first : first + length] for part, length in rows)], dim=1
-        )
+        found = []
+        for start, tokens in self._parts:
+            T = tokens.shape[1]
+            near = start[:, self._reach - distance :][:, :T]
+            found.append(torch.cat([near, tokens[:, : max(0, T - distance)]], dim=1))
+        return found[0] if len(found) == 1 else torch.cat([self._empty[0], *found], dim=1)
 
     def convolved(self, taps: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the causal depthwise convolution by taps `[C, 1, reach + 1]`, `[B, T, C]`."""
-        rows = [
-            F.conv1d(part.mT, taps, bias, groups=taps.shape[0]).mT
-            for part, length in zip(self._parts, self._lengths, strict=True)
-            if length
-        ]
-        # rows have autocast's dtype where it is on, which nothing else may widen
-        return torch.cat(rows, dim=1) if rows else self._empty[0]
+        """Return silu of the causal depthwise convolution by taps `[C, reach + 1]`, `[B, T, C]`."""
+        x = self._x
+        if self._fresh:
+            B, T, C = x.shape
+            place = positions(B, T, self._bounds, x.device)
+            return causal_conv_silu(x.reshape(B * T, C), taps, bias, place).view(B, T, C)
+        found = []
+        for start, tokens in self._parts:
+            whole = torch.cat([start, tokens], dim=1)
+            B, T, C = whole.shape
+            y = causal_conv_silu(whole.view(B * T, C), taps, bias, None if B == 1 else T)
+            found.append(y.view(B, T, C)[:, self._reach :])
+        return torch.cat([self._empty[0], *found], dim=1)
 
     def last(self) -> Tensor:
         """Return `[N, reach, C]`: what comes before each sequence's next token."""
-        ends = [part[:, part.shape[1] - self._reach :] for part in self._parts]
+        ends = []
+        for start, tokens in self._parts:
+            T = tokens.shape[1]
+            kept = start[:, min(T, self._reach) :]
+            ends.append(torch.cat([kept, tokens[:, max(0, T - self._reach) :]], dim=1))
         return torch.cat([self._empty[1], *ends])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -96,7 +97,9 @@ class HybridBlock(nn.Module):
         """
         again = self.checkpoint_above is not None and x.shape[1] > self.checkpoint_above
         if again and not keep and state is None and torch.is_grad_enabled():
-            y: Tensor = checkpoint(self._whole, x, cu_seqlens, use_reentrant=False)
+            y: Tensor = checkpoint(
+                self._whole, x, cu_seqlens, use_reentrant=False, preserve_rng_state=False
+            )
             return y, None
         return self._run(x, state, cu_seqlens, keep)
 
@@ -106,18 +109,58 @@ class HybridBlock(nn.Module):
     def _run(
         self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None, keep: bool
     ) -> tuple[Tensor, BlockState | None]:
-        normed, outputs, states = self.norm(x), [], {}
-        for name, mixer in self.mixers.items():
-            last = None if state is None else state[name]
+        normed, states = _narrowed(self.norm(x)), dict[str, Any]()
+
+        def mixed(name: str) -> Tensor:
+            mixer, last = self.mixers[name], None if state is None else state[name]
             if isinstance(mixer, QuasarMixer):
                 y, states[name] = mixer(normed, last, cu_seqlens, keep)
             else:
                 y, states[name] = mixer(normed, last, cu_seqlens)
-            outputs.append(y)
+            return y
+
+        outputs = _side_by_side([partial(mixed, name) for name in self.mixers], normed)
         for added in self.fusion(normed, outputs):
             x = x + added
-        return torch.add(x, self.mlp(self.mlp_norm(x))), states if keep else None
+        return torch.add(x, self.mlp(_narrowed(self.mlp_norm(x)))), states if keep else None
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
         """Return what computes each branch, and why; `dtype` as the mixers' `backend` takes it."""
         return {name: mixer.backend(dtype) for name, mixer in self.mixers.items()}  # type: ignore[operator]
+
+
+def _narrowed(x: Tensor) -> Tensor:
+    """Return x in autocast's dtype, where that is on: so it is rounded once, not for each use."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
+    """Return what each branch returns, all of which read x.
+
+    In what is recorded as a CUDA graph, all but the first run on streams of their own, and their
+    backward passes, too, as autograd has it. Elsewhere it is the host that is waited for, and
+    streams would only add to its work.
+    """
+    if len(branches) < 2 or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        return [branch() for branch in branches]
+    here = torch.cuda.current_stream(x.device)
+    found = []
+    for n, branch in enumerate(branches):
+        if n == 0:
+            found.append(branch())
+            continue
+        stream = _stream(x.device, n)
+        stream.wait_stream(here)
+        x.record_stream(stream)
+        with torch.cuda.stream(stream):
+            found.append(branch())
+        found[-1].record_stream(here)
+    for n in range(1, len(branches)):
+        here.wait_stream(_stream(x.device, n))
+    return found
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

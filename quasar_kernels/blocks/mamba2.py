@@ -16,6 +16,8 @@ from quasar_kernels.blocks.earlier import Earlier
 TAPS = 4
 STATES = range(16, 129)
 """What the state size may be."""
+ALIGNED = 8
+"""A projection to channels that are no multiple of this takes a GPU several times as long."""
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 1e-1
 """Step sizes at the start lie between, evenly in their logarithm."""
 
@@ -63,6 +65,7 @@ class Mamba2(nn.Module):
         self.heads, self.state, self.groups, self.eps = heads, state, groups, eps
         mixed = inner + 2 * groups * state
         self.sizes = (inner, mixed, heads)
+        self._over = -sum(self.sizes) % ALIGNED
         self.input = nn.Linear(width, sum(self.sizes), bias=False)
         self.convolution = nn.Conv1d(mixed, mixed, TAPS, groups=mixed)
         step = torch.empty(heads).uniform_(math.log(SMALLEST_STEP), math.log(LARGEST_STEP)).exp()
@@ -88,9 +91,10 @@ class Mamba2(nn.Module):
         Raises:
             ValueError: shapes that do not fit one another.
         """
-        gate, mixed, step = self.input(x).split(self.sizes, dim=-1)
+        gate, mixed, step, _ = self._projected(x).split([*self.sizes, self._over], dim=-1)
         earlier = Earlier(mixed, None if state is None else state.before, TAPS - 1, cu_seqlens)
-        mixed = F.silu(earlier.convolved(self.convolution.weight, self.convolution.bias))
+        taps = self.convolution.weight.squeeze(1)
+        mixed = earlier.convolved(taps, self.convolution.bias)
         narrow = self.groups * self.state
         values, B, C = mixed.split([self.sizes[0], narrow, narrow], dim=-1)
         wide = torch.promote_types(self.rate_log.dtype, torch.float32)
@@ -108,7 +112,16 @@ class Mamba2(nn.Module):
         y = self.output(F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps))
         return y, Mamba2State(earlier.last(), last)
 
+    def _projected(self, x: Tensor) -> Tensor:
+        """Return the projection of x, with zeros up to a multiple of ALIGNED channels."""
+        return F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._over)))
+
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return what computes SSD for this layer; `dtype` is autocast's, None the parameters'."""
         weight = self.output.weight
-        return ssd.OPERATOR.backend(weight.device, dtype or weight.dtype)
+        return ssd.OPERATOR.backend(
+            weight.device,
+            dtype or weight.dtype,
+            width=self.state,
+            values=self.sizes[0] // self.heads,
+        )

@@ -19,6 +19,7 @@ from quasar_kernels.blocks.language.checkpoint import (
     save,
 )
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss
+from quasar_kernels.blocks.language.recorded import RecordedStep
 
 
 class TextError(ValueError):
@@ -78,11 +79,15 @@ class Training:
         else:
             self._refuse_another(found)
             self.model, self.losses = model_of(found, device), found.losses
+        on_gpu = device.type == "cuda"
+        self._rate = torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
-        )
+            self.model.parameters(), lr=self._rate, weight_decay=recipe.weight_decay,
+            fused=on_gpu, capturable=on_gpu,
+        )  # fmt: skip
         if found is not None:
             self._optimizer.load_state_dict(found.optimizer)
+        self._step = RecordedStep(self._taken, device)
 
     def _refuse_another(self, found: Checkpoint) -> None:
         mine = (("model", self.sizes), ("recipe", self.recipe), ("text", self._digest))
@@ -97,17 +102,24 @@ class Training:
     def step(self) -> float:
         """Take one step and return its loss, in nats a token."""
         place, recipe = len(self.losses), self.recipe
+        rate = recipe.rate * min(1, (place + 1) / recipe.warmup)
         for group in self._optimizer.param_groups:
-            group["lr"] = recipe.rate * min(1, (place + 1) / recipe.warmup)
+            if isinstance(self._rate, Tensor):
+                group["lr"] = self._rate.fill_(rate)  # a replayed step reads it where it lies
+            else:
+                group["lr"] = rate
         tokens = draw(self._text, recipe, place).to(self._device)
+        self.losses.append(self._step(tokens).item())
+        return self.losses[-1]
+
+    def _taken(self, tokens: Tensor) -> Tensor:
+        self._optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, self._device.type == "cuda"):
             loss = next_token_loss(self.model(tokens), tokens)
-        self._optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self._optimizer.step()
-        self.losses.append(loss.item())
-        return self.losses[-1]
+        return loss.detach()
 
     def save(self) -> None:
         """Write the checkpoint."""

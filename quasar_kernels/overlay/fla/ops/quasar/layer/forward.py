@@ -129,5 +129,5 @@ def positions(
     """
     if cu_seqlens is None:
         return None if B == 1 else T
-    token, first = torch.arange(T, device=device), cu_seqlens.to(torch.int64)
+    token, first = torch.arange(T, device=device), cu_seqlens.to(device, torch.int64)
     return (token - first[torch.searchsorted(first, token, right=True) - 1]).int()
