@@ -146,9 +146,9 @@ def _steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: fl
     return median(run(times) for _ in range(repeats))
 
 
-def states_in_turn(state: Tensor) -> int:
+def states_in_turn(nbytes: int) -> int:
     """Return how many copies of a state are taken in turn so that no L2 cache serves them."""
-    return max(4, min(64, ROTATED_BYTES // (state.numel() * state.element_size())))
+    return max(4, min(64, ROTATED_BYTES // nbytes))
 
 
 def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:

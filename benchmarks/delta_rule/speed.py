@@ -160,7 +160,7 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
             for batch in BATCHES:
                 x = draw(rule, Shape(batch, 1, HEADS, width))
                 state = torch.randn(batch, HEADS, width, width, device="cuda")
-                sets = clocks.states_in_turn(state)
+                sets = clocks.states_in_turn(state.nbytes)
                 states = [state.clone() for _ in range(sets)]
                 targets = [torch.empty_like(state) for _ in range(sets)]
                 times = {}

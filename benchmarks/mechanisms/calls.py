@@ -46,7 +46,7 @@ def packed_bounds(tokens: int, device: str) -> Bounds:
 
 
 Chunks = Callable[[Inputs, Bounds | None], Tensor]
-Step = Callable[[Inputs, Tensor], Tensor]
+Step = Callable[[Inputs, Any], Tensor]
 
 
 class Implementation(NamedTuple):
@@ -56,13 +56,12 @@ class Implementation(NamedTuple):
     exact: Exact
     chunks: Chunks  # o of whole sequences
     step: Step  # o of one token behind states, which it may overwrite
-    state: Callable[[int], Tensor]  # draws states of sequences
+    state: Callable[[int], Any]  # draws states of sequences: a tensor, or layers.States
     operations: Callable[[list[int]], float] = lambda lengths: 0.0
     """Of products that nothing saves in a forward pass over sequences of these lengths."""
     packs: str = ""  # why it takes no packed sequences, where it does not
     parameters: tuple[Tensor, ...] = ()  # that have gradients beside the inputs
     like: str = "v"  # the input whose shape and dtype the output has
-    decodes: bool = True  # whether it has a step
     changes_state: bool = True  # whether a step reads the state and writes it
     backward_operations: float = 2  # of the backward pass over the forward pass's
 
@@ -193,14 +192,22 @@ def _rwkv7(device: str) -> Mapping[str, Any]:
 
 
 def _mamba2(kernels: str, device: str) -> Mapping[str, Any]:
-    from quasar_kernels.blocks.ssd import OPERATOR
+    from quasar_kernels.blocks.ssd import OPERATOR, ssd
 
-    found = OPERATOR.named(kernels)
+    found: Callable[..., tuple[Tensor, Tensor]]
+    found = ssd if device == "cpu" else OPERATOR.named(kernels).call
     arguments = ("x", "dt", "A", "B", "C")
 
-    def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
-        return found.call(*(x[n] for n in arguments), None, bounds and bounds.here)[0]
+    def call(x: Inputs, state: Tensor | None, bounds: Bounds | None) -> Tensor:
+        where = bounds and (bounds.host if kernels == "triton" else bounds.here)
+        given: list[Any] = [*(x[n] for n in arguments), None, state, where]
+        return found(*given)[0]
 
+    def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
+        return call(x, None, bounds)
+
+    if kernels == "triton":
+        return {"chunks": chunks, "step": lambda x, state: call(x, state, None), "like": "x"}
     if kernels == "fla-core":
         (fused_recurrent_simple_gla,) = _found("fla.ops.simple_gla", "fused_recurrent_simple_gla")
 
@@ -276,7 +283,8 @@ MAKERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "kda": _kda,
     "gla": _gla,
     "rwkv7": _rwkv7,
-    "mamba2": partial(_mamba2, "mamba_ssm"),
+    "mamba2": partial(_mamba2, "triton"),
+    "mamba2-ssm": partial(_mamba2, "mamba_ssm"),
     "mamba2-fla": partial(_mamba2, "fla-core"),
 }
 """By the names of names.py, for a device; those of layers are made in layers.py."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ RWKV7_BOUND = -0.6065306597126334
 """RWKV-7's log decays are sigmoids times this, -exp(-1/2) (arXiv 2503.14456)."""
 
 Inputs = dict[str, Tensor]
-Exact = Callable[[Inputs, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+Exact = Callable[[Inputs, Any, Tensor | None], tuple[Tensor, Tensor]]
 """Takes inputs in float64, a state or None, and bounds of packed sequences or None; returns o
 `[B, T, H, V]` and the state after each sequence."""
 

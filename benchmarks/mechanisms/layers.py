@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from fla.layers.quasar import QuasarCache
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.clocks import free
 from benchmarks.mechanisms.calls import Bounds, Implementation
 from benchmarks.mechanisms.inputs import Inputs
 from benchmarks.mechanisms.results import Trained
-from quasar_kernels.blocks import HybridBlock
+from quasar_kernels.blocks import BlockState, HybridBlock
 from quasar_kernels.blocks.language.checkpoint import Recipe
 from quasar_kernels.blocks.language.model import BYTES, Sizes
 from quasar_kernels.blocks.language.training import Training
 
 BLOCK_WIDTH, BLOCK_HEADS = 512, 8
+PROMPT = 32
+"""Tokens behind which the block decodes."""
 
 SIZES = Sizes(width=192, heads=3, layers=4, inner=640)
 """Of the model of 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
@@ -34,7 +39,38 @@ SETTINGS = {
     "everything kept": SIZES,
     "blocks computed again (checkpoint_above=256)": SIZES._replace(checkpoint_above=256),
 }
-WARM_STEPS, STEPS = 4, 12
+WARM_STEPS, STEPS, BUSY_STEPS = 4, 12, 3
+
+
+class States:
+    """The states of a block's branches, and those of the same block in float64."""
+
+    def __init__(self, held: BlockState, exact: BlockState) -> None:
+        self.held, self._exact = held, exact
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in _tensors(self.held))
+
+    def clone(self) -> States:
+        """Return a copy that shares no tensor."""
+        return States(copy.deepcopy(self.held), self._exact)
+
+    def double(self) -> States:
+        """Return float64's."""
+        return States(self._exact, self._exact)
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a block's state."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (dict, list, tuple)):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from _tensors(part)
+    elif isinstance(x, QuasarCache):
+        yield from _tensors(x.states)
 
 
 def hybrid_block(device: str) -> Implementation:
@@ -51,16 +87,26 @@ def hybrid_block(device: str) -> Implementation:
             y: Tensor = block(x["x"], cu_seqlens=bounds and bounds.here)[0]
         return y
 
-    def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-        return precise(x["x"], cu_seqlens=bounds)[0], x["x"]
+    def exact(x: Inputs, state: Any, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+        held = None if state is None else state.held
+        return precise(x["x"], held, bounds)[0], x["x"]
 
-    def step(x: Inputs, state: Tensor) -> Tensor:
-        raise NotImplementedError("a block's state is several tensors")
+    @torch.no_grad()
+    def behind_a_prompt(batch: int) -> States:
+        prompt = draw(batch, PROMPT)["x"]
+        with torch.autocast(device, torch.bfloat16):
+            held = block(prompt, keep=True)[1]
+        return States(held, precise(prompt.double(), keep=True)[1])
+
+    def step(x: Inputs, state: Any) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            y: Tensor = block(x["x"], state.held, keep=True)[0]
+        return y
 
     weights = sum(p.numel() for p in block.parameters() if p.ndim > 1)
     return Implementation(
         draw=draw, exact=exact, chunks=chunks, like="x",
-        step=step, state=torch.empty, decodes=False,
+        step=step, state=behind_a_prompt,
         operations=lambda lengths: 2.0 * weights * sum(lengths),
         parameters=tuple(block.parameters()),
     )  # fmt: skip
@@ -72,29 +118,41 @@ def trainings(device: str, recipe: Recipe = RECIPE, steps: int = STEPS) -> Itera
     on_gpu = device == "cuda"
     warm = min(WARM_STEPS, steps)
     for setting, sizes in SETTINGS.items():
+        if on_gpu:
+            free()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.pt")
             training = Training(text, "", path, sizes, recipe, torch.device(device))
         for _ in range(warm):
             training.step()
-        if on_gpu:
-            free()
         start = time.perf_counter()
         for _ in range(steps):
             loss = training.step()  # it reads the loss, which waits for the GPU
         seconds = (time.perf_counter() - start) / steps
         half = torch.bfloat16 if on_gpu else None
         chosen = training.model.backends(half)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else 0
         yield Trained(
             setting=setting,
             parameters=sum(p.numel() for p in training.model.parameters()),
             batch=recipe.batch,
             tokens=recipe.tokens + 1,
             step_ms=seconds * 1e3,
-            peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+            peak_bytes=peak,
             loss=loss,
+            busy=min(1.0, kernel_seconds(training.step, BUSY_STEPS) / seconds) if on_gpu else 0,
             backends={name: backend.name for name, backend in chosen.items()},
         )
         del training
         if on_gpu:
             free()
+
+
+def kernel_seconds(call: Callable[[], object], times: int) -> float:
+    """Return the seconds that the GPU's kernels and copies take in one of several calls."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+    total: float = sum(event.self_device_time_total for event in found.key_averages())
+    return total / 1e6 / times

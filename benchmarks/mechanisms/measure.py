@@ -21,7 +21,7 @@ CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
 LONGEST_MS = 1000.0
 """A call that would take longer is left out."""
-GRAPH_MS = 5.0
+GRAPH_MS = 15.0
 """Calls up to here are replayed as CUDA graphs; the host is no matter beyond."""
 TUNED_TOKENS = 16_384
 """The length at which a library's autotuner chooses."""
@@ -140,7 +140,9 @@ class Work:
             o = step(x, state.clone())
         errors = compared({"o": o}, {"o": expected}, {"o": o})
         del expected
-        copies = [state.clone() for _ in range(clocks.states_in_turn(state) if self.on_gpu else 1)]
+        copies = [
+            state.clone() for _ in range(clocks.states_in_turn(state.nbytes) if self.on_gpu else 1)
+        ]
         calls = [partial(step, x, s) for s in copies]
         with torch.no_grad():
             most = peak(calls[0], self.on_gpu) + size(x) + state.nbytes
@@ -219,10 +221,8 @@ def first_calls(work: Work, lengths: Sequence[int]) -> Iterator[Callable[[], obj
         x = part(work.x, tokens)
         yield partial(work.outputs, x)
         yield partial(work.gradients, x, work.d[:, :tokens])
-    if work.made.decodes:
-        yield partial(
-            work.made.step, work.made.draw(DECODED_BATCH, 1), work.made.state(DECODED_BATCH)
-        )
+    step = torch.no_grad()(work.made.step)
+    yield partial(step, work.made.draw(DECODED_BATCH, 1), work.made.state(DECODED_BATCH))
 
 
 def first_packed_calls(work: Work) -> Iterator[Callable[[], object]]:
@@ -255,7 +255,7 @@ def rows(work: Work, lengths: Sequence[int], left: Callable[[], float]) -> Itera
             found = attempt(unmade, left, partial(work.row, way, tokens))
             last = found if isinstance(found, Row) else last
             yield found
-        if way == "forward" and work.made.decodes:
+        if way == "forward":
             one = missing(reason="", way="decoding", tokens=1)
             yield attempt(one, left, work.decoded)
     for way in ways:

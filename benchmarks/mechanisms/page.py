@@ -136,6 +136,7 @@ def training(results: MechanismsResults) -> str:
             "step, ms": milliseconds(row.step_ms),
             "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
             "GiB": f"{row.peak_bytes / 2**30:.2f}",
+            "GPU busy": f"{row.busy:.0%}",
             "computed by": ", ".join(f"{name}: {by}" for name, by in row.backends.items()),
         }
 

@@ -62,6 +62,7 @@ class Trained(Frozen):
     step_ms: Positive
     peak_bytes: int
     loss: Positive = Field(description="after the last step, nats a token")
+    busy: float = Field(0, description="share of a step in which the GPU works; 0: none is there")
     backends: dict[str, str] = Field(description="what computes each branch")
 
     @property

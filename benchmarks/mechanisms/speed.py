@@ -36,7 +36,7 @@ scaled_dot_product_attention on the flash kernels, causal. Hybrid block: RWKV-6,
 Quasar side by side over 512 channels with norms, fusion and MLP, fp32 weights under bf16 \
 autocast. Each call is first compared with float64 over its first 1,024 tokens, gradients of all \
 inputs included, and with an error over 0.1 it is not timed. Graph: median of 5 runs of \
-CUDA-graph replays without a gap; calls of over 5 ms and packed ones (which read their bounds on \
+CUDA-graph replays without a gap; calls of over 15 ms and packed ones (which read their bounds on \
 the host) by CUDA events around calls in a row, median of 5; at the packed length others are \
 timed so, too. Packed: 13 sequences of 131 to 16,383 tokens in one row. Decoding: one token of 64 \
 sequences, states taken in turn so that the L2 cache does not serve them; softmax attends to \

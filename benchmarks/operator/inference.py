@@ -155,7 +155,7 @@ def measure_decoding(names: Sequence[str]) -> list[Decoding]:
         inputs = layer_like(1, batch)
         shape = (batch, made.HEADS, made.WIDTH, made.WIDTH)
         state = torch.randn(shape, device="cuda")
-        sets = clocks.states_in_turn(state)
+        sets = clocks.states_in_turn(state.nbytes)
         expected = quasar_recurrence(*inputs, state)[0]
         calls = {n: call for n, call in decoders(inputs).items() if n in names}
         errors = {n: relative_rms(call(state.clone())[0], expected) for n, call in calls.items()}

@@ -46,7 +46,7 @@ def results():
         ),
         trained=(
             Trained(setting="kept", parameters=3_800_000, batch=64, tokens=512, step_ms=32.768,
-                    peak_bytes=5 << 30, loss=5.5, backends={"rwkv6": "triton"}),
+                    peak_bytes=5 << 30, loss=5.5, busy=0.83, backends={"rwkv6": "triton"}),
         ),
         missing=(
             Missing(name="softmax", way="forward", tokens=1_048_576, reason="it would take 2 s"),
@@ -71,7 +71,7 @@ def test_the_tables_say_what_the_run_says(results):
     assert f"{detail} 1.0e-03 (o) |" in text
     assert "2.0e-03 (k)" in text
     assert "| 64 | 32.0 | 2 |" in text
-    assert "| kept | 3.80 M | 64 x 512 | 32.77 | 1 | 5.00 | rwkv6: triton |" in text
+    assert "| kept | 3.80 M | 64 x 512 | 32.77 | 1 | 5.00 | 83% | rwkv6: triton |" in text
     assert "softmax attention, torch: forward, 1,048,576 tokens | it would take 2 s |" in text
     assert "RWKV-7, fla-core: all else | ImportError: a \\| b |" in text
 
