@@ -38,6 +38,7 @@ import triton
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
 from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table
+from quasar_kernels.blocks.ssd_triton.specs import ssd_specs
 from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
@@ -133,7 +134,7 @@ def _known_to(nvcc: Path) -> list[str]:
 
 def described(arch: int = 90) -> list[CompileSpec]:
     """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
-    return [*compile_specs(arch), *wkv6_specs(arch)]
+    return [*compile_specs(arch), *wkv6_specs(arch), *ssd_specs(arch)]
 
 
 def sources() -> list[Path]:

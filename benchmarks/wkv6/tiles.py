@@ -19,7 +19,8 @@ from torch import Tensor
 from benchmarks.clocks import graph_ms, soak
 from benchmarks.operator.training_results import Shape
 from benchmarks.wkv6.calls import Function, Inputs, draw, gradients
-from quasar_kernels.blocks.wkv6_triton.launch import Tiles, Walk, tiles_for, wkv6_triton
+from quasar_kernels.blocks.triton_segments.plan import Tiles, Walk
+from quasar_kernels.blocks.wkv6_triton.launch import tiles_for, wkv6_triton
 from quasar_kernels.mount import mount
 
 TOKENS = (256, 2048, 65_536)

@@ -39,8 +39,7 @@ class Kernels(NamedTuple):
     packed: bool = True  # whether it takes packed sequences
     widest: int = 0  # channels that a head's keys may have; 0 is any number
     widths: tuple[int, ...] = ()  # the only channels that keys and values may have, if not empty
-    longest: int = 0  # tokens of a call up to which it is chosen unless named; 0 is any number
-    chosen: int = 0  # channels of a head up to which it is chosen unless named; 0 is any number
+    tokens: range | None = None  # of a call for which it is chosen unless named; None is any
 
 
 class Operator:
@@ -89,13 +88,11 @@ class Operator:
         for kernels in self._kernels:
             if wanted not in ("auto", kernels.name):
                 continue
-            problem, remedy = self._problem(kernels, packed, {width, values or width})
-            longest = kernels.longest if wanted == "auto" and problem is None else 0
-            if longest and (tokens is None or tokens > longest):
-                problem, remedy = f"{kernels.name} is for calls of up to {longest} tokens", ""
-            most = kernels.chosen if wanted == "auto" and problem is None else 0
-            if most and max(width, values) > most:
-                problem, remedy = f"{kernels.name} is for heads of up to {most} channels", ""
+            problem, remedy = self._problem(kernels, packed, width, values or width)
+            fit = kernels.tokens
+            if wanted == "auto" and problem is None and fit and tokens not in fit:
+                problem = f"{kernels.name} is for calls of {fit[0]} to {fit[-1]} tokens"
+                remedy = ""
             if problem is None:
                 reason = "; ".join(problems) or "its kernels take this call"
                 return Backend(kernels.name, reason, "; or ".join(filter(None, remedies)))
@@ -146,7 +143,9 @@ class Operator:
             raise ValueError(f"{self.variable} is {wanted!r}; set it to one of {', '.join(known)}")
         return wanted
 
-    def _problem(self, kernels: Kernels, packed: bool, widths: set[int]) -> tuple[str | None, str]:
+    def _problem(
+        self, kernels: Kernels, packed: bool, width: int, values: int
+    ) -> tuple[str | None, str]:
         if kernels.name == "cuda" and requested_backend() == "triton":
             return f"{BACKEND}=triton", ""
         if kernels.name in self._failed:
@@ -154,10 +153,10 @@ class Operator:
             return self._failed[kernels.name], retry
         if packed and not kernels.packed:
             return f"{kernels.name} takes no packed sequences here", ""
-        if kernels.widths and not widths <= {0, *kernels.widths}:
+        if kernels.widths and not {width, values} <= {0, *kernels.widths}:
             *some, last = map(str, kernels.widths)
             return f"{kernels.name} takes heads of {', '.join(some)} or {last} channels", ""
-        if kernels.widest and max(widths) > kernels.widest:
+        if kernels.widest and width > kernels.widest:
             return f"{kernels.name} takes heads of up to {kernels.widest} channels", ""
         missing = _missing(kernels.module)
         return (f"{kernels.name}: {missing}" if missing else None), kernels.remedy

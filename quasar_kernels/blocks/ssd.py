@@ -1,6 +1,8 @@
-"""The SSD operator of Mamba-2: kernels of mamba_ssm or of fla-core on a GPU, else chunked torch."""
+"""The SSD operator of Mamba-2: kernels of mamba_ssm, ours or fla-core's, else chunked torch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,9 +59,10 @@ def ssd(
     if D is not None:
         expect("D", D, (H,))
     check_state(initial_state, cu_seqlens, batch, (H, N, P))
-    arguments = (x, dt, A, B, C, initial_state, cu_seqlens)
-    y, final = OPERATOR(x, cu_seqlens is not None, *arguments)
-    return (y if D is None else y + (D[:, None] * x).to(x.dtype)), final
+    return OPERATOR(
+        x, cu_seqlens is not None, x, dt, A, B, C, D, initial_state, cu_seqlens,
+        width=N, values=P, tokens=T,
+    )  # fmt: skip
 
 
 def _as_attention(
@@ -71,32 +74,43 @@ def _as_attention(
     return q, k, (x * dt[..., None]).to(x.dtype), dt * A
 
 
+def _skipped(y: Tensor, D: Tensor | None, x: Tensor) -> Tensor:
+    return y if D is None else y + (D[:, None] * x).to(x.dtype)
+
+
 def _in_torch(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
     state: Tensor | None, bounds: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     wide = torch.promote_types(x.dtype, torch.float32)
     q, k, v, g = _as_attention(x.to(wide), dt.to(wide), A.to(wide), B, C)
     o, final = decayed_attention(q, k, v, g[..., None], None, state, bounds)
-    return o.to(x.dtype), final
+    return _skipped(o.to(x.dtype), D, x), final
 
 
 def _by_mamba(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
     state: Tensor | None, bounds: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     # their states have values first
     y, final = mamba_chunk_scan_combined(
-        x, dt, A, B, C, chunk_size=256,
+        x, dt, A, B, C, chunk_size=256, D=D,
         initial_states=None if state is None else state.mT.contiguous(), return_final_states=True,
     )  # fmt: skip
     return y.to(x.dtype), final.mT.float()
 
 
+def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
+
+    found: tuple[Tensor, Tensor] = ssd_triton(*arguments)
+    return found
+
+
 def _by_fla(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
     state: Tensor | None, bounds: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from fla.ops.simple_gla import chunk_simple_gla
@@ -105,9 +119,10 @@ def _by_fla(
     o, final = chunk_simple_gla(
         q, k, v, g=g.float(), scale=1.0,
         initial_state=None if state is None else state.float(),
-        output_final_state=True, cu_seqlens=None if bounds is None else bounds.long(),
+        output_final_state=True,
+        cu_seqlens=None if bounds is None else bounds.to(x.device, torch.int64),
     )  # fmt: skip
-    return o.to(x.dtype), final.float()
+    return _skipped(o.to(x.dtype), D, x), final.float()
 
 
 OPERATOR = Operator(
@@ -115,6 +130,13 @@ OPERATOR = Operator(
     [
         Kernels(
             "mamba_ssm", "mamba_ssm.ops.triton.ssd_combined", "install mamba_ssm", _by_mamba, False
+        ),
+        Kernels(
+            "triton",
+            "quasar_kernels.blocks.ssd_triton.launch",
+            "install Triton",
+            _by_triton,
+            widest=128,
         ),
         Kernels("fla-core", "fla.ops.simple_gla", "install fla-core 0.6 and Triton", _by_fla),
     ],

@@ -11,8 +11,8 @@ from quasar_kernels.blocks.backends import Kernels, Operator
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.blocks.shapes import check_state, expect
 
-SHORT = 16
-"""Tokens of a call up to which CUDA C++ walks it one after the other; above, chunks in Triton.
+SHORT = range(2, 17)
+"""Tokens of a call that CUDA C++ walks one after the other; Triton takes one, or chunks of more.
 
 A token takes CUDA C++ 0.15 us on an H200, and 256 take Triton 19 us together.
 """
@@ -89,7 +89,8 @@ def _by_fla(
 
     o, final = chunk_rwkv6(
         r, k, v, w, u, scale=1.0, initial_state=None if state is None else state.float(),
-        output_final_state=True, cu_seqlens=None if bounds is None else bounds.long(),
+        output_final_state=True,
+        cu_seqlens=None if bounds is None else bounds.to(v.device, torch.int64),
     )  # fmt: skip
     return o.to(v.dtype), final.to(torch.float32)
 
@@ -103,7 +104,7 @@ OPERATOR = Operator(
             "",
             _by_cuda,
             widths=(32, 64, 128),
-            longest=SHORT,
+            tokens=SHORT,
         ),
         Kernels(
             "triton",
@@ -111,7 +112,6 @@ OPERATOR = Operator(
             "install Triton",
             _by_triton,
             widest=128,
-            chosen=64,  # wider ones were not measured beside the host library's
         ),
         Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla),
     ],

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from quasar_kernels.blocks.ssd_triton.specs import ssd_specs
 from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_specs import ARCHITECTURES, compile_spec, compile_specs
 
-SPECS = [*compile_specs(), *wkv6_specs()]
+SPECS = [*compile_specs(), *wkv6_specs(), *ssd_specs()]
 PAIRS = [
     pytest.param(spec, architecture, id=f"{spec.name} sm_{architecture}")
     for architecture in ARCHITECTURES
-    for spec in [*compile_specs(architecture), *wkv6_specs(architecture)]
+    for spec in [*compile_specs(architecture), *wkv6_specs(architecture), *ssd_specs(architecture)]
     # benchmarks.resources.compile compiles these for all of them
-    if architecture == 90 or not (spec.name.endswith("gated") or spec.name.startswith("wkv6"))
+    if architecture == 90
+    or not (spec.name.endswith("gated") or spec.name.startswith(("wkv6", "ssd")))
 ]
 
 

@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 from fla.ops.quasar.triton_kernels.device_functions import load_segment
 
+from quasar_kernels.blocks.triton_segments.kernels import load_rows, row_pointers
 from quasar_kernels.blocks.wkv6_triton.factors import (
     exponents,
     load_log_decays,
-    load_rows,
-    row_pointers,
     strong_score_gradients,
     strong_scores,
 )

@@ -13,23 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quasar_kernels.blocks.triton_segments.kernels import load_rows
+
 LIMIT = tl.constexpr(60.0)
 """Largest exponent of a factor: fp32 and bf16 end at exp(88)."""
 CUT = tl.constexpr(-104.0)
 """Log decays are cut off here, under which exp is 0 in fp32: so -inf is a number."""
-
-
-@triton.jit
-def row_pointers(x, start, rows, columns, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Pointers to `rows` of one head of `[tokens, H, WIDTH]`; `start` is its first row of all."""
-    return x + start * WIDTH + (rows[:, None] * (H * WIDTH) + columns[None, :])
-
-
-@triton.jit
-def load_rows(x, start, rows, left, columns, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Load rows as `row_pointers` has them, in x's dtype; zeros from row `left` on."""
-    mask = (rows < left)[:, None] & (columns < WIDTH)[None, :]
-    return tl.load(row_pointers(x, start, rows, columns, H, WIDTH), mask=mask, other=0.0)
 
 
 @triton.jit

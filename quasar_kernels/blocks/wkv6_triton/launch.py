@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.segments import Segments, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
+from quasar_kernels.blocks.triton_segments.plan import (
+    STEP_WARPS,
+    Plan,
+    Shape,
+    Tiles,
+    Walk,
+    between_segments,
+    plan_call,
+    scan,
+    step_values,
+)
 from quasar_kernels.blocks.wkv6_triton.backward import gradient_kernel
 from quasar_kernels.blocks.wkv6_triton.forward import (
     output_kernel,
-    segment_scan_kernel,
     segment_sum_kernel,
 )
+from quasar_kernels.blocks.wkv6_triton.step import step_kernel
 
-MAX_KEYS = 128
-"""Widest heads of r, k and w that the kernels take; values may be of any width."""
-ALONE = 128
-"""Tokens up to which a sequence stays whole: the launches of a scan would cost more."""
-LEAST = 64
-"""Least tokens of a segment."""
-PROGRAMS = 8
-"""How many programs a multiprocessor should get, over the whole call."""
-STEPS = 16
-"""Segments that the scan takes at once."""
-
-_sum, _scan = Launcher(segment_sum_kernel), Launcher(segment_scan_kernel)
-_output, _gradient = Launcher(output_kernel), Launcher(gradient_kernel)
-
-
-class Walk(NamedTuple):
-    """How a kernel is compiled: warps of a program, and stages of its loop."""
-
-    warps: int
-    stages: int
-
-
-class Tiles(NamedTuple):
-    """How the kernels are cut for heads of a width."""
-
-    keys: int  # columns of r, k and w, a power of two
-    values: int  # columns of v that a program takes
-    chunk: int  # tokens
-    sum: Walk
-    output: Walk
-    gradient: Walk
-    precision: str  # of products that are not bf16's
+_sum, _output, _gradient = map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel))
+_step = Launcher(step_kernel)
 
 
 def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
@@ -61,76 +39,12 @@ def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
     if dtype == torch.bfloat16 and keys <= 64:
         walks = Walk(4, 2), Walk(4, 2), Walk(8, 1)
         return Tiles(keys, min(64, values), 32, *walks, precision)
-    # eight warps on chunks of 16 tokens gave wrong gradients in bf16: Triton 3.6, an H200
-    warps, most = (4, 64) if dtype == torch.bfloat16 else (8, 32)
-    walks = Walk(4, 1), Walk(8, 1), Walk(warps, 1)
-    return Tiles(keys, min(most, values), 16, *walks, precision)
-
-
-class Plan(NamedTuple):
-    """One call's shape, tiles and segments."""
-
-    shape: tuple[int, int, int, int, int]  # B, T, H, K, V
-    tiles: Tiles
-    segments: Segments
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Programs: a segment and head, and columns of the values."""
-        _, _, H, _, V = self.shape
-        return self.segments.total * H, triton.cdiv(V, self.tiles.values), 1
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """T, a sequence's segments, a segment's tokens, as the kernels take them."""
-        return self.shape[1], self.segments.per_sequence, self.segments.length
-
-    @property
-    def constants(self) -> tuple[int, ...]:
-        """The kernels' first constants."""
-        _, _, H, K, V = self.shape
-        return H, K, V, self.tiles.keys, self.tiles.values, self.tiles.chunk
-
-    @property
-    def several(self) -> bool:
-        """Whether a sequence may have several segments."""
-        return self.segments.total > self.segments.sequences
-
-    @property
-    def packed(self) -> bool:
-        """Whether sequences share a row."""
-        return self.segments.table is not None
-
-
-@functools.cache
-def _multiprocessors(device: int | None) -> int:
-    return 1 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def plan_call(
-    r: Tensor, v: Tensor, cu_seqlens: Tensor | None, segments: int | None, tiles: Tiles | None
-) -> Plan:
-    """Cut a call into segments; reading `cu_seqlens` synchronises.
-
-    `segments` asks for that many of the longest possible sequence instead of the built-in choice,
-    `tiles` for other ones.
-    """
-    B, T, H, K = r.shape
-    V = v.shape[-1]
-    tiles = tiles or tiles_for(K, V, v.dtype)
-    chains = (B if cu_seqlens is None else 1) * H * triton.cdiv(V, tiles.values)
-    if segments is None:
-        most = PROGRAMS * _multiprocessors(r.device.index) // chains
-        segments = 1 if T <= ALONE else max(1, min(most, math.ceil(T / LEAST)))
-    length = tiles.chunk * math.ceil(math.ceil(T / segments) / tiles.chunk)
-    shape = B, T, H, K, V
-    if cu_seqlens is None:
-        count = math.ceil(T / length)
-        return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
-    bounds = cu_seqlens.tolist()
-    found = packed_table(bounds, length, r.device)
-    cut = Segments(found.table.shape[0], len(bounds) - 1, 0, 0, *found)
-    return Plan(shape, tiles, cut)
+    if dtype == torch.bfloat16:
+        # eight warps on chunks of 16 tokens and 64 values gave wrong gradients: Triton 3.6, an H200
+        walks = Walk(4, 1), Walk(4, 1), Walk(8 if values >= 128 else 4, 1)
+        return Tiles(keys, min(128, values), 16, *walks, precision)
+    walks = Walk(4, 1), Walk(8, 1), Walk(8, 1)
+    return Tiles(keys, min(32, values), 16, *walks, precision)
 
 
 def _states(
@@ -143,20 +57,13 @@ def _states(
     """
     if not plan.several:
         return None
-    _, _, H, K, V = plan.shape
-    cut, tiles = plan.segments, plan.tiles
-    sums = torch.empty((cut.total, H, V, K), dtype=torch.float32, device=x.device)
-    decays = torch.empty((cut.total, H, K), dtype=torch.float32, device=x.device)
+    found, tiles = between_segments(plan, x.device), plan.tiles
     _sum(
-        plan.grid, (x, y, w, cut.table, sums, decays, *plan.sizes),
+        plan.grid, (x, y, w, plan.segments.table, *found, *plan.sizes),
         (*plan.constants, tiles.precision, reverse, plan.packed),
         num_warps=tiles.sum.warps, num_stages=tiles.sum.stages,
     )  # fmt: skip
-    _scan(
-        (cut.sequences * H, V, 1), (sums, decays, entering, cut.first, cut.per_sequence),
-        (H, K, V, tiles.keys, STEPS, reverse, plan.packed), num_warps=1, num_stages=1,
-    )  # fmt: skip
-    return sums
+    return scan(plan, found, entering, reverse)
 
 
 class Forward(NamedTuple):
@@ -179,7 +86,7 @@ class Inputs(NamedTuple):
 
 def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
     """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
-    B, T, H, K, V = plan.shape
+    _, _, H, K, V = plan.shape
     r, k, v, w, u = x
     cut, tiles = plan.segments, plan.tiles
     states = _states(plan, k, v, w, initial_state, False)
@@ -187,9 +94,8 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
     final = torch.empty((cut.sequences, H, K, V), dtype=torch.float32, device=v.device)
     checkpoints = None
     if keep:
-        chunks = B * T // tiles.chunk + cut.total + 1
         kind = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
-        checkpoints = torch.empty((chunks, H, V, K), dtype=kind, device=v.device)
+        checkpoints = torch.empty((plan.chunks, H, V, K), dtype=kind, device=v.device)
     _output(
         plan.grid,
         (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
@@ -234,6 +140,20 @@ def backward(
 
     d_u = du.sum(0).to(u.dtype)
     return Inputs(whole(dr, r), whole(dk, k), dv, whole(dw, w), d_u), d_initial
+
+
+def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Take the only token of each sequence; `initial_state` is contiguous fp32."""
+    B, _, H, K = x.r.shape
+    V = x.v.shape[-1]
+    o = torch.empty_like(x.v)
+    final = torch.empty((B, H, K, V), dtype=torch.float32, device=o.device)
+    values = step_values(tiles, V)
+    _step(
+        (B * H, triton.cdiv(V, values), 1), (*x, o, initial_state, final),
+        (H, K, V, tiles.keys, values), num_warps=STEP_WARPS, num_stages=1,
+    )  # fmt: skip
+    return o, final
 
 
 class WKV6Function(torch.autograd.Function):
@@ -286,10 +206,15 @@ def wkv6_triton(
     r, k, v = (x.to(dtype).contiguous() for x in (r, k, v))
     inputs = Inputs(r, k, v, w.contiguous(), u.contiguous())
     state = None if initial_state is None else initial_state.float().contiguous()
-    plan = plan_call(r, v, cu_seqlens, segments, tiles)
+    B, T, H, K = r.shape
+    shape = Shape(B, T, H, K, v.shape[-1])
+    tiles = tiles or tiles_for(shape.K, shape.V, dtype)
+    plan = plan_call(shape, v.device, cu_seqlens, segments, tiles)
     recorded = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*inputs, state)
     )
+    if not recorded and T == 1 and not plan.packed:
+        return step(inputs, state, tiles)
     if not recorded:
         found = forward(plan, inputs, state, keep=False)
         return found.o, found.final_state

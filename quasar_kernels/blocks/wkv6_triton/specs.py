@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from quasar_kernels.blocks.wkv6_triton import backward, forward, launch
+from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
+from quasar_kernels.blocks.triton_segments.plan import STEP_WARPS, STEPS, Walk, step_values
+from quasar_kernels.blocks.wkv6_triton import backward, forward, launch, step
 from quasar_kernels.compile_specs import CompileSpec, typed
 
 
@@ -26,7 +28,7 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
         tile |= {"PRECISION": tiles.precision, "IS_VARLEN": False, "table": None}
         cut = typed("i32", "T NS SEG")
         states = typed("*fp32", "w u states") | {"checkpoints": f"*{kind}"} | cut
-        rows: list[tuple[Any, dict[str, str], dict[str, Any], tuple[int, int]]] = [
+        rows: list[tuple[Any, dict[str, str], dict[str, Any], Walk]] = [
             (
                 forward.segment_sum_kernel,
                 typed(f"*{kind}", "x y") | typed("*fp32", "w sums decays") | cut,
@@ -34,11 +36,11 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
                 tiles.sum,
             ),
             (
-                forward.segment_scan_kernel,
+                segment_scan_kernel,
                 typed("*fp32", "sums decays entering") | {"NS": "i32"},
-                sizes | {"STEPS": launch.STEPS, "REVERSE": False}
+                sizes | {"STEPS": STEPS, "REVERSE": False}
                 | {"IS_VARLEN": False, "first": None},
-                (1, 1),
+                Walk(1, 1),
             ),
             (
                 forward.output_kernel,
@@ -54,6 +56,12 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
                 | typed("*fp32", "dw du d_final d_initial"),
                 tile,
                 tiles.gradient,
+            ),
+            (
+                step.step_kernel,
+                typed(f"*{kind}", "r k v o") | typed("*fp32", "w u initial_state final_state"),
+                sizes | {"BV": step_values(tiles, K)},
+                Walk(STEP_WARPS, 1),
             ),
         ]  # fmt: skip
         specs += [

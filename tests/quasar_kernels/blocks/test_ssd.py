@@ -94,9 +94,9 @@ def mamba_chunk_scan_combined(
     return_varlen_states=False,
 ):  # fmt: skip
     """The parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
-    assert D is z is dt_bias is seq_idx is cu_seqlens is None
+    assert z is dt_bias is seq_idx is cu_seqlens is None
     assert (return_final_states, dt_softplus) == (True, False)
-    y, final = ssd_recurrence(x, dt, A, B, C, None, initial_states.mT, dtype=torch.float32)
+    y, final = ssd_recurrence(x, dt, A, B, C, D, initial_states.mT, dtype=torch.float32)
     return y, final.mT
 
 
@@ -108,13 +108,16 @@ def test_the_libraries_kernels_are_called_as_they_ask(monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", module)
     monkeypatch.setattr("fla.ops.simple_gla.chunk_simple_gla", chunk_simple_gla)
-    x, state = ssd_inputs(20, B=2)[:5], torch.randn(2, *STATE)
-    for kernels in SSD._kernels:
-        check(kernels.call(*x, state, None), ssd_recurrence(*x, None, state), LIMIT)
+    x, state = ssd_inputs(20, B=2), torch.randn(2, *STATE)
+    for name in ("mamba_ssm", "fla-core"):
+        check(SSD.named(name).call(*x, state, None), ssd_recurrence(*x, state), LIMIT)
 
 
 def test_a_backend_says_why():
-    found = SSD.backend(GPU, torch.bfloat16)
-    assert found.name == "fla-core"
+    found = SSD.backend(GPU, torch.bfloat16, width=128)
+    assert found.name == "triton"
     assert found.reason == "mamba_ssm: ModuleNotFoundError: No module named 'mamba_ssm'"
     assert "no packed sequences" in SSD.backend(GPU, torch.bfloat16, packed=True).reason
+    wide = SSD.backend(GPU, torch.bfloat16, width=256)
+    assert wide.name == "fla-core"
+    assert "triton takes heads of up to 128 channels" in wide.reason

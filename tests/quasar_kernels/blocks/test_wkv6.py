@@ -114,9 +114,7 @@ GPU = torch.device("cuda")
 def test_a_backend_says_why():
     cpu, bf16 = torch.device("cpu"), torch.bfloat16
     assert WKV6.backend(cpu, bf16) == ("torch", "the tensors are not on a GPU", "")
-    name, reason, _ = WKV6.backend(GPU, bf16, width=128)
-    assert name == "fla-core"
-    assert reason.endswith("triton is for heads of up to 64 channels")
+    assert WKV6.backend(GPU, bf16, width=128).name == "triton"
     assert WKV6.backend(GPU, bf16, width=256) == (
         "fla-core",
         "cuda takes heads of 32, 64 or 128 channels; triton takes heads of up to 128 channels",
@@ -125,22 +123,16 @@ def test_a_backend_says_why():
     assert WKV6.backend(GPU, torch.float64).reason == "the kernels have no fp64"
 
 
-def test_wide_heads_are_taken_by_name_alone(monkeypatch):
-    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "triton")
-    assert WKV6.backend(GPU, torch.bfloat16, width=128).name == "triton"
-    assert WKV6.backend(GPU, torch.bfloat16, width=256).name == "torch"
-
-
-def test_short_calls_go_to_cuda_and_long_ones_to_triton(monkeypatch):
+def test_short_calls_go_to_cuda_and_others_to_triton(monkeypatch):
     def found(**call):
         return WKV6.backend(GPU, torch.bfloat16, width=64, **call)
 
-    assert found(tokens=1).name == found(tokens=SHORT).name == "cuda"
-    long = ("triton", f"cuda is for calls of up to {SHORT} tokens", "")
-    assert found(tokens=SHORT + 1) == found() == long
-    assert found(tokens=1, values=48).name == "triton"
+    assert {found(tokens=n).name for n in SHORT} == {"cuda"}
+    other = ("triton", "cuda is for calls of 2 to 16 tokens", "")
+    assert found(tokens=SHORT[-1] + 1) == found() == found(tokens=1) == other
+    assert found(tokens=2, values=48).name == "triton"
     monkeypatch.setenv("QUASAR_BACKEND", "triton")
-    assert found(tokens=1) == ("triton", "QUASAR_BACKEND=triton", "")
+    assert found(tokens=2) == ("triton", "QUASAR_BACKEND=triton", "")
     monkeypatch.setenv("QUASAR_BACKEND", "auto")
     monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
     assert found(tokens=100_000).name == "cuda"
@@ -155,7 +147,7 @@ def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch,
     operator = backends.Operator("WKV6", kernels, broken)
     like = torch.zeros(1).as_subclass(OnGPU)
     for _ in range(2):
-        assert operator(like, False, 1, 2, width=64, tokens=1) == (1, 2)
+        assert operator(like, False, 1, 2, width=64, tokens=2) == (1, 2)
     (line,) = caplog.messages
     assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; to me")
     assert "install it; mend what it names" in line

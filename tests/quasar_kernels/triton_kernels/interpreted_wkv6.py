@@ -64,6 +64,15 @@ def test_one_strong_decay_costs_its_neighbours_no_digits():
     check(found, wanted, OPERATOR[FP32])
 
 
+def test_single_tokens_are_one_walk():
+    x = wkv6_inputs(3, B=2)
+    state, found = None, []
+    for t in range(3):
+        o, state = wkv6_triton(*(y[:, t : t + 1] for y in x[:4]), x[4], state)
+        found.append(o)
+    check((torch.cat(found, 1), state), wkv6_recurrence(*x), OPERATOR[FP32])
+
+
 def test_without_gradients_nothing_is_kept():
     x = wkv6_inputs(40, H=1)
     o, final = wkv6_triton(*x)

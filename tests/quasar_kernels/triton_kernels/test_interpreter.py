@@ -14,7 +14,7 @@ from tests.processes import run_python
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    ["kernels", "training", "delta_rule", "wkv6"],
+    ["kernels", "training", "delta_rule", "wkv6", "ssd"],
 )
 def test_kernels_under_the_interpreter(name):
     tests = Path(__file__).with_name(f"interpreted_{name}.py")

@@ -1,0 +1,245 @@
+"""SSD by the Triton kernels: their tiles, launches, and autograd."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.triton_kernels.launch import Launcher
+from torch import Tensor
+
+from quasar_kernels.blocks.ssd_triton.backward import gradient_kernel
+from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_kernel
+from quasar_kernels.blocks.ssd_triton.step import step_kernel
+from quasar_kernels.blocks.triton_segments.plan import (
+    STEP_WARPS,
+    Plan,
+    Shape,
+    Tiles,
+    Walk,
+    between_segments,
+    plan_call,
+    scan,
+    step_values,
+)
+
+_sum, _output, _gradient = map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel))
+_step = Launcher(step_kernel)
+
+
+def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles for a state of N and heads of P channels, of a dtype."""
+    # sixteen columns of keys gave wrong final states in bf16: Triton 3.6, an H200
+    keys, values = max(32, triton.next_power_of_2(N)), max(16, triton.next_power_of_2(P))
+    precision = "tf32" if dtype == torch.float16 else "tf32x3"
+    if dtype == torch.bfloat16:
+        return Tiles(keys, min(64, values), 64, Walk(4, 2), Walk(4, 2), Walk(8, 1), precision)
+    return Tiles(keys, min(32, values), 16, Walk(4, 1), Walk(4, 1), Walk(8, 1), precision)
+
+
+class Inputs(NamedTuple):
+    """A call's tensors; x, B and C have heads side by side, tokens at any one stride."""
+
+    x: Tensor  # [batch, T, H, P]
+    dt: Tensor  # [batch, T, H] fp32, contiguous
+    A: Tensor  # [H] fp32
+    B: Tensor  # [batch, T, G, N] in x's dtype
+    C: Tensor  # the same
+    D: Tensor | None  # [H] fp32
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Elements between tokens of x, B and C."""
+        return self.x.stride(1), self.B.stride(1), self.C.stride(1)
+
+
+def _states(
+    plan: Plan, x: Tensor, y: Tensor, inputs: Inputs, entering: Tensor | None, reverse: bool
+) -> Tensor | None:
+    """Return `[segments, H, P, N]`, the states between segments: what a segment leaves behind it.
+
+    With `reverse`, the gradients of the states, and each before its segment. None where no
+    sequence has two segments.
+    """
+    if not plan.several:
+        return None
+    found, tiles = between_segments(plan, x.device), plan.tiles
+    _sum(
+        plan.grid,
+        (x, y, inputs.dt, inputs.A, plan.segments.table, *found, x.stride(1), y.stride(1),
+         *plan.sizes),
+        (x.shape[2], *plan.constants, tiles.precision, reverse, plan.packed),
+        num_warps=tiles.sum.warps, num_stages=tiles.sum.stages,
+    )  # fmt: skip
+    return scan(plan, found, entering, reverse)
+
+
+class Forward(NamedTuple):
+    """Results of `forward`."""
+
+    y: Tensor  # [batch, T, H, P] in x's dtype
+    final_state: Tensor  # [sequences, H, N, P] fp32
+    checkpoints: Tensor | None  # [chunks, H, P, N], the states before them, when asked for
+
+
+def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
+    """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
+    x, dt, A, B, C, D = inputs
+    _, _, H, N, P = plan.shape
+    cut, tiles = plan.segments, plan.tiles
+    states = _states(plan, B, x, inputs, initial_state, False)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    final = torch.empty((cut.sequences, H, N, P), dtype=torch.float32, device=x.device)
+    checkpoints = None
+    if keep:
+        kind = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+        checkpoints = torch.empty((plan.chunks, H, P, N), dtype=kind, device=x.device)
+    _output(
+        plan.grid,
+        (x, dt, A, B, C, D, y, states, initial_state, final, checkpoints, cut.table,
+         *inputs.strides, *plan.sizes),
+        (B.shape[2], *plan.constants, tiles.precision, plan.packed),
+        num_warps=tiles.output.warps, num_stages=tiles.output.stages,
+    )  # fmt: skip
+    return Forward(y, final, checkpoints)
+
+
+def backward(
+    plan: Plan,
+    inputs: Inputs,
+    checkpoints: Tensor,
+    dy: Tensor,
+    d_final: Tensor | None,
+    initial: bool,
+) -> tuple[Inputs, Tensor | None]:
+    """Return the gradients of the inputs, and of the initial state where there is one.
+
+    dy and d_final, the results', are contiguous, and d_final fp32.
+    """
+    x, dt, A, B, C, D = inputs
+    batch, T, H, N, P = plan.shape
+    cut, parts, G = plan.segments, plan.grid[1], B.shape[2]
+    states = _states(plan, C, dy, inputs, d_final, True)
+
+    def shares(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((parts, *shape), dtype=dtype, device=x.device)
+
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    db, dc = (shares(batch, T, H, N, dtype=B.dtype) for _ in range(2))
+    d_dt = shares(batch, T, H)
+    da, dd = shares(cut.total, H), None if D is None else shares(cut.total, H)
+    d_initial = None
+    if initial:
+        d_initial = torch.empty((cut.sequences, H, N, P), dtype=torch.float32, device=x.device)
+    _gradient(
+        plan.grid,
+        (x, dt, A, B, C, D, dy, dx, d_dt, da, db, dc, dd, states, d_final, d_initial, checkpoints,
+         cut.table, *inputs.strides, batch * T, cut.total, *plan.sizes),
+        (G, *plan.constants, plan.tiles.precision, plan.packed),
+        num_warps=plan.tiles.gradient.warps, num_stages=plan.tiles.gradient.stages,
+    )  # fmt: skip
+
+    def of_groups(share: Tensor) -> Tensor:
+        if parts == 1 and G == H:
+            return share[0]
+        return share.unflatten(3, (G, H // G)).sum((0, 4), dtype=torch.float32).to(share.dtype)
+
+    of_steps = d_dt[0] if parts == 1 else d_dt.sum(0)
+    of_skip = None if dd is None else dd.sum((0, 1))
+    found = Inputs(dx, of_steps, da.sum((0, 1)), of_groups(db), of_groups(dc), of_skip)
+    return found, d_initial
+
+
+def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Take the only token of each sequence; `initial_state` is contiguous fp32."""
+    x, dt, A, B, C, D = inputs
+    batch, _, H, P = x.shape
+    G, N = B.shape[2:]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    final = torch.empty((batch, H, N, P), dtype=torch.float32, device=x.device)
+    values = step_values(tiles, P)
+    _step(
+        (batch * H, triton.cdiv(P, values), 1),
+        (x, dt, A, B, C, D, y, initial_state, final, *inputs.strides),
+        (G, H, N, P, tiles.keys, values), num_warps=STEP_WARPS, num_stages=1,
+    )  # fmt: skip
+    return y, final
+
+
+class SSDFunction(torch.autograd.Function):
+    """The operator with its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, initial_state: Tensor | None, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the forward pass and keep the state before each chunk."""
+        ctx.set_materialize_grads(False)
+        found = forward(plan, Inputs(*inputs), initial_state, keep=True)
+        ctx.plan, ctx.initial = plan, initial_state is not None
+        ctx.save_for_backward(*inputs, found.checkpoints)
+        return found.y, found.final_state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute every gradient."""
+        *tensors, checkpoints = ctx.saved_tensors
+        inputs = Inputs(*tensors)
+        with torch.cuda.device(inputs.x.device):
+            dy = torch.zeros_like(inputs.x) if dy is None else dy
+            last = None if d_final is None else d_final.float().contiguous()
+            found, d_initial = backward(
+                ctx.plan, inputs, checkpoints, dy.contiguous(), last, ctx.initial
+            )
+        return (None, d_initial, *found)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """Return x `[batch, T, heads, width]` with heads side by side and one stride of tokens."""
+    batch, T, _, width = x.shape
+    row = x.stride(1)
+    strides = (T * row if batch > 1 else x.stride(0), row, width, 1)
+    return x if x.stride() == strides and row > 0 else x.contiguous()
+
+
+@torch.compiler.disable
+@on_its_device
+def ssd_triton(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
+    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    *, segments: int | None = None, tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
+
+    x, B and C may be columns of one projection: they are read where they lie. A recorded call keeps
+    the state before every chunk for its backward pass: for heads of 64 channels and a state of 64
+    in bf16 as many bytes as x has.
+
+    Args:
+        segments: segments of each sequence instead of the built-in choice.
+        tiles: other ones than `tiles_for` gives.
+
+    Raises:
+        ValueError: `cu_seqlens` does not cut one row of T tokens.
+    """
+    x, B, C = (_in_rows(y.to(x.dtype)) for y in (x, B, C))
+    skip = None if D is None else D.float().contiguous()
+    inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)
+    state = None if initial_state is None else initial_state.float().contiguous()
+    batch, T, H, P = x.shape
+    shape = Shape(batch, T, H, B.shape[-1], P)
+    tiles = tiles or tiles_for(shape.K, P, x.dtype)
+    plan = plan_call(shape, x.device, cu_seqlens, segments, tiles)
+    recorded = torch.is_grad_enabled() and any(
+        y is not None and y.requires_grad for y in (*inputs, state)
+    )
+    if not recorded and T == 1 and not plan.packed:
+        return step(inputs, state, tiles)
+    if not recorded:
+        found = forward(plan, inputs, state, keep=False)
+        return found.y, found.final_state
+    results: tuple[Tensor, Tensor] = SSDFunction.apply(plan, state, *inputs)
+    return results

@@ -1,0 +1,167 @@
+"""How a call of WKV6 or SSD is cut into segments and tiles, and the scan over the segments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+from fla.ops.quasar.segments import Segments, packed_table
+from fla.ops.quasar.triton_kernels.launch import Launcher
+from torch import Tensor
+
+from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
+
+MAX_KEYS = 128
+"""Widest heads of keys that the kernels take; values may be of any width."""
+ALONE = 128
+"""Tokens up to which a sequence stays whole: the launches of a scan would cost more."""
+LEAST = 64
+"""Least tokens of a segment."""
+PROGRAMS = 8
+"""How many programs a multiprocessor should get, over the whole call."""
+STEPS = 16
+"""Segments that the scan takes at once."""
+
+STEP_WARPS = 4
+"""Of a program that takes a single token."""
+
+_scan = Launcher(segment_scan_kernel)
+
+
+class Walk(NamedTuple):
+    """How a kernel is compiled: warps of a program, and stages of its loop."""
+
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """How the kernels are cut for heads of a width."""
+
+    keys: int  # columns of the keys, a power of two
+    values: int  # columns of the values that a program takes
+    chunk: int  # tokens
+    sum: Walk
+    output: Walk
+    gradient: Walk
+    precision: str  # of products that are not bf16's
+
+
+def step_values(tiles: Tiles, V: int) -> int:
+    """Return the columns of V values that a program takes for a single token."""
+    return min(triton.next_power_of_2(V), max(16, 4096 // tiles.keys))
+
+
+class Shape(NamedTuple):
+    """One call's sizes."""
+
+    B: int
+    T: int
+    H: int
+    K: int  # channels of a head's keys
+    V: int  # channels of a head's values
+
+
+class Plan(NamedTuple):
+    """One call's shape, tiles and segments."""
+
+    shape: Shape
+    tiles: Tiles
+    segments: Segments
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Programs: a segment and head, and columns of the values."""
+        shape = self.shape
+        return self.segments.total * shape.H, triton.cdiv(shape.V, self.tiles.values), 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """T, a sequence's segments, a segment's tokens, as the kernels take them."""
+        return self.shape.T, self.segments.per_sequence, self.segments.length
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The kernels' first constants."""
+        _, _, H, K, V = self.shape
+        return H, K, V, self.tiles.keys, self.tiles.values, self.tiles.chunk
+
+    @property
+    def chunks(self) -> int:
+        """Places for the states before chunks: at least one for each."""
+        return self.shape.B * self.shape.T // self.tiles.chunk + self.segments.total + 1
+
+    @property
+    def several(self) -> bool:
+        """Whether a sequence may have several segments."""
+        return self.segments.total > self.segments.sequences
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences share a row."""
+        return self.segments.table is not None
+
+
+@functools.cache
+def _multiprocessors(device: int | None) -> int:
+    return 1 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def plan_call(
+    shape: Shape,
+    device: torch.device,
+    cu_seqlens: Tensor | None,
+    segments: int | None,
+    tiles: Tiles,
+) -> Plan:
+    """Cut a call into segments; reading `cu_seqlens` synchronises.
+
+    `segments` asks for that many of the longest possible sequence instead of the built-in choice.
+
+    Raises:
+        ValueError: `cu_seqlens` does not cut one row of T tokens.
+    """
+    B, T, H, _, V = shape
+    chains = (B if cu_seqlens is None else 1) * H * triton.cdiv(V, tiles.values)
+    if segments is None:
+        most = PROGRAMS * _multiprocessors(device.index) // chains
+        segments = 1 if T <= ALONE else max(1, min(most, math.ceil(T / LEAST)))
+    length = tiles.chunk * math.ceil(math.ceil(T / segments) / tiles.chunk)
+    if cu_seqlens is None:
+        count = math.ceil(T / length)
+        return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
+    bounds = cu_seqlens.tolist()
+    found = packed_table(bounds, length, device)
+    cut = Segments(found.table.shape[0], len(bounds) - 1, 0, 0, *found)
+    return Plan(shape, tiles, cut)
+
+
+class Between(NamedTuple):
+    """What the kernels pass on from segment to segment."""
+
+    sums: Tensor  # [segments, H, V, K] fp32, what each adds; the scan turns them into states
+    decays: Tensor  # [segments, H, K] fp32, the sums of its log decays
+
+
+def between_segments(plan: Plan, device: torch.device) -> Between:
+    """Return room for what segments add to the state and for their log decays."""
+    _, _, H, K, V = plan.shape
+    total = plan.segments.total
+    return Between(
+        torch.empty((total, H, V, K), dtype=torch.float32, device=device),
+        torch.empty((total, H, K), dtype=torch.float32, device=device),
+    )
+
+
+def scan(plan: Plan, found: Between, entering: Tensor | None, reverse: bool) -> Tensor:
+    """Turn what segments add into the states behind them, in place; with `reverse`, before them."""
+    _, _, H, K, V = plan.shape
+    cut = plan.segments
+    _scan(
+        (cut.sequences * H, V, 1), (*found, entering, cut.first, cut.per_sequence),
+        (H, K, V, plan.tiles.keys, STEPS, reverse, plan.packed), num_warps=1, num_stages=1,
+    )  # fmt: skip
+    return found.sums
