@@ -67,6 +67,11 @@ def write_settings(folder: Path) -> Path:
     return file
 
 
+def settings_of(file: Path) -> dict[str, str]:
+    """Return the lines of a .env that `write_settings` wrote."""
+    return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+
 @contextmanager
 def started(
     script: str, environment: dict[str, str], log: Path
@@ -88,9 +93,9 @@ def started(
 def run_once(file: Path) -> int:
     """Start server and validator, run one cycle of the miner, and return its exit status."""
     environment = {**os.environ, "ENV_FILE": str(file), "OMP_NUM_THREADS": "1"}
-    values = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    url = settings_of(file)["VALIDATOR_API_URL"]
     with started("START_SERVER.sh", environment, file.parent / "server.log") as server:
-        wait_for_server(values["VALIDATOR_API_URL"], server)
+        wait_for_server(url, server)
         with started("START_VALIDATOR.sh", environment, file.parent / "validator.log"):
             return subprocess.run([PROJECT / "START_MINER.sh", "once"], env=environment).returncode
 
@@ -128,6 +133,8 @@ def main() -> int:
     threads = "OMP_NUM_THREADS=1 " if resolve_device("auto") == "cpu" else ""
     for script in ("START_SERVER.sh", "START_VALIDATOR.sh", "START_MINER.sh once"):
         print(f"  {threads}ENV_FILE={file} ./{script}")
+    url = settings_of(file)["VALIDATOR_API_URL"]
+    print(f"the leaderboard is at {url}; Ctrl-C ends server and validator")
     return 0
 
 

@@ -32,11 +32,18 @@ def test_separate_processes_reach_a_verdict(tmp_path: Path) -> None:
     assert " verdict " in (tmp_path / "home/validator.log").read_text()
 
 
+def port_of(file: Path) -> str:
+    """Return the port that the settings name."""
+    return next(line for line in file.read_text().splitlines() if line.startswith("PORT="))[5:]
+
+
 def test_the_commands_are_said_with_their_settings(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(PROJECT)}
     first, second = (run_python(SCRIPT, tmp_path / "home", env=env, check=True) for _ in range(2))
     assert first.stdout == second.stdout  # what was made is not made anew
-    lines = [shlex.split(line) for line in first.stdout.splitlines()[1:]]
+    _, *commands, last = first.stdout.splitlines()
+    assert f" http://127.0.0.1:{port_of(tmp_path / 'home/home.env')};" in last
+    lines = [shlex.split(line) for line in commands]
     assert [words[-1] for words in lines] == ["./START_SERVER.sh", "./START_VALIDATOR.sh", "once"]
     file = tmp_path / "home/home.env"
     assert all(f"ENV_FILE={file}" in words for words in lines)
