@@ -55,6 +55,19 @@ def pins(python: str = THIS) -> dict[str, str]:
     return pinned
 
 
+def test_each_dependency_of_a_miner_says_why_it_is_needed() -> None:
+    text = (PROJECT / "pyproject.toml").read_text()
+    listed = text.split("\ndependencies = [\n")[1].split("\n]\n")[0].splitlines()
+    before = ["", *listed]
+    without = [
+        line
+        for previous, line in zip(before, listed, strict=False)
+        if line.strip().startswith('"') and " # " not in line and "#" not in previous.split('"')[0]
+    ]
+    assert len(listed) >= 20
+    assert without == []
+
+
 def needed_by_what_is_installed() -> Iterator[tuple[str, Requirement]]:
     """(package, what it asks for) of all installed packages that pyproject.toml leads to."""
     queue = [
