@@ -125,3 +125,8 @@ def drowned():
 def number():
     """No model."""
     return 3
+
+
+def wordless():
+    """A module that does not tell how many tokens it knows."""
+    return nn.Linear(2, 2)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from harness.__main__ import main
-from harness.gates import checks
+from harness.gates import checks, command
 from harness.gates.command import build, look
-from harness.gates.findings import Finding, Verdict, worst
+from harness.gates.findings import Finding, Gates, Verdict, worst
 from harness.gates.training import draw
 from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
+from quasar_kernels.blocks.language.model import Sizes
 from tests import PROJECT
 
 CPU = torch.device("cpu")
@@ -47,6 +48,7 @@ def test_the_small_hybrid_passes_and_the_file_says_so(tmp_path, capsys):
     assert {f["verdict"] for f in said["findings"]} == {"PASS"}
     loss = next(f["figures"] for f in said["findings"] if f["what"] == "loss")
     assert loss["fall"] > 0.3
+    assert any("of log(64)" in f["told"] for f in said["findings"])
     out = capsys.readouterr().out
     assert out.count("\n") == len(said["findings"]) + 1
     assert out.endswith("PASS: rwkv6+mamba2+quasar on cpu\n")
@@ -126,6 +128,11 @@ def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     (finding,) = checks.kernels(model)
     assert (finding.verdict, finding.told) == (Verdict.WARN, "torch: why; do")
+    for name in ("cuda", "triton"):
+        backends = {"x": Backend(name, "why", "")}
+        monkeypatch.setattr(HybridBlock, "backends", lambda *_, found=backends: found)
+        (finding,) = checks.kernels(model)
+        assert (finding.verdict, finding.told) == (Verdict.PASS, f"{name}: why")
 
 
 def test_the_worst_verdict_counts():
@@ -152,12 +159,49 @@ def test_a_failing_model_s_status_is_one(capsys):
 
 
 @pytest.mark.parametrize(
+    ("gpu", "asked", "device"),
+    [
+        (False, "auto", "cpu"),
+        (False, "cpu", "cpu"),
+        (True, "auto", "cuda"),
+        (True, "cpu", "cpu"),
+        (True, "cuda", "cuda"),
+    ],
+)
+def test_a_model_is_looked_at_where_it_is_asked_for(monkeypatch, gpu, asked, device):
+    looked = []
+
+    def record(name, model, steps, device):
+        looked.append((name, model.sizes, steps, device.type))
+        return Gates(
+            model=name, device=device.type, torch="", steps=steps, verdict="WARN", findings=()
+        )
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(command, "look", record)
+    assert main(["gates", "--device", asked]) == 0  # a warning is no failure
+    ((name, sizes, steps, on),) = looked
+    assert (name, steps, on) == ("rwkv6+mamba2+quasar", 100, device)
+    assert sizes == Sizes(64, 32, 2, 1, ("rwkv6", "mamba2", "quasar"), "gains", 16)
+
+
+def test_a_gpu_that_is_not_there_is_usage(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(["gates", "--device", "cuda"])
+    assert ended.value.code == 2
+    assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("model", "words"),
     [
         ("rwkv7", "some of rwkv6, mamba2, quasar"),
         ("no_such:model", "No module named 'no_such'; name a function"),
         (f"{MODELS}:none", "has no attribute 'none'"),
         (f"{MODELS}:number", "returned int; it must return a torch module"),
+        (f"{MODELS}:hybrid:x", "has no attribute 'hybrid:x'"),
+        (f"{MODELS}:wordless", "returned Linear; it must return a torch module"),
     ],
 )
 def test_what_is_no_model_is_usage(model, words, capsys):
