@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.measuring.runner import MeasurementError
 from neurons.mining import daemon
@@ -33,9 +34,14 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(
 ) -> None:
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     context = miner()
-    assert run_cycle(context).state is State.PUBLISHED
+    with capture_logs() as first:
+        assert run_cycle(context).state is State.PUBLISHED
     assert sorted(bench.calls) == [512, 1024, 2048, 2048]
-    assert run_cycle(context).state is State.VALIDATED
+    with capture_logs() as second:
+        assert run_cycle(context).state is State.VALIDATED
+    kept = [[row["runs"] for row in log if row["event"] == "measurements kept"]
+            for log in (first, second)]  # fmt: skip
+    assert kept == [[], [2]]
     assert sorted(bench.calls) == [512, 1024, 2048, 2048, *SETTLED]
     assert bench.checks == [2048]  # the gate is kept with what it stood for
 

@@ -28,12 +28,19 @@ SPEEDS = st.floats(min_value=1e-3, max_value=1e12)
         (math.nan, 1000.0, 0.0),
         (math.inf, 1000.0, 0.0),
         (None, 1000.0, 0.0),
+        (0.5, 1.0, 2.0),  # slow, but a speed
     ],
 )
 def test_judge(claim: float | None, actual: float, score: float) -> None:
     verdict = judge(claim, actual)
     assert verdict.score == pytest.approx(score)
     assert verdict.passed == (score > 0)
+
+
+def test_a_verdict_stays_as_it_was_given() -> None:
+    verdict = judge(1000.0, 500.0)
+    with pytest.raises(AttributeError):
+        verdict.score = 1.0  # type: ignore[misc]
 
 
 def test_the_reason_names_both_speeds() -> None:

@@ -169,7 +169,11 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
             faster = {"id": 99, "miner_hotkey": "5Other", "tokens_per_sec": 1e12}
             slower = {"id": 98, "miner_hotkey": "5Other", "tokens_per_sec": 1.0}
             ours = stand_in.performers[0]
-            stand_in.performers[:0] = [{**ours, **faster}, {**ours, **slower}]
+            others = [
+                {"id": 90 + by, "target_sequence_length": ours["target_sequence_length"] + by}
+                for by in (-1, 1)
+            ]
+            stand_in.performers[:0] = [{**ours, **one} for one in (faster, slower, *others)]
 
     waits.then = judged
     stand_in.faults[SUBMIT].append(LOST)

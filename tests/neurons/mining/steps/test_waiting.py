@@ -67,6 +67,21 @@ def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
     assert waits.seconds[: len(blocks)] == pytest.approx(blocks)
 
 
+def test_the_wait_for_the_block_is_told_every_25_blocks(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.blocks_until_reveal = 100
+
+    def blocks_pass(_: float) -> None:
+        stand_in.block += 4  # and one by the look
+
+    context.waiter = Waits(blocks_pass)
+    with capture_logs() as logs:
+        assert run_cycle(context).state is State.VALIDATED
+    told = [row["blocks_left"] for row in logs if row["event"] == "waiting for the reveal block"]
+    assert told == [99, 74, 49, 24]
+
+
 def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +97,17 @@ def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
     monkeypatch.setattr(context.client, "on_loopback", False)
     assert run_cycle(context).state is State.REVEALED
     assert waits.seconds.count(1.0) == 4
+
+
+def test_when_it_was_first_seen_in_the_queue_is_kept(miner: Miner, stand_in: StandIn) -> None:
+    context = miner(submission_mode="direct")
+    stand_in.verdict = None
+    began, seen = time.time(), []
+    for moment in (began, began + 60):
+        context.now = lambda now=moment: now  # type: ignore[misc]
+        context.waiter = Waits(stop_after(2))
+        seen.append(run_cycle(context).queued_at)
+    assert seen == [began, began]
 
 
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
