@@ -2,8 +2,7 @@
 
     python -m benchmarks.reliability [--cycles 2000]
 
-runs the daemon through so many cycles in scaled time and writes benchmarks/reliability.json; what
-mutation testers found is entered there by hand, from their own output.
+runs the daemon through so many cycles in scaled time and writes benchmarks/reliability.json.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from pathlib import Path
 
 from benchmarks.api import page as api
 from benchmarks.documents import filled
+from benchmarks.mutants import page as mutants
+from benchmarks.mutants.results import load as load_mutants
 from benchmarks.results import ROOT, Frozen
 from harness.source import tree_commit
 
@@ -48,19 +49,10 @@ class Month(Frozen):
     late: Usage
 
 
-class Mutants(Frozen):
-    """How many changed programs the tests noticed."""
-
-    modules: tuple[str, ...]
-    tried: int
-    noticed: int
-
-
 class Reliability(Frozen):
-    """All figures of the page."""
+    """What this command measures."""
 
     month: Month
-    mutants: tuple[Mutants, ...]
 
 
 def load(path: Path = DATA) -> Reliability:
@@ -106,33 +98,22 @@ def month(found: Month) -> str:
     return "\n".join([head, *rows, "", f"{when}, commit {(found.commit or 'unknown'):.7}."])
 
 
-def mutants(found: tuple[Mutants, ...]) -> str:
-    """Return the table of mutants."""
-    rows = [
-        f"| {', '.join(one.modules)} | {one.tried} | {one.noticed} | "
-        f"{one.noticed / one.tried:.1%} |"
-        for one in found
-    ]
-    head = "| code | mutants | noticed | share |\n| --- | ---: | ---: | ---: |"
-    return "\n".join([head, *rows])
-
-
 def documents() -> Mapping[Path, str]:
     """Return the text of docs/reliability.md, by its path."""
     found = load()
-    sections = {"month": month(found.month), "mutants": mutants(found.mutants)}
+    sections = {"month": month(found.month), "mutants": mutants.section(load_mutants())}
     sections["load"] = api.section(api.load())
     return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
 
 
 def main() -> None:
-    """Measure a month anew and keep the rest."""
+    """Measure a month anew."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cycles", type=int, default=2000, help="(2000)")
     given = parser.parse_args()
     if given.cycles < 10:
         parser.error(f"--cycles {given.cycles} must be at least 10")
-    made = load().model_copy(update={"month": run_month(given.cycles)})
+    made = Reliability(month=run_month(given.cycles))
     DATA.write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
