@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from harness.analysis.stats import HEADER, agreement, markdown, rows, spread, table
+from harness.analysis.stats import HEADER, agreement, markdown, rich_table, rows, spread, table
 from harness.report import Failure
 from harness.terminal import Progress, show_table
 from tests.harness.hardware.test_roofline import H200
@@ -16,6 +16,7 @@ from tests.harness.samples import measurement
 def test_spread_is_relative_to_the_slowest() -> None:
     assert spread([100.0, 125.0, 110.0]) == pytest.approx(0.25)
     assert spread([42.0]) == 0
+    assert spread([0.75, 0.5]) == 0.5
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, float("nan")], [-1.0]])
@@ -37,6 +38,7 @@ def test_a_row_says_what_the_runs_of_a_length_say() -> None:
     assert (first["tokens"], first["runs"], first["slowest tokens/s"]) == ("512", "2", "1,000")
     assert (first["median"], first["spread"], first["MiB"]) == ("1,125", "25.0%", "1,500")
     assert (first["of bound"], first["cold / loop"], first["note"]) == ("-", "-", "checked")
+    assert (second["runs"], second["median"]) == ("1", "2,000")
     assert second["note"] == "its correctness was not checked"
 
 
@@ -67,6 +69,32 @@ def test_a_terminal_and_a_file_get_the_same_figures() -> None:
     assert file.getvalue() == table(RUNS, FAILURES) + "\n"
     assert "\x1b" not in file.getvalue()
     assert page.splitlines()[1].count("|") == len(HEADER) + 1
+    assert page.endswith(" |\n\n- 4096 timeout: not done within 300 s\n")
+    assert markdown(RUNS).endswith(" checked |\n")
+
+
+def test_a_lines_columns_stand_below_one_another_and_its_note_comes_last() -> None:
+    head, first, second, fault = table(RUNS, FAILURES).splitlines()
+    assert head.endswith("  note")
+    assert first.endswith("  checked")
+    assert second.endswith("  its correctness was not checked")
+    place = head.index("note")
+    assert first[:place].rstrip().endswith(" s")  # the first call's seconds
+    assert [line.index(note, place) for line, note in ((first, "checked"), (second, "its"))] == [
+        place,
+        place,
+    ]
+    assert fault == "     4096 timeout: not done within 300 s"
+
+
+def test_on_a_terminal_what_does_not_count_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rich_table(RUNS)
+    assert [row.style for row in made.rows] == [None, "red"]
+    assert [(column.header, column.justify) for column in made.columns] == [
+        (name, "left" if name == "note" else "right") for name in HEADER
+    ]
+    monkeypatch.setattr("harness.analysis.stats.rejection", lambda run: "another used the GPU")
+    assert [row.style for row in rich_table(RUNS).rows] == ["red", "red"]
 
 
 def test_progress_is_live_on_a_terminal_and_lines_elsewhere() -> None:
