@@ -249,7 +249,8 @@ def check_reveals(server: StandIn, submissions: list[Submission]) -> None:
     """Every reveal shows what its commitment stands for, and what the journal froze."""
     by_salt = {submission.salt: submission for submission in submissions}
     for body in (r.body for r in server.requests if r.path == "/reveal_submission"):
-        submission = by_salt[body["commitment_salt"]]
+        submission = by_salt.get(body["commitment_salt"])
+        assert submission, (body, by_salt, [request.path for request in server.requests])
         salted = commitment_hash(body["commitment_salt"], body["fork_url"])
         assert salted == submission.commitment_hash
         assert body["tokens_per_sec"] == submission.tokens_per_sec
