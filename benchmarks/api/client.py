@@ -122,8 +122,12 @@ async def seconds_until_cut_off(port: int, limit: float) -> float | None:
         while time.perf_counter() - start < limit:
             with suppress(OSError):
                 writer.write(b"GET /" if time.perf_counter() - start < 1 else b"x")
-            with suppress(asyncio.TimeoutError, OSError):
-                if not await asyncio.wait_for(reader.read(1000), 1.0):
+            with suppress(asyncio.TimeoutError):
+                try:
+                    more = await asyncio.wait_for(reader.read(1000), 1.0)
+                except ConnectionError:  # the server does not say goodbye
+                    more = b""
+                if not more:
                     return time.perf_counter() - start
         return None
     finally:
