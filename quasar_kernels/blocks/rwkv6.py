@@ -107,11 +107,13 @@ class RWKV6TimeMixing(nn.Module):
 
     def _mixed(self, x: Tensor, before: Tensor) -> tuple[Tensor, ...]:
         """Return x mixed with the token before, `[B, T, width]` for each stream."""
+        # parameters in x's dtype, or all streams would be widened to theirs
+        mix_input, mix = self.mix_input.to(x.dtype), self.mix.to(x.dtype)
         change = before - x
-        hidden = torch.tanh((x + change * self.mix_input) @ self.mix_down)
+        hidden = torch.tanh((x + change * mix_input) @ self.mix_down)
         hidden = hidden.unflatten(-1, (STREAMS, -1)).movedim(-2, 0).flatten(1, 2)
         shares = torch.bmm(hidden, self.mix_up).unflatten(1, x.shape[:2])
-        return (x + change * (self.mix[:, None, None] + shares)).unbind(0)
+        return (x + change * (mix[:, None, None] + shares)).unbind(0)
 
     def _normed(self, o: Tensor) -> Tensor:
         """Return o `[B, T, heads, S]` normed a head, then scaled and shifted, `[B, T, width]`.
