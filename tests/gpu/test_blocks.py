@@ -229,7 +229,9 @@ def exact_ssd(x, dt, A, B, C, D, state=None, bounds=None):
 
 
 @dtypes
-@pytest.mark.parametrize(("N", "P"), [(16, 64), (64, 64), (64, 128), (128, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("N", "P"), [(16, 64), (24, 64), (64, 32), (64, 64), (64, 128), (96, 64), (128, 64), (128, 128)]
+)
 @pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]], ids=["one", "packed"])
 def test_gradients_of_ssd(dtype, N, P, lengths):
     T, count = (1500, 1) if lengths is None else (sum(lengths), len(lengths))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
@@ -31,12 +32,20 @@ _step = Launcher(step_kernel)
 
 def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
     """Return the tiles for a state of N and heads of P channels, of a dtype."""
-    # sixteen columns of keys gave wrong final states in bf16: Triton 3.6, an H200
-    keys, values = max(32, triton.next_power_of_2(N)), max(16, triton.next_power_of_2(P))
+    keys, values = (max(16, triton.next_power_of_2(n)) for n in (N, P))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16:
         return Tiles(keys, min(64, values), 64, Walk(4, 2), Walk(4, 2), Walk(8, 1), precision)
     return Tiles(keys, min(32, values), 16, Walk(4, 1), Walk(4, 1), Walk(8, 1), precision)
+
+
+def padded_state(N: int, dtype: torch.dtype) -> int:
+    """Return the state size that the kernels take for one of N.
+
+    In bf16 with a state of 16, tiles of 16 and of 32 keys gave wrong final states: Triton 3.6, an
+    H200. So bf16 takes what was found right there, 64 or 128; zeros change nothing.
+    """
+    return N if dtype != torch.bfloat16 else 64 if N <= 64 else 128
 
 
 class Inputs(NamedTuple):
@@ -225,6 +234,20 @@ def ssd_triton(
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.
     """
+    N = B.shape[-1]
+    over = padded_state(N, x.dtype) - N
+    if over:
+        B, C = (F.pad(y, (0, over)) for y in (B, C))
+        initial_state = None if initial_state is None else F.pad(initial_state, (0, 0, 0, over))
+    y, final = _ssd(x, dt, A, B, C, D, initial_state, cu_seqlens, segments, tiles)
+    return y, final[:, :, :N]
+
+
+def _ssd(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    segments: int | None, tiles: Tiles | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     x, B, C = (_in_rows(y.to(x.dtype)) for y in (x, B, C))
     skip = None if D is None else D.float().contiguous()
     inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)
