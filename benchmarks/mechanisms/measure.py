@@ -209,7 +209,7 @@ def timed(
     if not on_gpu:
         return once / len(several), "host"
     once = loop(1)
-    if graphs and once <= GRAPH_MS:
+    if graphs and once / len(several) <= GRAPH_MS:
         return clocks.graph_ms(several, repeats=5, warm=0.03), "graph"
     times = max(1, round(GRAPH_MS / once))
     return median(loop(times) for _ in range(3 if once > 100 else 5)) / len(several), "events"

@@ -116,6 +116,7 @@ def decoding(results: MechanismsResults) -> str:
             "one token": label(row.name),
             "sequences": str(row.batch),
             "us": f"{row.ms * 1e3:.1f}",
+            "clock": row.clock,
             "M tokens/s": f"{row.tokens_per_second / 1e6:.3g}",
             "share of the bound": f"{bound_ms(row, results.rates) / row.ms:.0%}",
             "error": worst(row),

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.learning import page as learning
 from benchmarks.mechanisms import page
 from benchmarks.mechanisms.results import (
     MechanismsResults,
@@ -70,7 +71,7 @@ def test_the_tables_say_what_the_run_says(results):
     )
     assert f"{detail} 1.0e-03 (o) |" in text
     assert "2.0e-03 (k)" in text
-    assert "| 64 | 32.0 | 2 |" in text
+    assert "| 64 | 32.0 | graph | 2 |" in text
     assert "| kept | 3.80 M | 64 x 512 | 32.77 | 1 | 5.00 | 83% | rwkv6: triton |" in text
     assert "softmax attention, torch: forward, 1,048,576 tokens | it would take 2 s |" in text
     assert "RWKV-7, fla-core: all else | ImportError: a \\| b |" in text
@@ -85,6 +86,8 @@ def test_a_plot_has_a_point_for_every_length(results):
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "RUN", tmp_path / "run.json")
+    for name in ("RECALL", "TEXT"):  # the same document tells of these runs
+        monkeypatch.setattr(learning, name, tmp_path / name)
     before = page.documents()
     assert list(before) == [page.DOCUMENT]
     assert before[page.DOCUMENT].count("No run of it is committed yet.") >= 1
