@@ -98,7 +98,9 @@ def _where(run: LearnedRecall | LearnedText) -> dict[str, str]:
     machine = run.where(f"torch {e.torch}") if e.gpu else {
         "machine": f"{e.cpu}, torch {e.torch}", "date, commit": f"{run.created}, {run.commit}",
     }  # fmt: skip
-    return {**machine, "protocol": run.protocol}
+    have, wanted = len(run.trainings), run.seeds * (2 ** len(NAMES) - 1)
+    ended = "all" if have == wanted else f"{have}: the run was stopped before the others ended"
+    return {f"of {wanted} trainings": ended, **machine, "protocol": run.protocol}
 
 
 def plot(title: str, curves: Mapping[tuple[str, ...], Sequence[Sequence[float]]]) -> str:

@@ -73,7 +73,12 @@ def main() -> None:
         say(f"{name}, seed {training.seed}: recall {curve.recall:.2%}, {curve.steps:,} steps")
         found.append(training)
         run = LearnedRecall(
-            protocol=PROTOCOL, task=task, recipe=recipe, trainings=tuple(found), **known
+            protocol=PROTOCOL,
+            task=task,
+            recipe=recipe,
+            seeds=args.seeds,
+            trainings=tuple(found),
+            **known,
         )
         write(args.out, run)
 

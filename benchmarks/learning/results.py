@@ -31,6 +31,7 @@ class LearnedRecall(Run):
     protocol: str
     task: Task
     recipe: Recipe
+    seeds: int = Field(3, description="trainings of each model that were asked for")
     trainings: tuple[TaughtToRecall, ...]
 
 
@@ -59,6 +60,7 @@ class LearnedText(Run):
     protocol: str
     text: str = Field(description="which text, its bytes and its SHA-256")
     recipe: TextRecipe
+    seeds: int = Field(3, description="trainings of each model that were asked for")
     trainings: tuple[TaughtText, ...]
 
 

@@ -104,7 +104,12 @@ def main() -> None:
         say(f"{name}, seed {training.seed}: {training.held_out:.4f} nats a byte, held out")
         found.append(training)
         run = LearnedText(
-            protocol=PROTOCOL, text=text, recipe=recipe, trainings=tuple(found), **known
+            protocol=PROTOCOL,
+            text=text,
+            recipe=recipe,
+            seeds=args.seeds,
+            trainings=tuple(found),
+            **known,
         )
         write(args.out, run)
 
