@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mutants.making import mutants_of
 from benchmarks.mutants.page import section
 from benchmarks.mutants.results import Left, Module, Sample, load, write
-from benchmarks.mutants.run import TESTS
 from tests import PROJECT
+
+pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: pip install -e '.[mutants]'")
+from benchmarks.mutants.making import mutants_of
+from benchmarks.mutants.run import TESTS
 
 SOURCE = """\
 LIMIT = 3
