@@ -57,7 +57,7 @@ def test_gate_timing_and_command_line_say_the_same(make_tree: Any) -> None:
 
     done = run_python("-m", "harness", "--tree", tree, "--device", "cpu")
     assert done.returncode == 1
-    assert done.stderr.count(f"{error.reason} {error.remedy}") == 1  # once, not for every length
+    assert done.stderr.count(f"{error.reason}. {error.remedy}") == 1  # once, not for every length
     assert done.stderr.count(error.reason) == 1
     assert "nvidia-smi" not in done.stderr
 

@@ -31,7 +31,7 @@ def check_gradients(x, bounds=None, segments=None):
     [
         (1, 2, 1, 1, None, 16, 24, FP32),
         (70, 2, 2, 1, 1, 16, 32, FP16),
-        (34, 1, 2, 2, 2, 24, 40, FP32),
+        (34, 1, 1, 1, 2, 24, 40, FP32),
     ],
 )
 def test_results_and_gradients(T, B, H, G, segments, N, P, dtype):
