@@ -255,12 +255,12 @@ def _ssd(
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
     tiles = tiles or tiles_for(shape.K, P, x.dtype)
-    plan = plan_call(shape, x.device, cu_seqlens, segments, tiles)
     recorded = torch.is_grad_enabled() and any(
         y is not None and y.requires_grad for y in (*inputs, state)
     )
-    if not recorded and T == 1 and not plan.packed:
+    if not recorded and T == 1 and cu_seqlens is None:
         return step(inputs, state, tiles)
+    plan = plan_call(shape, x.device, cu_seqlens, segments, tiles)
     if not recorded:
         found = forward(plan, inputs, state, keep=False)
         return found.y, found.final_state

@@ -209,12 +209,12 @@ def wkv6_triton(
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
     tiles = tiles or tiles_for(shape.K, shape.V, dtype)
-    plan = plan_call(shape, v.device, cu_seqlens, segments, tiles)
     recorded = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*inputs, state)
     )
-    if not recorded and T == 1 and not plan.packed:
+    if not recorded and T == 1 and cu_seqlens is None:
         return step(inputs, state, tiles)
+    plan = plan_call(shape, v.device, cu_seqlens, segments, tiles)
     if not recorded:
         found = forward(plan, inputs, state, keep=False)
         return found.o, found.final_state
