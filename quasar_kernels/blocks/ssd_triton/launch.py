@@ -21,8 +21,10 @@ from quasar_kernels.blocks.triton_segments.plan import (
     Tiles,
     Walk,
     between_segments,
+    checkpoints_for,
     plan_call,
     scan,
+    states_of_caller,
     step_values,
 )
 
@@ -96,15 +98,11 @@ class Forward(NamedTuple):
 def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
     """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
     x, dt, A, B, C, D = inputs
-    _, _, H, N, P = plan.shape
     cut, tiles = plan.segments, plan.tiles
     states = _states(plan, B, x, inputs, initial_state, False)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    final = torch.empty((cut.sequences, H, N, P), dtype=torch.float32, device=x.device)
-    checkpoints = None
-    if keep:
-        kind = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-        checkpoints = torch.empty((plan.chunks, H, P, N), dtype=kind, device=x.device)
+    final = states_of_caller(plan, x.device)
+    checkpoints = checkpoints_for(plan, x) if keep else None
     _output(
         plan.grid,
         (x, dt, A, B, C, D, y, states, initial_state, final, checkpoints, cut.table,
@@ -128,7 +126,7 @@ def backward(
     dy and d_final, the results', are contiguous, and d_final fp32.
     """
     x, dt, A, B, C, D = inputs
-    batch, T, H, N, P = plan.shape
+    batch, T, H, N, _ = plan.shape
     cut, parts, G = plan.segments, plan.grid[1], B.shape[2]
     states = _states(plan, C, dy, inputs, d_final, True)
 
@@ -139,9 +137,7 @@ def backward(
     db, dc = (shares(batch, T, H, N, dtype=B.dtype) for _ in range(2))
     d_dt = shares(batch, T, H)
     da, dd = shares(cut.total, H), None if D is None else shares(cut.total, H)
-    d_initial = None
-    if initial:
-        d_initial = torch.empty((cut.sequences, H, N, P), dtype=torch.float32, device=x.device)
+    d_initial = states_of_caller(plan, x.device) if initial else None
     _gradient(
         plan.grid,
         (x, dt, A, B, C, D, dy, dx, d_dt, da, db, dc, dd, states, d_final, d_initial, checkpoints,

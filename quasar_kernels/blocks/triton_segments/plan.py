@@ -156,6 +156,19 @@ def between_segments(plan: Plan, device: torch.device) -> Between:
     )
 
 
+def states_of_caller(plan: Plan, device: torch.device) -> Tensor:
+    """Return room for a state of each sequence, `[N, H, K, V]` fp32."""
+    _, _, H, K, V = plan.shape
+    return torch.empty((plan.segments.sequences, H, K, V), dtype=torch.float32, device=device)
+
+
+def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
+    """Return room for the states before all chunks, `[chunks, H, V, K]`: bf16 for bf16 values."""
+    _, _, H, K, V = plan.shape
+    kind = torch.bfloat16 if values.dtype == torch.bfloat16 else torch.float32
+    return torch.empty((plan.chunks, H, V, K), dtype=kind, device=values.device)
+
+
 def scan(plan: Plan, found: Between, entering: Tensor | None, reverse: bool) -> Tensor:
     """Turn what segments add into the states behind them, in place; with `reverse`, before them."""
     _, _, H, K, V = plan.shape

@@ -17,8 +17,10 @@ from quasar_kernels.blocks.triton_segments.plan import (
     Tiles,
     Walk,
     between_segments,
+    checkpoints_for,
     plan_call,
     scan,
+    states_of_caller,
     step_values,
 )
 from quasar_kernels.blocks.wkv6_triton.backward import gradient_kernel
@@ -86,16 +88,12 @@ class Inputs(NamedTuple):
 
 def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
     """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
-    _, _, H, K, V = plan.shape
     r, k, v, w, u = x
     cut, tiles = plan.segments, plan.tiles
     states = _states(plan, k, v, w, initial_state, False)
     o = torch.empty_like(v)
-    final = torch.empty((cut.sequences, H, K, V), dtype=torch.float32, device=v.device)
-    checkpoints = None
-    if keep:
-        kind = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
-        checkpoints = torch.empty((plan.chunks, H, V, K), dtype=kind, device=v.device)
+    final = states_of_caller(plan, v.device)
+    checkpoints = checkpoints_for(plan, v) if keep else None
     _output(
         plan.grid,
         (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
@@ -112,7 +110,7 @@ def backward(
 
     do and d_final, the results', are contiguous, and d_final fp32.
     """
-    B, T, H, K, V = plan.shape
+    B, T, H, K, _ = plan.shape
     r, k, v, w, u = x
     cut, parts = plan.segments, plan.grid[1]
     states = _states(plan, r, do, w, d_final, True)
@@ -123,10 +121,7 @@ def backward(
 
     dr, dk, dw, dv = shares(r), shares(k), shares(w), torch.empty_like(v)
     du = torch.empty((parts * cut.total, H, K), dtype=torch.float32, device=u.device)
-    d_initial = None
-    if initial:
-        shape = (cut.sequences, H, K, V)
-        d_initial = torch.empty(shape, dtype=torch.float32, device=v.device)
+    d_initial = states_of_caller(plan, v.device) if initial else None
     _gradient(
         plan.grid,
         (r, k, v, w, u, do, dr, dk, dv, dw, du, states, d_final, d_initial, checkpoints, cut.table,
