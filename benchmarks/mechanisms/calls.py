@@ -16,9 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.mechanisms.inputs import MECHANISMS, RWKV7_BOUND, STATE, Exact, Inputs
+from benchmarks.mechanisms.inputs import (
+    MECHANISMS,
+    RWKV7_BOUND,
+    STATE,
+    Exact,
+    Inputs,
+    recurrence,
+)
 from benchmarks.mechanisms.names import ENTRIES
 from benchmarks.operator.training_results import Shape
+from quasar_kernels.reference import quasar_recurrence
 
 HEADS, WIDTH = 8, 64
 CACHE_TOKENS = 4096
@@ -236,6 +244,27 @@ def _mamba2(kernels: str, device: str) -> Mapping[str, Any]:
     return {"chunks": chunks, "step": update, "packs": why, "like": "x"}
 
 
+def _sequential(mechanism: str, device: str) -> Mapping[str, Any]:
+    """One token after the other in fp32, as the definitions have it."""
+
+    def call(x: Inputs, state: Tensor | None) -> Tensor:
+        given = {name: t.float() for name, t in x.items()}
+        if mechanism == "Quasar":
+            o = quasar_recurrence(**given, initial_state=state, dtype=torch.float32)[0]
+        elif mechanism == "RWKV-6":
+            r, k, v, w, u = given.values()
+            o = recurrence(r, k, v, w, state=state, u=u)[0]
+        else:
+            C, B = (given[name].expand(-1, -1, HEADS, -1) for name in ("C", "B"))
+            decays = (given["dt"] * given["A"])[..., None]
+            o = recurrence(C, B, given["dt"][..., None] * given["x"], decays, state=state)[0]
+        return o
+
+    why = "one token after the other is timed over one sequence"
+    like = "x" if mechanism == "Mamba-2" else "v"
+    return {"chunks": lambda x, _: call(x, None), "step": call, "packs": why, "like": like}
+
+
 def _softmax(device: str) -> Mapping[str, Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -283,6 +312,9 @@ MAKERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "kda": _kda,
     "gla": _gla,
     "rwkv7": _rwkv7,
+    "quasar-torch": partial(_sequential, "Quasar"),
+    "rwkv6-torch": partial(_sequential, "RWKV-6"),
+    "mamba2-torch": partial(_sequential, "Mamba-2"),
     "mamba2": partial(_mamba2, "triton"),
     "mamba2-ssm": partial(_mamba2, "mamba_ssm"),
     "mamba2-fla": partial(_mamba2, "fla-core"),

@@ -62,11 +62,13 @@ def steps(heads: int, device: str) -> Tensor:
 
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    a: Tensor | None, b: Tensor | None, state: Tensor | None, bounds: Tensor | None,
+    a: Tensor | None = None, b: Tensor | None = None,
+    state: Tensor | None = None, bounds: Tensor | None = None, u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Walk S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
-    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is left out.
+    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is left out. With a
+    bonus u `[H, K]`, o_t = (S_{t-1} + diag(u) k_t v_t^T)^T q_t.
     """
     edges = [0, q.shape[1]] if bounds is None else bounds.tolist()
     sequences = q.shape[0] if bounds is None else len(edges) - 1
@@ -76,11 +78,13 @@ def recurrence(
     for n, (first, last) in enumerate(pairwise(edges)):
         S = start if bounds is None else start[n : n + 1]
         for t in range(first, last):
-            kept = g[:, t, :, :, None].exp() * S + k[:, t, :, :, None] * v[:, t, :, None]
+            written = k[:, t, :, :, None] * v[:, t, :, None]
+            kept = g[:, t, :, :, None].exp() * S + written
             if a is not None and b is not None:
                 kept = kept + b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
+            read = kept if u is None else S + u[..., None] * written
+            outputs.append((q[:, t, :, :, None] * read).sum(-2))
             S = kept
-            outputs.append((q[:, t, :, :, None] * S).sum(-2))
         finals.append(S)
     return torch.stack(outputs, 1), torch.cat(finals)
 

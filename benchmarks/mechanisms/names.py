@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-OURS, HOST = "quasar_kernels", "fla-core"
+OURS, HOST, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
+SEQUENTIAL_TOKENS = 1024
+"""Longest call of what launches several operations a token."""
 
 MACHINE = "machine"
 """The first turn: what this GPU is, how fast it copies and multiplies."""
@@ -17,6 +19,7 @@ class Entry(NamedTuple):
     by: str  # whose implementation
     power: int = 1  # of the tokens that its time grows with
     shares: int = 1  # processes that compile it: a library's autotuner has many variants
+    longest: int | None = None  # tokens of a call; None: all lengths are measured
 
 
 ENTRIES = {
@@ -28,6 +31,9 @@ ENTRIES = {
     "mamba2": Entry("Mamba-2", OURS),
     "mamba2-ssm": Entry("Mamba-2", "mamba_ssm"),
     "mamba2-fla": Entry("Mamba-2", HOST, shares=3),
+    "quasar-torch": Entry("Quasar", SEQUENTIAL, longest=SEQUENTIAL_TOKENS),
+    "rwkv6-torch": Entry("RWKV-6", SEQUENTIAL, longest=SEQUENTIAL_TOKENS),
+    "mamba2-torch": Entry("Mamba-2", SEQUENTIAL, longest=SEQUENTIAL_TOKENS),
     "block": Entry("hybrid block", OURS),
     "model": Entry("hybrid model", OURS),
     "delta-fla": Entry("delta rule", HOST, shares=2),

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.documents import filled
 from benchmarks.learning import page as learning
 from benchmarks.markdown import facts, milliseconds, records
-from benchmarks.mechanisms.names import ENTRIES, HOST
+from benchmarks.mechanisms.names import ENTRIES, HOST, SEQUENTIAL
 from benchmarks.mechanisms.results import (
     MechanismsResults,
     Missing,
@@ -185,7 +185,7 @@ def tables(results: MechanismsResults) -> str:
 
 
 def plot(results: MechanismsResults, way: Way) -> str:
-    """Return the SVG of the time by tokens; what is not this project's is dashed."""
+    """Return the SVG of the time by tokens of kernels; what is not this project's is dashed."""
     lines = [
         Line(
             SHORT.get(mechanism := ENTRIES[name].mechanism, mechanism)
@@ -195,6 +195,7 @@ def plot(results: MechanismsResults, way: Way) -> str:
             dashed=ENTRIES[name].by == HOST,
         )
         for name, rows in of(results.rows, way).items()
+        if ENTRIES[name].by != SEQUENTIAL
     ]
     title = f"{way.capitalize()}, 8 heads of 64, bf16, {results.environment.gpu}"
     return line_plot(title, "tokens", "milliseconds", lines)

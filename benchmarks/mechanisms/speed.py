@@ -31,7 +31,8 @@ PROTOCOL = """\
 bf16, one sequence, 8 heads of 64 channels (Mamba-2: values of 64 and a state of 64, B and C \
 shared by the heads), log decays and step sizes in fp32, inputs as a fresh layer of each \
 mechanism makes them. quasar_kernels: this project's; fla-core: flash-linear-attention's \
-functions of these names, Mamba-2 by its simple GLA; softmax: torch's \
+functions of these names, Mamba-2 by its simple GLA; token by token: the definition in fp32, \
+up to 1,024 tokens; softmax: torch's \
 scaled_dot_product_attention on the flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and \
 Quasar side by side over 512 channels with norms, fusion and MLP, fp32 weights under bf16 \
 autocast. Each call is first compared with float64 over its first 1,024 tokens, gradients of all \

@@ -56,12 +56,14 @@ def operator(name: str, share: int, tokens: Sequence[int], variants: int, device
     What packed sequences compile for the chosen variants is compiled in between, side by side.
     """
     mount()
-    made = make(name, device)
+    made, entry = make(name, device), ENTRIES[name]
+    tokens = [n for n in tokens if entry.longest is None or n <= entry.longest]
+    tuned = TUNED_TOKENS if entry.longest is None else entry.longest
     if device == "cuda":
         short = [n for n in tokens if n <= PACKED_TOKENS]
-        with autotuning.compiling(variants, share, ENTRIES[name].shares):
+        with autotuning.compiling(variants, share, entry.shares):
             work = Work(name, made, PACKED_TOKENS, device)
-            attempted(first_calls(work, [TUNED_TOKENS, *short]), name)
+            attempted(first_calls(work, [tuned, *short]), name)
             del work
         clocks.free()
         if share:
@@ -70,7 +72,7 @@ def operator(name: str, share: int, tokens: Sequence[int], variants: int, device
         with autotuning.brief(variants):
             clocks.soak(SOAK_SECONDS)
             work = Work(name, made, PACKED_TOKENS, device)
-            attempted(first_calls(work, [TUNED_TOKENS]), name)
+            attempted(first_calls(work, [tuned]), name)
         yield Wait.TOGETHER
         with autotuning.brief(variants, settled=True):
             attempted(first_packed_calls(work), name)
