@@ -64,7 +64,8 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         from neurons.inference.model import Decoder, load_model
 
         model = load_model(settings.reference_model, device, settings.inference_dtype)
-        return Decoder(model)
+        compiled = settings.inference_compile and device == "cuda"
+        return Decoder(model, compiler="inductor" if compiled else None)
 
     decoding = Decoding(load, settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)

@@ -3,8 +3,9 @@
     python scripts/inference_speed.py [--device cuda] [--out FILE]
 
 A Qwen2 of the reference model's real size (0.5B) with random weights, so nothing is downloaded:
-plain `generate`, `generate` with a static cache, and the server's decoder with and without CUDA
-graphs, on the prompt and the length that a validator asks for. --out keeps the table as JSON.
+plain `generate`, `generate` with a static cache, and the server's decoder as it is, without
+compiling, and without CUDA graphs, on the prompt and the length that a validator asks for. --out
+keeps the table as JSON.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ def main() -> None:
     model = loader.from_config(config, dtype=DTYPES[dtype])
     model = model.to(args.device).eval()
     prompt = torch.randint(0, config.vocab_size, (1, PROMPT), device=args.device)
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    facts: dict[str, object] = {"size": args.size, "dtype": dtype, "device": where}
+    facts["torch"] = torch.__version__
     eager = Decoder(model, graphs=False)
     ways: dict[str, Callable[[int], Callable[[torch.Tensor], Any]]] = {
         "generate": lambda new: generate(model, new),
@@ -108,11 +112,13 @@ def main() -> None:
     }
     if args.device == "cuda":
         graphs = Decoder(model)
-        ways["server"] = lambda new: decode(graphs, new)
+        ways["server, not compiled"] = lambda new: decode(graphs, new)
+        begun = time.perf_counter()
+        compiled = Decoder(model, compiler="inductor")
+        facts["compiled_in_seconds"] = time.perf_counter() - begun
+        ways["server"] = lambda new: decode(compiled, new)
     # last, as transformers compiles it for a minute or more on a GPU
     ways["generate, static cache"] = lambda new: generate(model, new, cache_implementation="static")
-    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    facts = {"size": args.size, "dtype": dtype, "device": where, "torch": torch.__version__}
     rows: list[dict[str, object]] = []
     for name, way in ways.items():
         whole = seconds_of(way(args.new), prompt, args.runs)

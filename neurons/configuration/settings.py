@@ -388,6 +388,13 @@ class Settings(BaseModel):
     max_new_tokens: Count = _setting(
         1024, INFERENCE, "a whole number", "The most tokens that one request may ask for."
     )
+    inference_compile: bool = _setting(
+        True,
+        INFERENCE,
+        "true or false",
+        "Whether decoding on a GPU is compiled by torch.compile while the server loads: faster "
+        "tokens, for a minute or less at the start.",
+    )
     inference_queue: Count = _setting(
         16, INFERENCE, "a whole number", "Requests that may wait; more are told to come back."
     )

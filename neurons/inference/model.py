@@ -1,7 +1,7 @@
 """The reference model: loaded through transformers, and decoded greedily over a static cache.
 
-One step is the same operations on the same buffers whatever the request: on a GPU it is captured
-once as a CUDA graph and replayed, and nothing waits for the GPU between two tokens.
+One step is the same operations on the same buffers whatever the request: on a GPU it is compiled,
+captured once as a CUDA graph and replayed, and nothing waits for the GPU between two tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ BUCKET = 256
 LOOK_STEPS = 16
 """Steps between two looks at whether anybody still waits for the answer."""
 WARM_UPS = 3
+CAUSE_CHARACTERS = 300
+"""A compiler's message may be pages long."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Compiler = str | Callable[..., Any]
+"""A backend of torch.compile, by its name or itself."""
 
 log = get_logger("inference")
 
@@ -52,9 +57,9 @@ def load_model(name: str, device: str, dtype: str) -> Any:
 class _Lane:
     """The buffers of one length: cache, tokens, position, logits; and a step that advances them."""
 
-    def __init__(self, model: Any, length: int) -> None:
+    def __init__(self, model: Any, one_token: Callable[..., Any], length: int) -> None:
         device = model.device
-        self._model, self.length = model, length
+        self._model, self._one_token, self.length = model, one_token, length
         self.cache: Any = StaticCache(config=model.config, max_cache_len=length)
         self.tokens = torch.zeros(1, length + 1, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
@@ -68,7 +73,8 @@ class _Lane:
         if self.cache.layers[0].is_initialized:
             self.cache.reset()
         self.tokens[0, :count] = torch.tensor(prompt, device=self.tokens.device)
-        self._forward(self.tokens[:, :count], torch.arange(count, device=self.tokens.device))
+        positions = torch.arange(count, device=self.tokens.device)
+        self._forward(self._model, self.tokens[:, :count], positions)
         self.position.fill_(count)
         self._choose()
 
@@ -94,13 +100,15 @@ class _Lane:
 
     def _advance(self) -> None:
         token = self.tokens.index_select(1, self.position)
-        self._forward(token, self.position)
+        self._forward(self._one_token, token, self.position)
         self.position.add_(1)
         self._choose()
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
+    def _forward(
+        self, model: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor
+    ) -> None:
         seen = self._columns[None, :] <= positions[:, None]
-        output = self._model(
+        output = model(
             input_ids=tokens,
             position_ids=positions[None, :],
             attention_mask=seen[None, None],
@@ -120,14 +128,21 @@ class Decoder:
     Args:
         model: from `load_model`.
         graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
+        compiler: the backend of torch.compile that compiles steps, once for all lengths; None
+            leaves them as they are, and so does one that fails, with a warning.
     """
 
-    def __init__(self, model: Any, *, graphs: bool = True) -> None:
+    def __init__(
+        self, model: Any, *, graphs: bool = True, compiler: Compiler | None = None
+    ) -> None:
         self.model = model
         self.device = str(model.device.type)
         self._graphs = graphs and self.device == "cuda"
+        self._one_token: Callable[..., Any] = model
         self._lanes: dict[int, _Lane] = {}
         torch.backends.cuda.matmul.allow_tf32 = False
+        if compiler is not None:
+            self._compile(compiler)
 
     @property
     def vocabulary(self) -> int:
@@ -173,10 +188,33 @@ class Decoder:
         kept = None if captured is None else captured[0].float().tolist()
         return Generation(tokens, kept, time.perf_counter() - begun, first)
 
+    @torch.inference_mode()
+    def _compile(self, compiler: Compiler) -> None:
+        """Compile a step now, as a first request would wait for it."""
+        begun = time.perf_counter()
+        # sizes are symbols: a cache of another length takes what is compiled
+        self._one_token = torch.compile(
+            self.model.forward, dynamic=True, fullgraph=True, backend=compiler
+        )
+        try:
+            lane = self._lane(1)
+            lane.start([0])
+            lane.step()
+            self._wait()
+        except Exception as error:  # a compiler, its tools or a model may fail in any way
+            self._one_token, self._lanes = self.model, {}
+            log.warning(
+                "decoding is not compiled, and slower",
+                cause=" ".join(str(error).split())[:CAUSE_CHARACTERS],
+                remedy="Install a C compiler, or set INFERENCE_COMPILE=false.",
+            )
+        else:
+            log.info("decoding is compiled", seconds=round(time.perf_counter() - begun, 1))
+
     def _lane(self, positions: int) -> _Lane:
         length = -(-positions // BUCKET) * BUCKET
         if length not in self._lanes:
-            lane = _Lane(self.model, length)
+            lane = _Lane(self.model, self._one_token, length)
             lane.start([0])  # which makes the cache's buffers
             if self._graphs:
                 lane.capture()

@@ -1,0 +1,74 @@
+"""The decoder whose steps are compiled, with compilers that count and that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+VOCABULARY = 128
+PROMPT = list(range(7, 60, 5))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    import torch
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) -> None:
+    from neurons.inference.model import BUCKET, Decoder
+
+    graphs: list[Any] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    plain, compiled = Decoder(model), Decoder(model, compiler=counting)
+    assert len(graphs) == 1  # before any request
+    for new in (9, BUCKET, 2 * BUCKET):
+        expected = plain.generate(PROMPT, new, capture_at=new)
+        found = compiled.generate(PROMPT, new, capture_at=new)
+        assert found.tokens == expected.tokens
+        assert found.captured == pytest.approx(expected.captured, abs=1e-5)
+    assert len(graphs) == 1
+
+
+def test_a_compiler_that_fails_is_told_and_done_without(model: Any) -> None:
+    from neurons.inference.model import Decoder
+
+    def failing(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no C compiler here\nand more lines")
+
+    with capture_logs() as logs:
+        decoder = Decoder(model, compiler=failing)
+    (told,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "not compiled" in told["event"]
+    assert "no C compiler here" in told["cause"]
+    assert "INFERENCE_COMPILE=false" in told["remedy"]
+    assert decoder.generate(PROMPT, 9).tokens == Decoder(model).generate(PROMPT, 9).tokens
