@@ -45,14 +45,67 @@ def find_lack() -> str | None:
 
 
 class Server:
-    """A running server, reached through a socket in its own folder.
+    """A server on a cluster of its own, reached through a socket in its folder.
 
     Attributes:
-        process: the server's main process.
+        process: the server's main process, once it was started.
     """
 
-    def __init__(self, programs: Path, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        self._programs, self._folder, self.process = programs, folder, process
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs, self._folder = programs, folder
+        self._user = SERVICE_USER if os.geteuid() == 0 else None
+        self._environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+        self.process: subprocess.Popen[bytes]
+
+    def make(self, settings: str) -> None:
+        """Make an empty cluster, with these lines of postgresql.conf beside our own."""
+        if self._user:
+            shutil.chown(self._folder, self._user)
+        command: list[str | Path] = [self._programs / "initdb", "-D", self._data]
+        subprocess.run(
+            [*command, "-U", "quasar", "-A", "trust", "--no-sync"],
+            check=True,
+            capture_output=True,
+            user=self._user,
+            cwd=self._folder,
+            env=self._environment,
+        )
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.write(f"{SETTINGS}{settings}unix_socket_directories='{self._folder}'\n")
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            QuasarError: it does not start; its log is in the text.
+        """
+        # QUIT ends all of the server at once, where KILL would leave its shared memory.
+        tied = ["setpriv", "--pdeathsig", "QUIT", "--"]
+        with (self._folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*tied, self._programs / "postgres", "-D", self._data],
+                user=self._user,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End it by a signal: SIGINT ends every connection, SIGQUIT leaves it as a crash would."""
+        self.process.send_signal(number)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait()
 
     def new_database(self) -> str:
         """Make an empty database and return its URL."""
@@ -68,6 +121,19 @@ class Server:
         command = [str(self._programs / "psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-U", "quasar"]
         place = ["-h", str(self._folder), "-d", database]
         subprocess.run([*command, *place], input=text, text=True, check=True, capture_output=True)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        ask: list[str | Path] = [self._programs / "pg_isready", "-q", "-h", self._folder]
+        while subprocess.run(ask, check=False).returncode != 0:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                text = (self._folder / "log").read_text(errors="replace")[-500:]
+                raise QuasarError(f"PostgreSQL does not start: {text}")
+            time.sleep(0.05)
 
 
 @contextmanager
@@ -89,57 +155,11 @@ def serve(programs: Path | None = None, settings: str = "") -> Iterator[Server]:
     if programs is None:
         found = "PostgreSQL is not installed."
         raise ConfigError(Problem(found, f"On Debian and Ubuntu: {INSTALL_SERVER}."))
-    user = SERVICE_USER if os.geteuid() == 0 else None
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:  # a socket has a short path
-        folder = Path(name)
-        data = folder / "data"
-        if user:
-            shutil.chown(folder, user)
-        make: list[str | Path] = [
-            programs / "initdb",
-            "-D",
-            data,
-            "-U",
-            "quasar",
-            "-A",
-            "trust",
-            "--no-sync",
-        ]
-        subprocess.run(
-            make, check=True, capture_output=True, user=user, cwd=folder, env=environment
-        )
-        with (data / "postgresql.conf").open("a") as file:
-            file.write(f"{SETTINGS}{settings}unix_socket_directories='{folder}'\n")
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                # QUIT ends all of the server at once, where KILL would leave its shared memory.
-                ["setpriv", "--pdeathsig", "QUIT", "--", programs / "postgres", "-D", data],
-                user=user,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        server = Server(programs, Path(name))
+        server.make(settings)
+        server.start()
         try:
-            _wait_until_ready(programs, folder, process)
-            yield Server(programs, folder, process)
+            yield server
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGQUIT)
-                process.wait()
-
-
-def _wait_until_ready(programs: Path, folder: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    ask: list[str | Path] = [programs / "pg_isready", "-q", "-h", folder]
-    while subprocess.run(ask, check=False).returncode != 0:
-        if process.poll() is not None or time.monotonic() > deadline:
-            text = (folder / "log").read_text(errors="replace")[-500:]
-            raise QuasarError(f"PostgreSQL does not start: {text}")
-        time.sleep(0.05)
+            server.stop()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,18 @@ from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.identity import Neuron, subnet_neurons
 from neurons.processes.notify import notify
+from neurons.processes.runtime import stop_on_signals
 from neurons.validator_api.access.patience import ImpatientProtocol
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
+from neurons.validator_api.database.availability import DatabaseAway
 
 GRACE_SECONDS = 5
 CACHE_SECONDS = 1.0
 """Rounds last days and verdicts take minutes: nobody misses a second."""
 SWITCH_SECONDS = 0.0005
+DATABASE_SECONDS = 5.0
+"""Between two tries to reach a database, which may start after the API."""
 BACKLOG = 128
 """Clients that are let in between two looks at those who are there."""
 
@@ -60,13 +65,35 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     """
     if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
-    server = Server(settings, port_file)
+    server = open_server(settings, port_file)
+    if server is None:
+        return 0
     _prefer_short_waits()
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.run()
     return 0
+
+
+def open_server(settings: Settings, port_file: Path | None = None) -> Server | None:
+    """Return the server once its database can be reached, None where a signal came before.
+
+    Raises:
+        ConfigError: the database cannot be opened.
+    """
+    stop = threading.Event()
+    said = False
+    with stop_on_signals(stop):
+        while True:
+            try:
+                return Server(settings, port_file)
+            except DatabaseAway as error:
+                if not said:
+                    log.error(f"{error} Trying again every {DATABASE_SECONDS:.0f} s.")
+                said = True
+            if stop.wait(DATABASE_SECONDS):
+                return None
 
 
 def _prefer_short_waits() -> None:
@@ -112,6 +139,7 @@ class Server(uvicorn.Server):
 
     Raises:
         ConfigError: the database cannot be opened.
+        DatabaseAway: it cannot be reached yet.
     """
 
     def __init__(self, settings: Settings, port_file: Path | None = None) -> None:

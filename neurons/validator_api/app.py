@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from neurons.identity import ChainUnreachable, prepare_to_verify
 from neurons.observe import get_logger
@@ -20,7 +21,12 @@ from neurons.validator_api.access.cache import AnswerCache
 from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
 from neurons.validator_api.config import ApiConfig
+from neurons.validator_api.database.availability import DatabaseAway
+from neurons.validator_api.pages.render import page
 from neurons.validator_api.routes import miners, pages, public, validators
+
+AWAY_SECONDS = 5
+"""After so many a client may ask again where the database could not be used."""
 
 log = get_logger("validator_api")
 
@@ -30,6 +36,7 @@ def create_app(config: ApiConfig) -> FastAPI:
 
     Raises:
         ConfigError: the database cannot be opened.
+        DatabaseAway: it cannot be reached yet.
     """
     api = Api(config)
 
@@ -51,6 +58,7 @@ def create_app(config: ApiConfig) -> FastAPI:
     app.add_middleware(AccessLog)
     app.add_middleware(ClientAddress, trusted=config.trusted_proxies)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(DatabaseAway, _away)
     app.add_exception_handler(Exception, _unexpected)
     for routes in (miners, public, validators, pages):  # asked in this order, for each request
         app.include_router(routes.router)
@@ -63,7 +71,9 @@ async def _end_rounds(api: Api) -> None:
         await asyncio.sleep(api.config.round_check_seconds)
         try:
             await asyncio.to_thread(api.end_overdue_round)
-        except Exception:  # the database may be away for a while
+        except DatabaseAway as error:  # it has been logged, once
+            log.debug("the round waits for the database", reason=str(error))
+        except Exception:  # one fault must not end all rounds to come
             log.exception("the round could not be looked at")
 
 
@@ -87,6 +97,17 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
         for item in error.errors()
     ]
     return JSONResponse({"detail": problems}, status_code=422)
+
+
+def _away(request: Request, _: Exception) -> Response:
+    """Answer 503, a person with a page; what the driver says is for the log alone."""
+    pause = {"Retry-After": str(AWAY_SECONDS)}
+    if "text/html" in request.headers.get("Accept", ""):
+        shown = page("away.html", 503)
+        shown.headers.update({**pause, "Cache-Control": "no-store"})
+        return shown
+    detail = "The database cannot be used now. Send the same again later."
+    return JSONResponse({"detail": detail}, status_code=503, headers=pause)
 
 
 def _unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -10,15 +10,31 @@ from typing import Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from neurons.errors import ConfigError
+from neurons.validator_api.database.availability import (
+    Availability,
+    DatabaseAway,
+    is_refused,
+    reason,
+)
 from neurons.validator_api.database.versions import bring_up_to_date
 
 Result = TypeVar("Result")
 
-BUSY_SECONDS = 30
+BUSY_SECONDS = 10.0
+"""For how long a transaction waits for others' before it is given up."""
+CONNECT_SECONDS = 5
+CONNECTION = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""libpq's bounds on a server that has gone without a word; DATABASE_URL's own words win."""
 WRITE_LOCK = 24
 """The number of PostgreSQL's advisory lock that writers share."""
 
@@ -27,8 +43,9 @@ class Storage:
     """The database behind the API, brought to the present version when it is opened.
 
     Raises:
-        ConfigError: DATABASE_URL cannot be read, its driver is missing, the server is away, or a
+        ConfigError: DATABASE_URL cannot be read, its driver is missing, the server refuses, or a
             newer program has changed the database.
+        DatabaseAway: the server cannot be reached, or is about to start.
 
     Attributes:
         writes: how many transactions this process has committed.
@@ -40,15 +57,13 @@ class Storage:
         self._writers = sessionmaker(writing)
         self._readers = sessionmaker(self._engine)
         self._turn = threading.Lock()
+        self._available = Availability(self.url)
         self.writes = 0
         try:
             with writing.begin() as connection:
                 bring_up_to_date(connection, self.url)
         except SQLAlchemyError as error:
-            raise ConfigError(
-                f"DATABASE_URL={self.url}: the database does not answer "
-                f"({type(error).__name__}). Check that it runs, the name and the password."
-            ) from error
+            raise self._closed(error) from error
 
     @property
     def url(self) -> str:
@@ -57,8 +72,12 @@ class Storage:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a session that changes nothing."""
-        with self._readers() as session:
+        """Open a session that changes nothing.
+
+        Raises:
+            DatabaseAway: the database cannot be used now.
+        """
+        with self._available.of("read"), self._readers() as session:
             yield session
 
     def write(self, work: Callable[[Session], Result]) -> Result:
@@ -67,16 +86,34 @@ class Storage:
         Writers come one after another, also those of other servers on the same database, so that
         what `work` has checked still holds when it writes. Those of this process wait here, where
         they hold no connection.
+
+        Raises:
+            DatabaseAway: the database cannot be used now. Nothing was written, unless the
+                connection was lost in the middle of the commit: who asks again finds out.
         """
-        with self._turn:
-            with self._writers.begin() as session:
+        if not self._turn.acquire(timeout=BUSY_SECONDS):
+            raise DatabaseAway("those before have not been written yet")
+        try:
+            with self._available.of("write"), self._writers.begin() as session:
                 result = work(session)
             self.writes += 1
+        finally:
+            self._turn.release()
         return result
 
     def close(self) -> None:
         """Give all connections back."""
         self._engine.dispose()
+
+    def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
+        """Return what is to be raised where the database could not be opened."""
+        said = f"DATABASE_URL={self.url}: the database cannot be opened ({reason(error)})"
+        server = self._engine.dialect.name == "postgresql"
+        if server and isinstance(error, OperationalError) and not is_refused(said):
+            return DatabaseAway(f"{said}. Check that it runs, its host and its port.")
+        if server:
+            return ConfigError(f"{said}. Check its name, the user and the password.")
+        return ConfigError(f"{said}. Name a file of SQLite that this user may write to.")
 
 
 def _engine(database_url: str) -> Engine:
@@ -102,7 +139,14 @@ def _engine(database_url: str) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True, pool_recycle=3600)
+    own = {name: value for name, value in CONNECTION.items() if name not in url.query}
+    engine = create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_recycle=3600,
+        pool_timeout=BUSY_SECONDS,
+        connect_args=own,
+    )
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

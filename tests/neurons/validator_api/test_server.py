@@ -17,8 +17,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from neurons.errors import ConfigError
 from neurons.validator_api.config import utc
+from neurons.validator_api.database.availability import DatabaseAway
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner
 from tests.neurons.live_api import ALICE
@@ -84,7 +84,7 @@ def test_what_only_a_person_can_mend_exits_78(
 
 
 def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(DatabaseAway) as caught:
         Storage("postgresql://quasar:hunter2@127.0.0.1:1/quasar")
     assert "hunter2" not in str(caught.value)
 
@@ -119,7 +119,7 @@ def test_a_failed_write_leaves_nothing(database_url: str) -> None:
         session.flush()
         raise OperationalError("the server went away", None, OSError())
 
-    with pytest.raises(OperationalError):
+    with pytest.raises(DatabaseAway):
         storage.write(work)
     with storage.read() as session:
         assert session.scalars(select(Miner)).all() == []

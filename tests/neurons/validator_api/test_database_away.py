@@ -1,0 +1,192 @@
+"""A database that goes away, is locked or is full: 503 until it is back, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from pydantic import SecretStr
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
+
+from neurons.configuration.settings import Settings
+from neurons.errors import ConfigError
+from neurons.validator_api import __main__ as process
+from neurons.validator_api.database import storage
+from neurons.validator_api.database.availability import DatabaseAway
+from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.tables import Submission
+from tests import postgresql
+from tests.neurons.live_api import ALICE, LiveApi, commitment, serve
+from tests.processes import wait_for
+
+
+@pytest.fixture
+def log() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What the API logs while the test runs."""
+    with structlog.testing.capture_logs() as events:
+        yield events
+
+
+def of_database(log: list[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    """Return what an operator sees beside the line of each request, and of the round's opening."""
+    seen = [one for one in log if one["log_level"] != "debug"]
+    return [one for one in seen if one["event"] not in ("request", "round opened")]
+
+
+def rows_of(url: str) -> set[int]:
+    """Return the numbers of all submissions in a database."""
+    with closing(Storage(url)) as stored, stored.read() as session:
+        return set(session.scalars(select(Submission.id)))
+
+
+def ask(api: LiveApi, salt: str) -> httpx.Response:
+    return api.post("/commit_submission", commitment(ALICE, salt), ALICE)
+
+
+def test_postgresql_may_crash_and_come_back(
+    server: postgresql.Server, tmp_path: Path, log: list[MutableMapping[str, Any]]
+) -> None:
+    url = server.new_database()
+    stop, statuses, acknowledged = threading.Event(), set(), set()
+
+    def commit_on(api: LiveApi, name: str) -> None:
+        for number in range(100_000):
+            if stop.is_set():
+                return
+            reply = ask(api, f"{name}{number}")
+            statuses.add(reply.status_code)
+            if reply.status_code == 200:
+                acknowledged.add(reply.json()["submission_id"])
+            stop.wait(0.01)
+
+    with serve(tmp_path, database_url=url, round_check_seconds=0.02) as api:
+        api.register(ALICE)
+        writers = [threading.Thread(target=commit_on, args=(api, name)) for name in "ab"]
+        for writer in writers:
+            writer.start()
+        wait_for(lambda: len(acknowledged) > 5)
+        server.stop(signal.SIGQUIT)
+        try:
+            wait_for(lambda: 503 in statuses)
+            for path in ("/get_weights", "/pending_reveals", "/get_current_round"):
+                reply = api.http.get(path)
+                assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
+                assert "later" in reply.json()["detail"]
+            page = api.http.get("/", headers={"Accept": "text/html"})
+            assert (page.status_code, page.headers["Retry-After"]) == (503, "5")
+            assert "<h1>Back soon</h1>" in page.text
+            assert api.get("/health") == {"status": "ok"}
+        finally:
+            server.start()
+        before = len(acknowledged)
+        wait_for(lambda: len(acknowledged) > before)
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert statuses == {200, 503}
+    assert acknowledged <= rows_of(url)
+    lost, back = of_database(log)
+    assert "503" in lost["event"]
+    assert "is back" in back["event"]
+
+
+def test_a_locked_file_of_sqlite_is_waited_for_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[MutableMapping[str, Any]]
+) -> None:
+    monkeypatch.setattr(storage, "BUSY_SECONDS", 0.1)
+    with serve(tmp_path) as api:
+        api.register(ALICE)
+        with closing(sqlite3.connect(tmp_path / "api.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert ask(api, "a").status_code == 503
+            assert api.get("/pending_reveals")["pending_reveals"] == []  # who reads, may
+            assert ask(api, "a").status_code == 503
+            other.execute("ROLLBACK")
+        assert ask(api, "a").status_code == 200
+    lost, back = of_database(log)
+    assert "database is locked" in lost["reason"]
+    assert "is back" in back["event"]
+
+
+def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(
+    tmp_path: Path, log: list[MutableMapping[str, Any]]
+) -> None:
+    """SQLite's own bound on a file gives the fault that a full disk gives."""
+    full = 0
+
+    def bound(_: object, cursor: sqlite3.Cursor, *__: object) -> None:
+        if full:
+            cursor.execute(f"PRAGMA max_page_count={full}")
+
+    event.listen(Engine, "before_cursor_execute", bound)
+    try:
+        with serve(tmp_path) as api:
+            api.register(ALICE)
+            first = api.commit(ALICE, "first")
+            full = 1  # it never shrinks below what is there
+            statuses = [ask(api, str(number)).status_code for number in range(100)]
+            assert {200, 503} >= set(statuses)
+            assert statuses[-1] == 503
+            kept = rows_of(f"sqlite:///{tmp_path / 'api.db'}")
+            assert len(kept) == 1 + statuses.count(200)
+            assert first in kept
+            full = 2**30
+            assert ask(api, "room again").status_code == 200
+    finally:
+        event.remove(Engine, "before_cursor_execute", bound)
+    lost, back = of_database(log)
+    assert "database or disk is full" in lost["reason"]
+    assert "is back" in back["event"]
+
+
+def test_at_the_start_a_server_that_is_away_is_told_from_one_that_refuses(
+    server: postgresql.Server, tmp_path: Path
+) -> None:
+    url = server.new_database()
+    with pytest.raises(ConfigError, match=r'no_such" does not exist.*Check its name'):
+        Storage(url.replace("/quasar", "/no_such", 1))
+    with pytest.raises(DatabaseAway, match=r"Check that it runs, its host and its port"):
+        Storage(f"postgresql://quasar@/quasar?host={tmp_path}")
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(storage.CONNECTION, "connect_timeout", 2)  # libpq takes no less
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(DatabaseAway, match="timeout expired"):
+            Storage(f"postgresql://quasar@127.0.0.1:{port}/quasar")
+
+
+def test_the_api_starts_once_its_database_can_be_reached(
+    server: postgresql.Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: list[MutableMapping[str, Any]],
+) -> None:
+    monkeypatch.setattr(process, "DATABASE_SECONDS", 0.02)
+    start, _, folder = server.new_database().rpartition("=")
+    link = Path(folder, "link")  # the way to the server's socket
+    settings = Settings(state_dir=tmp_path, database_url=SecretStr(f"{start}={link}"))
+
+    stopped = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+    stopped.start()
+    assert process.open_server(settings) is None
+    there = threading.Timer(0.1, link.symlink_to, (folder,))
+    there.start()
+    assert process.open_server(settings) is not None
+    for timer in (stopped, there):
+        timer.join()
+    link.unlink()
+    assert [one["log_level"] for one in log] == ["error", "error"]
+    assert "cannot be opened" in log[0]["event"]
