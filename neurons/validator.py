@@ -256,7 +256,10 @@ def _confinement(settings: Settings) -> Sandbox | None:
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         try:
-            return open_sandbox(gpu=resolve_device(settings.device) == "cuda")
+            sandbox = open_sandbox(gpu=resolve_device(settings.device) == "cuda")
+            if not sandbox.cores:
+                log.warning("this machine has one core: a fork can slow down all that runs on it")
+            return sandbox
         except ConfigError as error:
             if settings.sandbox == "required":
                 raise

@@ -2,7 +2,8 @@
 
 bubblewrap gives each process that runs a fork's code namespaces of its own: no network, no other
 process, a read-only system without this user's files, a small empty folder in memory, another user.
-The GPU's devices are there. When its first process ends, the kernel ends all others with it.
+Some cores are kept from it, for all that has to go on meanwhile. The GPU's devices are there. When
+its first process ends, the kernel ends all others with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +33,9 @@ TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
 """Bytes that the machine must have left: only this sees memory that belongs to no process."""
+KEPT_CORES = 8
+"""One core in so many is kept from forks, at least one."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_SECONDS = 0.2
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
@@ -69,12 +74,15 @@ class Sandbox:
     Attributes:
         memory_bytes: what all processes of one child may hold together, shared memory included.
         gpu: whether the GPU's devices are shown.
+        cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
+            for all of the machine's.
     """
 
     bubblewrap: str
     memory_bytes: int
     gpu: bool
     parent: int = 1
+    cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
     _looked: dict[int, float] = field(default_factory=dict)
 
     def command(
@@ -84,7 +92,8 @@ class Sandbox:
 
         `folder` is in memory and gone with the process; the one outside is not touched.
         """
-        words = [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
+        words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
+        words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
         words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
         words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
@@ -105,6 +114,8 @@ class Sandbox:
         processes = list(_descendants(pid))
         if len(processes) > PROCESSES:
             return f"it started more than {PROCESSES} processes"
+        if self.cores and any(not cores <= self.cores for cores in _affinities(processes)):
+            return "it took cores that are kept for others"
         if sum(map(_memory, processes)) > self.memory_bytes:
             return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
         if machine_memory("MemAvailable") < MEMORY_LEFT:
@@ -177,6 +188,18 @@ class Sandbox:
                 yield from ("--ro-bind", path, path)
 
 
+def cores_for_forks() -> frozenset[int]:
+    """Return the cores that forks may use; none are named where there is but one for all.
+
+    Of a container's share of the processors no more are counted than it may use at once.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no such limit
+        quota, period = map(int, QUOTA.read_text().split())
+        cores = cores[: max(1, quota // period)]
+    return frozenset(cores[max(1, len(cores) // KEPT_CORES) :])
+
+
 def open_sandbox(*, gpu: bool) -> Sandbox:
     """Return a sandbox that was seen to hold on this machine.
 
@@ -224,6 +247,14 @@ def _read_children(pid: int) -> Iterator[int]:
             yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     except OSError:  # it has ended
         return
+
+
+def _affinities(pids: Iterable[int]) -> Iterator[set[int]]:
+    """Yield the cores on which each thread may run, those of the kernel for a process included."""
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{pid}/task"):
+                yield os.sched_getaffinity(int(task))
 
 
 def _memory(pid: int) -> int:

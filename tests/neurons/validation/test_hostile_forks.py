@@ -22,7 +22,7 @@ from neurons.errors import ConfigError
 from neurons.identity import create_throwaway
 from neurons.protocol import QueuedSubmission
 from neurons.validation.attempts import Attempts
-from neurons.validation.sandbox import Sandbox, open_sandbox
+from neurons.validation.sandbox import Sandbox, cores_for_forks, open_sandbox
 from tests import PROJECT
 from tests.processes import is_alive
 from tests.repositories import write_files
@@ -73,6 +73,15 @@ ATTACKS = {
     "takes the memory": (
         "import time\nheld = [b'x' * 2**28 for _ in range(12)]\ntime.sleep(60)\n",
         r"limit\): it took more than 2\.5 GiB of memory",
+    ),
+    "burns every core": (
+        "import os, time\n"
+        "os.sched_setaffinity(0, range(os.cpu_count()))\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0: break\n"
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end: pass\n",
+        r"limit\): it took cores that are kept for others" if cores_for_forks() else "timeout",
     ),
     "writes a result of its own": (
         "import os\n"
@@ -198,7 +207,15 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
             "marker": MARKER,
         }
         texts = {name: text.format(**place) for name, (text, _) in ATTACKS.items()}
-        small = [Sandbox(SANDBOX.bubblewrap, 5 * 2**29, gpu=False) for _ in texts]
+        every: frozenset[int] = frozenset()  # two at a time would share those for forks
+        small = [
+            Sandbox(
+                *(SANDBOX.bubblewrap, 5 * 2**29),
+                gpu=False,
+                cores=SANDBOX.cores if name == "burns every core" else every,
+            )
+            for name in texts
+        ]
         with ThreadPoolExecutor(2) as pool:
             trees = [folder / f"tree-{number}" for number in range(len(texts))]
             found = list(pool.map(attack, trees, texts.values(), small))
