@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from neurons.command_line.commands import read_settings, say
-from neurons.command_line.status import JOURNAL
+from neurons.command_line.status import JOURNAL, find_journal
 from neurons.configuration.flags import Folder, Given
 from neurons.errors import ConfigError
 from neurons.mining.submissions.journal import Journal
@@ -24,8 +24,8 @@ SET_ASIDE = "journal.previous.sqlite"
 def backup(given: Given, file: Path) -> int:
     """Carry out `backup`."""
     settings, _ = read_settings(given, process=None)
-    journal = settings.state_dir / JOURNAL
-    if not journal.is_file():
+    journal = find_journal(settings.state_dir)
+    if journal is None:
         raise ConfigError(f"Nothing has run in {settings.state_dir}, so there is no journal yet.")
     if file.exists():
         raise ConfigError(f"{file} is there already. Name another file, or remove it first.")

@@ -24,7 +24,7 @@ from neurons.command_line import kernel_checks
 from neurons.command_line.findings import Finding, failure
 from neurons.command_line.machine_checks import machine
 from neurons.command_line.options import as_json
-from neurons.command_line.status import JOURNAL, read_status, summary, watch_text
+from neurons.command_line.status import find_journal, read_status, summary, watch_text
 from neurons.configuration.flags import Given
 from neurons.configuration.loading import Process, load_settings, state_dir
 from neurons.configuration.settings import Settings
@@ -199,8 +199,8 @@ def abandon(given: Given) -> int:
 
 def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission]) -> int:
     settings, _ = read_settings(given, process=None)
-    path = settings.state_dir / JOURNAL
-    if not path.is_file():
+    path = find_journal(settings.state_dir)
+    if path is None:
         say(f"nothing has run in {settings.state_dir}")
         return 0
     with Journal(path) as journal:

@@ -86,22 +86,31 @@ class Status:
         return "\n".join(lines)
 
 
+def find_journal(state_dir: Path) -> Path | None:
+    """Return where the journal lies; None where nothing has run.
+
+    Raises:
+        ConfigError: the folder is another user's.
+    """
+    path = state_dir / JOURNAL
+    try:
+        return path if path.is_file() else None
+    except PermissionError:
+        raise ConfigError(
+            f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
+            "miner, or set STATE_DIR."
+        ) from None
+
+
 def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
     """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
 
     Raises:
         ConfigError: the journal is damaged, of a newer version or another user's.
     """
-    path = state_dir / JOURNAL
     running = _is_locked(state_dir / "lock")
-    try:
-        there = path.is_file()
-    except PermissionError:
-        raise ConfigError(
-            f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
-            "miner, or set STATE_DIR."
-        ) from None
-    if not there:
+    path = find_journal(state_dir)
+    if path is None:
         return Status(state_dir, running, None, None)
     with Journal(path, copy=True) as journal:
         live = journal.live_submissions(hotkey)

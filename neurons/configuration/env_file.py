@@ -52,9 +52,13 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
     try:
         with path.open(encoding="utf-8-sig") as stream:
             bindings = list(parse_stream(stream))
-    except (OSError, UnicodeDecodeError) as error:
-        found = f"{path} cannot be read ({type(error).__name__})"
-        result.problems.append(Problem(found, "save it as UTF-8."))
+    except UnicodeDecodeError:
+        result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
+        return result
+    except OSError as error:
+        found = f"{path} cannot be read ({error.strerror})"
+        remedy = f"give it to the user that starts this program, and chmod 600 {path}."
+        result.problems.append(Problem(found, remedy))
         return result
     for binding in bindings:
         if binding.error or (binding.key is not None and binding.value is None):

@@ -24,10 +24,13 @@ FILE = click.Path(path_type=Path)
 
 
 class Folder(click.Path):
-    """A path that starts where the user is, kept as an absolute one."""
+    """A path that starts where the user is, kept as an absolute one.
+
+    Whether it can be read is left to who reads it, who knows the remedy.
+    """
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the absolute path."""

@@ -55,10 +55,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
             return
         except OSError as error:
             if error.errno not in DISK_FAULTS:
-                raise ConfigError(
-                    f"The state folder {state_dir} cannot be written ({error.strerror}). Give its "
-                    "owner back to the user that runs the miner, or set another STATE_DIR."
-                ) from None
+                raise _not_writable(state_dir, error) from None
             log.error(
                 "paused: the disk of the state folder takes nothing",
                 state=str(state_dir),
@@ -68,6 +65,13 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
             wait(SPACE_SECONDS)
 
 
+def _not_writable(state_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The state folder {state_dir} cannot be written ({error.strerror}). Give its owner back "
+        "to the user that runs the miner, or set another STATE_DIR."
+    )
+
+
 class StateLock:
     """The right to use a state folder, held by one process.
 
@@ -75,14 +79,17 @@ class StateLock:
     stale lock exists. The file stays and holds the last owner's pid.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, or the folder cannot be made or written.
     """
 
     def __init__(self, state_dir: Path) -> None:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = state_dir / "lock"
-        # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _not_writable(state_dir, error) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -120,6 +120,8 @@ def copy_database(path: Path) -> sqlite3.Connection:
         ConfigError: the file is damaged, of a newer version, or cannot be opened.
         QuasarError: another process keeps the file locked.
     """
+    if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
+        raise ConfigError(f"The journal {path} cannot be read: it belongs to another user.")
     copy = sqlite3.connect(":memory:", isolation_level=None)
     with _explained(copy, path):
         address = f"{path.absolute().as_uri()}?mode=ro"
