@@ -1,6 +1,6 @@
 """Change a module in many small ways, and count the changes that its tests notice.
 
-    python -m benchmarks.mutants.run harness/claim/derive.py [--most 100] [--left]
+    python -m benchmarks.mutants.run harness/claim/derive.py [--most 100] [--more] [--left]
 
 writes the module's figures and the mutants that were left into benchmarks/mutants.json, of which
 `python -m benchmarks.report` makes the tables in docs/reliability.md. A mutant meets the tests that
@@ -128,12 +128,13 @@ def chosen(path: str, every: list[Mutant], given: argparse.Namespace) -> list[Mu
     """Return the mutants of a module to try: all, some by chance, or the gaps that were left.
 
     Raises:
-        SystemExit: the module is another one than that whose mutants were left.
+        SystemExit: the module is another one than that whose mutants were tried.
     """
     if not given.left:
         shuffled = list(every)
         random.Random(given.seed).shuffle(shuffled)
-        return shuffled[: given.most]  # more of them begin with the same
+        first = _tried_before(path, every, given.seed) if given.more else 0
+        return shuffled[first:][: given.most]
     before = earlier(path)
     gaps = [one for one in before.left if not one.equivalent]
     again = {(one.operator, one.line, one.before, one.after) for one in gaps}
@@ -143,14 +144,34 @@ def chosen(path: str, every: list[Mutant], given: argparse.Namespace) -> list[Mu
     return found
 
 
+def _tried_before(path: str, every: list[Mutant], seed: int) -> int:
+    before = earlier(path)
+    same = {(one.before, one.after) for one in every}.issuperset(
+        (one.before, one.after) for one in before.left
+    )
+    if before.seed != seed or before.made != len(every) or not same:
+        sys.exit(f"{path} or the seed has changed since its mutants were tried; leave out --more")
+    return before.tried
+
+
+def mixed(mutants: dict[str, list[Mutant]], seed: int) -> list[tuple[str, Mutant]]:
+    """Return the mutants of all modules, mixed by chance, those of each in their order.
+
+    So what time allows is of all modules, and the first of each.
+    """
+    places = [path for path, some in mutants.items() for _ in some]
+    random.Random(seed).shuffle(places)
+    left = {path: iter(some) for path, some in mutants.items()}
+    return [(path, next(left[path])) for path in places]
+
+
 def mutate(paths: list[str], tests: tuple[str, ...], given: argparse.Namespace) -> None:
     """Try mutants of modules that share their tests, and write what comes of them."""
     every = {path: mutants_of((ROOT / path).read_text(encoding="utf-8")) for path in paths}
-    mutants = [(path, one) for path in paths for one in chosen(path, every[path], given)]
+    mutants = mixed({path: chosen(path, every[path], given) for path in paths}, given.seed)
     if not mutants:
         print(f"nothing to try in {', '.join(paths)}")
         return
-    random.Random(given.seed).shuffle(mutants)  # so that what time allows is of all modules
     ends = 0.0
     done, missed = Counter[str](), []
     for (path, one), noticed in zip(mutants, tried(tests, mutants), strict=False):
@@ -181,6 +202,10 @@ def mutate(paths: list[str], tests: tuple[str, ...], given: argparse.Namespace) 
             before = earlier(path)
             kept = tuple(one for one in before.left if one.equivalent)
             found = before.model_copy(update={"left": kept + found.left})
+        elif given.more:
+            before = earlier(path)
+            both = {"tried": before.tried + found.tried, "left": before.left + found.left}
+            found = found.model_copy(update=both)
         write(found)
         print(f"{path}: {found.noticed} of {found.tried} noticed", flush=True)
 
@@ -192,6 +217,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="so many of each, by chance (all)")
     parser.add_argument("--minutes", type=float, default=1e9, help="for each set of tests (no end)")
     parser.add_argument("--seed", type=int, default=19, help="of the chance (19)")
+    parser.add_argument("--more", action="store_true", help="others than those tried before")
     parser.add_argument("--left", action="store_true", help="the gaps that were left, once more")
     given = parser.parse_args()
     for tests in dict.fromkeys(TESTS[path] for path in given.modules):

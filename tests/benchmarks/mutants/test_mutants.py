@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -19,8 +20,9 @@ from benchmarks.mutants.results import Left, Module, Sample, load, write
 from tests import PROJECT
 
 pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: pip install -e '.[mutants]'")
+from benchmarks.mutants import run
 from benchmarks.mutants.making import mutants_of
-from benchmarks.mutants.run import TESTS
+from benchmarks.mutants.run import TESTS, chosen, mixed
 
 SOURCE = """\
 LIMIT = 3
@@ -142,6 +144,35 @@ def test_a_reason_is_kept_where_the_same_mutant_is_left_again(tmp_path: Path) ->
     assert "In the earlier samples it was 98 of 100, 98.0%." in text
     assert "28 of 30 are noticed, 93.3%; 1 of the 2 that are left change nothing" in text
     assert "| x.py:9 | `b` | `c` | **a gap** |" in text
+
+
+def test_more_begins_where_the_tries_before_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mutants.json"
+    every = mutants_of(SOURCE)
+    whole = {"seed": 1, "most": None, "left": False}
+    order = chosen("x.py", every, Namespace(**whole, more=False))
+    gap = Left(operator="A", line=order[2].line, before=order[2].before, after=order[2].after)
+    write(module("x.py", 5, gap).model_copy(update={"made": len(every)}), file)
+    monkeypatch.setattr(run, "load", lambda: load(file))
+    assert chosen("x.py", every, Namespace(**whole, more=True)) == order[5:]
+    assert chosen("x.py", every, Namespace(**{**whole, "most": 3}, more=True)) == order[5:8]
+    with pytest.raises(SystemExit, match="has changed"):
+        chosen("x.py", every[1:], Namespace(**whole, more=True))
+    with pytest.raises(SystemExit, match="has changed"):
+        chosen("x.py", every, Namespace(**{**whole, "seed": 2}, more=True))
+    changed = [one._replace(after="") if one == order[2] else one for one in every]
+    with pytest.raises(SystemExit, match="has changed"):
+        chosen("x.py", changed, Namespace(**whole, more=True))
+
+
+def test_modules_are_mixed_and_each_keeps_its_order() -> None:
+    every = mutants_of(SOURCE)
+    both = mixed({"a": every, "b": every[:5]}, 1)
+    assert [one for path, one in both if path == "a"] == every
+    assert [one for path, one in both if path == "b"] == every[:5]
+    assert {path for path, _ in both[:10]} == {"a", "b"}
 
 
 def test_every_module_and_every_test_is_there() -> None:
