@@ -1,7 +1,7 @@
 """The calls that are compared: the four functions and their inputs, by rule and implementation.
 
 `cuda` and `triton` are quasar_kernels.delta_rule with QUASAR_BACKEND of that name; `host` is the
-host library's function of the same name, given the same arguments.
+host library's function of the same name, given the same arguments; libraries.py has the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.delta_rule.results import Rule
+from benchmarks.delta_rule.libraries import LIBRARIES
+from benchmarks.delta_rule.results import OURS, Rule
 from benchmarks.operator.training_results import Shape
 from quasar_kernels.delta_reference import delta_chunked
 
-NAMES = ("triton", "cuda", "host")
+NAMES = (*OURS, "host", *LIBRARIES)
 TENSORS = ("q", "k", "v", "beta", "g")
 
 
@@ -59,8 +60,11 @@ def selected(name: str, function: str, rule: Rule) -> Iterator[Any]:
 
     Args:
         name: one of NAMES.
-        function: `chunk` or `fused_recurrent`.
+        function: `chunk` or `fused_recurrent`, which the other libraries are not asked for.
         rule: which of the two.
+
+    Raises:
+        ImportError: the library is not installed, or another error of its import.
     """
     full_name = f"{function}_{rule.replace(' ', '_')}"
     if name == "host":
@@ -68,7 +72,12 @@ def selected(name: str, function: str, rule: Rule) -> Iterator[Any]:
         import fla.ops.gated_delta_rule
 
         module = fla.ops.delta_rule if rule == "delta rule" else fla.ops.gated_delta_rule
-        yield getattr(module, full_name)
+        # where FlashQLA is installed the host hands it heads of 128, and would be timed as that
+        with patch.dict(os.environ, {"FLA_FLASH_QLA": "0"}):
+            yield getattr(module, full_name)
+        return
+    if name in LIBRARIES:
+        yield LIBRARIES[name].make()
         return
     from quasar_kernels import delta_rule
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.delta_rule.libraries import LIBRARIES, WIDTH, takes
 from benchmarks.delta_rule.results import (
     ROWS,
     Decoding,
@@ -13,6 +14,7 @@ from benchmarks.delta_rule.results import (
     call_name,
     delta_rule_criteria,
     lead,
+    share_of_best,
 )
 from benchmarks.documents import filled
 from benchmarks.limits import summary
@@ -21,22 +23,30 @@ from benchmarks.operator.results import Timing
 from benchmarks.results import DATA, ROOT, told
 
 RUN, DOCUMENT = DATA / "delta-rule.json", ROOT / "docs" / "delta-rule.md"
-LABELS = {"triton": "Triton", "cuda": "CUDA", "host": "host"}
+LABELS = {
+    "triton": "Triton",
+    "cuda": "CUDA",
+    "host": "host",
+    "flashqla": "FlashQLA",
+    "flashinfer": "FlashInfer",
+}
+EVERYWHERE = ("triton", "cuda", "host")
+"""The implementations that take every call."""
 
 
 def _ms(time: Timing | None, kind: str = "graph_ms") -> str:
     return milliseconds(None if time is None else getattr(time, kind))
 
 
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _times(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def speeds(results: DeltaRuleResults) -> str:
     """Return the table of whole sequences, and where it was measured."""
 
     def cells(row: Row) -> dict[str, str]:
-        times = {f"{LABELS[name]}, ms": _ms(row.times.get(name)) for name in LABELS}
+        times = {f"{LABELS[name]}, ms": _ms(row.times.get(name)) for name in EVERYWHERE}
         return {
             "sequences x tokens x heads x width": call_name(row.rule, row.way, row.shape),
             **times,
@@ -65,6 +75,29 @@ def _not_reached(results: DeltaRuleResults) -> str:
     return f"\n\nThe run was cut off before: {'; '.join(left)}." if left else ""
 
 
+def libraries(results: DeltaRuleResults) -> str:
+    """Return the table of the calls that other libraries have, and which were measured."""
+
+    def cells(row: Row) -> dict[str, str]:
+        names = ("cuda", "host", *LIBRARIES)
+        return {
+            "sequences x tokens x heads x width": call_name(row.rule, row.way, row.shape),
+            **{f"{LABELS[name]}, ms": _ms(row.times.get(name)) for name in names},
+            "fastest other / CUDA": _times(share_of_best(row), 2),
+        }
+
+    rows = [
+        row
+        for row in results.rows
+        if any(takes(n, row.rule, row.way, row.shape) for n in LIBRARIES)
+    ]
+    table = records(map(cells, rows)) if rows else f"No call with heads of {WIDTH} was measured."
+    versions = [f"{LABELS[name]} {version}" for name, version in results.libraries.items()]
+    measured = f"\n\nMeasured: {results.host}, {', '.join(versions)}." if versions else ""
+    missing = not_timed((LABELS[name], why) for name, why in results.missing.items())
+    return f"{table}{measured}{missing}"
+
+
 def errors(results: DeltaRuleResults) -> str:
     """Return the table of the largest error of each call, by implementation."""
 
@@ -74,8 +107,10 @@ def errors(results: DeltaRuleResults) -> str:
         tensor, error = max(of.items(), key=lambda item: item[1])
         return f"{error:.1e} ({tensor})"
 
+    shown = [name for name in LABELS if any(name in row.errors for row in results.rows)]
+
     def cells(row: Row) -> dict[str, str]:
-        found = {LABELS[name]: worst(row.errors.get(name)) for name in LABELS}
+        found = {LABELS[name]: worst(row.errors.get(name)) for name in shown}
         return {"call": call_name(row.rule, row.way, row.shape), **found}
 
     return records(map(cells, results.rows))
@@ -101,6 +136,7 @@ def decoding(results: DeltaRuleResults) -> str:
 
 SECTIONS: Mapping[str, Callable[[DeltaRuleResults], str]] = {
     "Whole sequences": speeds,
+    "Heads of 128 beside other libraries": libraries,
     "One token": decoding,
     "Largest errors against float64, by tensor": errors,
     "Limits": lambda results: summary([*delta_rule_criteria(results)]),

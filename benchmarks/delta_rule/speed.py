@@ -1,4 +1,4 @@
-"""Measure the delta rule, with a decay and without, beside the host library's functions.
+"""Measure the delta rule, with a decay and without, beside other libraries' functions.
 
     python -m benchmarks.delta_rule.speed --out benchmarks/h200/delta-rule.json [--without NAME]
 
@@ -30,6 +30,7 @@ from benchmarks.delta_rule.calls import (
     selected,
     step,
 )
+from benchmarks.delta_rule.libraries import LIBRARIES, takes, versions
 from benchmarks.delta_rule.results import (
     ROWS,
     RULES,
@@ -52,12 +53,16 @@ MODULE = "benchmarks.delta_rule.speed"
 CHECKED_TOKENS = 4096
 """Gradients, whose oracle keeps all of autograd's float64 tensors, are compared over so many."""
 BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
+DECODING = ("triton", "host")
+"""Of ours Triton serves a token."""
 
 PROTOCOL = """\
 bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
 Triton and CUDA: quasar_kernels.delta_rule with QUASAR_BACKEND of that name; host: the function of \
-the same name and arguments in flash-linear-attention, whose variants are timed for 10 ms each to \
-choose the fastest. Outputs are compared with the float64 chunk form (the first sequence of a \
+the same name and arguments in flash-linear-attention, its own even where FlashQLA is installed, \
+whose variants are timed for 10 ms each to choose the fastest; FlashQLA, FlashInfer: their gated \
+delta rule for heads of 128, FlashInfer's forward alone, the decays' exponentials that it takes \
+computed in the call. Outputs are compared with the float64 chunk form (the first sequence of a \
 batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. The GPU is \
 warmed with matrix products first, and each call runs for 0.2 s before it is timed. Graph: median \
 of 11 runs of CUDA-graph replays without a gap; from rest, CUDA alone: 0.3 s without work, three \
@@ -92,6 +97,7 @@ def wide(x: Inputs) -> Inputs:
 
 def measure_row(rule: Rule, way: Way, shape: Shape, names: Sequence[str]) -> Row:
     """Compare one call with float64, see that it repeats, and time it by implementation."""
+    names = [name for name in names if name not in LIBRARIES or takes(name, rule, way, shape)]
     x = draw(rule, shape)
     do = torch.randn_like(x.q)
     part, results = compared(way, x, do)
@@ -113,7 +119,7 @@ def measure_row(rule: Rule, way: Way, shape: Shape, names: Sequence[str]) -> Row
                 times[name] = timing(call, rested=way == "forward" and name == "cuda")
                 errors[name], repeats[name] = wrong, same
                 del call
-        except Exception as error:  # the host refuses calls that its compiler gets wrong
+        except Exception as error:  # a library refuses calls that its compiler gets wrong
             failures[name] = f"{type(error).__name__}: {error}"
         free()
     free()
@@ -135,6 +141,8 @@ def compile_share(share: compiling.Share) -> None:
         # all processes hold such inputs at once, and no variant depends on how many there are
         few = shape._replace(tokens=min(shape.tokens, compiling.TOKENS // min(shape.batch, 8)))
         for name in NAMES:
+            if name in LIBRARIES and not takes(name, rule, way, shape):
+                continue
             if name == "host":
                 compiling.attempt(name, partial(call_once, name, rule, way, few))
             elif share.has(number):
@@ -165,7 +173,7 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
                 targets = [torch.empty_like(state) for _ in range(sets)]
                 times = {}
                 for name in names:
-                    if name == "cuda":  # Triton serves a token
+                    if name not in DECODING:
                         continue
                     with selected(name, "fused_recurrent", rule) as function:
                         turns = [partial(step, name, function, x, s) for s in states]
@@ -182,12 +190,16 @@ def measure(names: Sequence[str], commit: str | None) -> Iterator[DeltaRuleResul
     compiling.side_by_side(MODULE)
     mount()
     torch.manual_seed(0)
+    found, missing = versions(names)
+    names = [name for name in names if name not in missing]
     with torch.no_grad(), autotuning.brief():
         clocks.soak(2)
         results = DeltaRuleResults(
             **origin(commit),
             protocol=PROTOCOL,
             host=f"fla-core {metadata.version('fla-core')}",
+            libraries=found,
+            missing=missing,
             rows=(),
             decoding=tuple(measure_decoding(names)),
         )

@@ -91,6 +91,11 @@ def timed(ms):
     return Timing(graph_ms=ms, eager_ms=2 * ms, rested_ms=ms)
 
 
+def with_library(ms):
+    """Times of a row where CUDA takes 1.4 ms and the host 1 ms."""
+    return {"cuda": timed(1.4), "host": timed(1.0), "flashqla": timed(ms)}
+
+
 @pytest.fixture
 def results():
     """A run that keeps its limits, of figures that nobody measured."""
@@ -133,7 +138,8 @@ def test_a_run_within_its_limits_misses_none(results):
         ("rows.0.times.cuda.rested_ms", 1.4, "ms from rest: 1.4, limit 1.3"),
         ("rows.1.times.host.graph_ms", 0.9, "forward and backward"),
         ("rows.2.times.cuda.rested_ms", 0.5, "ms from rest: 0.5, limit 0.45"),
-        ("rows.3.times.cuda.graph_ms", 1.6, "times the host"),
+        ("rows.3.times.cuda.graph_ms", 1.6, "times the fastest other library: 0.625"),
+        ("rows.3.times", with_library(0.9), "library: 0.6429, limit 0.666667"),
         ("rows.0.errors.cuda.o", 0.5, "error of o, cuda"),
         ("rows.1.errors.triton.k", 0.02, "error of k, triton"),
         ("rows.2.repeats.cuda", False, "cuda, same bits"),
@@ -161,6 +167,21 @@ def test_a_call_that_the_host_refuses_is_named_with_its_reason(results):
     assert missed(delta_rule_criteria(refused)) == []
     call = "host, delta rule, forward and backward, 32 x 2,048 x 8 x 64"
     assert f"Not timed: {call} (RuntimeError: wrong results)." in page.measured(refused)
+
+
+def test_other_libraries_have_a_table_of_their_calls_and_what_is_missing_its_reason(results):
+    assert "Heads of 128 beside other libraries" in page.measured(results)
+    run = changed(results, "rows.3.times", with_library(0.7))
+    run = changed(run, "rows.3.errors", {"flashqla": {"o": 4e-3}})
+    run = changed(run, "libraries", {"flashqla": "0.1"})
+    run = changed(run, "missing", {"flashinfer": "ModuleNotFoundError: none"})
+    told = page.libraries(run)
+    assert "forward, 32 x 8,192 x 32 x 128 | 1.40 | 1.00 | 0.700 | - | 0.50 |" in told
+    assert "x 64 |" not in told
+    assert "Measured: host 1.0, FlashQLA 0.1." in told
+    assert "Not timed: FlashInfer (ModuleNotFoundError: none)." in told
+    assert "4.0e-03 (o)" in page.errors(run)
+    assert "FlashQLA" not in page.errors(results)
 
 
 def test_a_run_that_was_cut_off_names_the_calls_that_it_lacks(results):
