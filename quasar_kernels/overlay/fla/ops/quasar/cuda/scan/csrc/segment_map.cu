@@ -133,8 +133,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           leave_identity<1>(G, near, -0.5f, row, lane);
           done = all_agree(!(near[0] | near[1]));
 #if QUASAR_DECAY
-          // a row of at most S entries whose squares sum to 1
-          faded = may_stop && exp2_of(log_later) * 16.f < NOTHING<T>;
+          faded = may_stop && exp2_of(log_later) * MOST_OF_ROW < NOTHING<T>;
           done |= faded;
 #endif
         } else if (may_stop) {

@@ -102,6 +102,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
   int stops[PANELS];     // tiles that pass 1 left out
   float left_out = 0.f;  // the largest entry of the state behind them
+#if QUASAR_DECAY
+  float fading = 0.f;  // bounds what of it is still there over NOTHING, as pass 1 does, once < 1
+#endif
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
     stops[p] = arg.stops && !arg.repeat ? arg.stops[(i64)unit * PANELS + p] / TOKENS : 0;
@@ -110,7 +113,12 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     const u32 parity = s >> 1 & 1;
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
-      if (s && s == stops[p]) left_out = fmaxf(left_out, largest(state));
+      if (s && s == stops[p]) {
+        left_out = fmaxf(left_out, largest(state));
+#if QUASAR_DECAY
+        fading = MOST_OF_ROW / NOTHING<T>;
+#endif
+      }
     arrivals.template wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // keys of zero change no state
       values_arrivals.template wait<0>(stage, parity);
@@ -138,13 +146,17 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     __syncthreads();
     const u32 columns = own_columns + stage * VALUES_TILE;
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i)
+    for (int i = 0; i < WARPS; ++i) {
       walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.mix[i],
                             shared.scores[i],
 #if QUASAR_DECAY
                             shared.decays[i],
 #endif
                             arg.scale, lane);
+#if QUASAR_DECAY
+      fading *= shared.decays[i].whole;
+#endif
+    }
     finish_state<BLOCKS>(state);
     keep_pace();
   }
@@ -160,6 +172,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
       o.finish_stores();
     }
   }
+#if QUASAR_DECAY
+  left_out *= fminf(fading, 1.f);
+#endif
   // columns of the state are independent of one another: each warp tells of its own
   if (left_out > 0.f && !(left_out <= TIMES * largest(state)) && lane == 0)
     arg.unfinished[chain] = 1;

@@ -41,10 +41,14 @@ __device__ __forceinline__ bool is_idle(const Arguments& arg, i64 chain) {
 
 // A map is next to nothing if the magnitudes in each of its rows sum to less than NOTHING. The
 // state that it takes may then be TIMES as large as the one behind the segment, and what that lacks
-// is no more than a rounding to 16 bits.
+// is no more than a rounding to 16 bits. With decays it may be larger by as much as these alone make
+// the map smaller: what a strong decay leaves of a token says nothing of those before it, and a small
+// step after a large one would be taken for something left out.
 template <Scalar T>
 constexpr float NOTHING = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
 constexpr float TIMES = 4.f;
+// Magnitudes in a row of a map without its decay sum to no more: S entries whose squares sum to 1.
+constexpr float MOST_OF_ROW = 16.f;
 
 // The run of tokens that one block walks.
 struct Segment {
