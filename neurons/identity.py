@@ -64,15 +64,20 @@ def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
     return warnings
 
 
-def load_identity(name: str, hotkey: str, path: Path) -> Identity:
+def load_identity(
+    name: str, hotkey: str, path: Path, named_by: str = "WALLET_MINER_NAME"
+) -> Identity:
     """Load the hotkey `hotkey` of the wallet `name` under `path`.
+
+    Args:
+        named_by: the setting that has the wallet's name.
 
     Raises:
         ConfigError: the file is missing, encrypted or unreadable; the text has the remedy.
     """
     private = hotkey_file(name, hotkey, path)
     btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
-    setting = f"WALLET_MINER_NAME={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
+    setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
     try:
         there = private.is_file()
     except PermissionError:

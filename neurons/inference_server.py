@@ -22,6 +22,7 @@ from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Problem
 from neurons.inference.queue import Decodes, Decoding
+from neurons.processes.listen import listen
 from neurons.processes.machine import resolve_device
 from neurons.processes.notify import notify
 from neurons.processes.runtime import STOP_SIGNALS
@@ -51,7 +52,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     """Serve until a signal; return the exit status.
 
     Raises:
-        ConfigError: what the server needs is not installed.
+        ConfigError: what the server needs is not installed, or the port is taken.
     """
     try:
         from neurons.inference.app import Limits, create_app
@@ -73,7 +74,12 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     server = _Server(settings, app, port_file)
     for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
         signal.signal(number, lambda *_: None)
-    asyncio.run(_serve(server, decoding))
+    place = listen(
+        settings.inference_host,
+        settings.miner_inference_port,
+        ("INFERENCE_HOST", "MINER_INFERENCE_PORT"),
+    )
+    asyncio.run(_serve(server, decoding, place))
     if decoding.fault:
         raise ConfigError(
             Problem(
@@ -84,9 +90,9 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     return 0
 
 
-async def _serve(server: uvicorn.Server, decoding: Decoding) -> None:
+async def _serve(server: uvicorn.Server, decoding: Decoding, place: socket.socket) -> None:
     """Serve until a signal or until the model has failed to load."""
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[place]))
     while not serving.done():
         await asyncio.wait({serving}, timeout=0.5)
         server.should_exit = server.should_exit or bool(decoding.fault)
@@ -101,8 +107,6 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
-                host=settings.inference_host,
-                port=settings.miner_inference_port,
                 log_config=None,  # neurons.observe takes uvicorn's loggers too
                 log_level="warning",
                 access_log=False,

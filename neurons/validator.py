@@ -221,7 +221,7 @@ def open_round(settings: Settings, *, hours: int) -> int:
 
 
 def _api(settings: Settings, stop: threading.Event) -> ValidatorApi:
-    identity = load_identity(*_wallet(settings))
+    identity = load_identity(*_wallet(settings), named_by="WALLET_VALIDATOR_NAME")
     return ValidatorApi(str(settings.validator_api_url), identity, stop=stop)
 
 

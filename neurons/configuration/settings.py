@@ -410,6 +410,7 @@ class Settings(BaseModel):
         return self.wallet_miner_name, self.wallet_hotkey, self.wallet_path
 
     def secrets(self) -> list[str]:
-        """Return the values that must never be printed."""
+        """Return the values that must never be printed; a file of SQLite has no password."""
         values = [self.github_token, self.database_url]
-        return [value.get_secret_value() for value in values if value is not None]
+        texts = [value.get_secret_value() for value in values if value is not None]
+        return [text for text in texts if not text.startswith("sqlite:")]

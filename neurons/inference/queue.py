@@ -111,7 +111,8 @@ class Decoding:
             self.decoder = self._load()
         except Exception as error:  # a model may fail to load in any way
             self.fault = f"{type(error).__name__}: {error}"
-            log.exception("the model cannot be loaded")
+            if not isinstance(error, OSError):  # a file that is missing says enough by its name
+                log.exception("the model cannot be loaded")
             self.done.set()
             return
         log.info("the model is loaded", device=self.decoder.device)

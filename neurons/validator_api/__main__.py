@@ -19,6 +19,7 @@ from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.identity import Neuron, subnet_neurons
+from neurons.processes.listen import listen
 from neurons.processes.notify import notify
 from neurons.processes.runtime import stop_on_signals
 from neurons.validator_api.access.patience import ImpatientProtocol
@@ -61,7 +62,7 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     """Serve until told to stop.
 
     Raises:
-        ConfigError: the database cannot be opened.
+        ConfigError: the database cannot be opened, or the port is taken.
     """
     if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
@@ -72,7 +73,8 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    server.run()
+    place = listen(settings.host, settings.port, ("HOST", "PORT"), BACKLOG)
+    server.run(sockets=[place])
     return 0
 
 
@@ -149,8 +151,6 @@ class Server(uvicorn.Server):
                 create_app(config_of(settings)),
                 http=ImpatientProtocol,
                 ws="none",
-                host=settings.host,
-                port=settings.port,
                 backlog=BACKLOG,
                 log_config=None,  # neurons.observe takes uvicorn's loggers too
                 log_level="warning",

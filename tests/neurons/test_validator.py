@@ -322,7 +322,7 @@ def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Pa
 
 def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path) -> None:
     cases = {
-        "No hotkey at": {"WALLET_VALIDATOR_NAME": "nobody"},
+        "(WALLET_VALIDATOR_NAME=nobody, ": {"WALLET_VALIDATOR_NAME": "nobody"},
         "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},
         "DEVICE='tpu'": {"DEVICE": "tpu"},
         "cannot be shut in": {"SANDBOX": "required", "PATH": "/nonexistent"},

@@ -132,7 +132,9 @@ def check_leaderboard(api: LiveApi) -> None:
         ["1", "1M", "12,000", "60%"],
         ["2", "100k", "7,500", "25%"],
     ]
-    assert [row[1].split("#")[1] for row in page.rows()] == [str(slow), str(fast)]
+    # On a telephone the league stands below the miner, where there is no room for a column.
+    shown = [row[1].split("#")[1] for row in page.rows()]
+    assert shown == [f"{slow} 1M", f"{fast} 100k"]
     verdicts = {row[0]: row[3] for row in page.rows(1)}
     assert verdicts == {f"#{slow}": "confirmed", f"#{fast}": "confirmed", f"#{wrong}": "rejected"}
 

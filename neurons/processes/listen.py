@@ -1,0 +1,35 @@
+"""Takes the address that a server listens on, or says which setting to change."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from neurons.errors import ConfigError, Problem
+
+
+def listen(host: str, port: int, settings: tuple[str, str], backlog: int = 128) -> socket.socket:
+    """Return a socket that listens on TCP.
+
+    Args:
+        host: a name or an address of this machine.
+        port: 0 takes a free one.
+        settings: where both were set.
+        backlog: how many clients may wait to be let in.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        of_host, of_port = settings
+        said = str(error.strerror).partition(" (while")[0].capitalize()  # without the address
+        remedy = f"Set {of_host} to an address of this machine."
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = f"Set another {of_port}, or stop what has it."
+        place = f"{of_host}={host}, {of_port}={port}"
+        raise ConfigError(
+            Problem(f"{place}: nobody can be served there ({said}).", remedy)
+        ) from error
