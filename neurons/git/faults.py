@@ -92,7 +92,7 @@ def fault(command: str, complaint: str) -> QuasarError:
         for line in complaint.splitlines()
         if re.match(r"fatal|error|remote:|ERROR| ! |ssh|git@|\S+: Permission", line)
     ]
-    said = redact_text(" | ".join(lines) or complaint)
+    said = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
     if re.search(r"No space left|Disk quota exceeded", complaint):
         return Retry(f"The disk is full (git {command}): {said}")
     for pattern, reason, remedy in _LASTING:

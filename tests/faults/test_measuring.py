@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.measuring.runner import MeasurementError
+from harness.report import load_report, write_report
 from neurons.mining import daemon
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle, run_forever
@@ -154,6 +155,27 @@ def test_what_the_kernels_are_held_for_ends_when_they_change(
     done = context.journal.latest()[0]
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert done.content_digest == kernels.digest()
+
+
+def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = daemon.STEPS[Step.CLAIM]
+
+    def claim(submission: Any, context: Any) -> Any:
+        path = context.settings.state_dir / submission.report
+        report = load_report(path)
+        shorter = tuple(one for one in report.measurements if one.length < 2048)
+        write_report(path, report.model_copy(update={"measurements": shorter}))
+        return original(submission, context)
+
+    monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
+    held = run_cycle(context)
+    assert (held.state, held.resume_state) == (State.HELD, State.MEASURED)
+    assert str(held.reason).startswith("Nothing can be claimed: ")
+    assert "Set TARGET_SEQUENCE_LENGTH" in str(held.remedy)
+    assert str(held.report) in str(held.remedy)
+    assert stand_in.count(COMMIT) == 0
 
 
 CRASH = MeasurementError("died", "crash")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from neurons.identity import create_throwaway
 from neurons.processes.notify import notify
+from neurons.processes.runtime import GRACE_SECONDS
 from tests import PROJECT
 from tests.processes import is_alive, run, started, wait_for
 
@@ -108,6 +110,39 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
     wait_for(lambda: "NETUID='none'" in log_of(miner), 60)
     wait_for(lambda: pm2("ping")["pm2_env"]["status"] == "stopped", 60)  # 78: not started again
     assert log_of(miner).count("NETUID='none'") == 1
+
+
+SLOW = """\
+import signal, sys, time
+from pathlib import Path
+
+def end(*_):
+    time.sleep(2.5)
+    Path(sys.argv[0]).with_suffix(".ended").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, end)
+Path(sys.argv[0]).with_suffix(".ready").touch()
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
+def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(
+    pm2: Callable[..., Any], tmp_path: Path
+) -> None:
+    """pm2 by itself kills after 1.6 s; the miner's entry gives it time."""
+    program, config = tmp_path / "slow.py", tmp_path / "slow.config.js"
+    program.write_text(f"#!{sys.executable}\n{SLOW}")
+    program.chmod(0o700)
+    entry = f"require({str(PROJECT / 'scripts/ecosystem.config.js')!r}).apps[0]"
+    app = f"{{...{entry}, script: {str(program)!r}}}"
+    config.write_text(f"module.exports = {{ apps: [{app}] }};\n")
+    pm2("start", str(config))
+    wait_for(program.with_suffix(".ready").exists, 30)
+    stopped = pm2("stop", "quasar-miner")["pm2_env"]
+    assert program.with_suffix(".ended").exists()
+    assert (stopped["status"], stopped["exit_code"]) == ("stopped", 0)
 
 
 @needs_installation
@@ -204,5 +239,6 @@ def ecosystem() -> Any:
 def test_pm2_does_not_restart_what_needs_a_person() -> None:
     for app in ecosystem():
         assert app["stop_exit_codes"] == [78]
+        assert app["kill_timeout"] > 1000 * (GRACE_SECONDS + 5)
         assert os.access(app["script"], os.X_OK)
         assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)

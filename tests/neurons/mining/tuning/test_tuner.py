@@ -31,7 +31,7 @@ _forward = QuasarAttention.forward
 
 
 def _slow(self, *arguments, **options):
-    time.sleep(0.3)
+    time.sleep(0.15)
     return _forward(self, *arguments, **options)
 
 
@@ -231,7 +231,7 @@ def test_real_workers_check_and_time_what_a_real_command_mends(tmp_path: Path) -
     kept.take(slow, evidence_of(slow, overlay_digest()))
     mend = (
         f"from pathlib import Path; file = Path('{LAYER_FILE}'); text = file.read_text()\n"
-        "file.write_text(text.replace('time.sleep(0.3)', 'time.sleep(0)'))"
+        "file.write_text(text.replace('time.sleep(0.15)', 'time.sleep(0)'))"
     )
     tuner = Tuner(settings, kept, host, get_logger("test"), pairs=3)
     found = tuner.try_one(python(mend), 64)
