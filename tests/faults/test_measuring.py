@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.measuring.runner import MeasurementError
-from harness.report import load_report, write_report
+from harness.report import Measurement, Snapshot, Telemetry, load_report, write_report
 from neurons.mining import daemon
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle, run_forever
@@ -27,6 +28,7 @@ from tests.neurons.mining.parts import (
 )
 from tests.neurons.stand_in import COMMIT, StandIn
 
+Change = Callable[[list[Measurement]], list[Measurement]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
 
@@ -157,19 +159,45 @@ def test_what_the_kernels_are_held_for_ends_when_they_change(
     assert done.content_digest == kernels.digest()
 
 
-def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
-    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Have a report changed between the measurements and the claim."""
     original = daemon.STEPS[Step.CLAIM]
 
-    def claim(submission: Any, context: Any) -> Any:
-        path = context.settings.state_dir / submission.report
-        report = load_report(path)
-        shorter = tuple(one for one in report.measurements if one.length < 2048)
-        write_report(path, report.model_copy(update={"measurements": shorter}))
-        return original(submission, context)
+    def install(change: Change) -> None:
+        def claim(submission: Any, context: Any) -> Any:
+            path = context.settings.state_dir / submission.report
+            report = load_report(path)
+            kept = tuple(change(list(report.measurements)))
+            write_report(path, report.model_copy(update={"measurements": kept}))
+            return original(submission, context)
 
-    monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
+        monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
+
+    return install
+
+
+def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(
+    context: Context, rewrite: Callable[[Change], None]
+) -> None:
+    def disturb(runs: list[Measurement]) -> list[Measurement]:
+        used = Snapshot(memory_used_mb=30_000.0)
+        last = max(runs, key=lambda one: (one.length, one.tokens_per_sec))
+        shared = {"telemetry": Telemetry(before=used, after=used), "tokens_per_sec": 1e9}
+        return [*runs, last.model_copy(update=shared)]
+
+    rewrite(disturb)
+    with capture_logs() as logs:
+        done = run_cycle(context)
+    assert done.tokens_per_sec == pytest.approx(0.98 * 3003, rel=5e-3)
+    (told,) = [row["reason"] for row in logs if row["event"] == "not counted"]
+    assert "2048 tokens" in told
+
+
+def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
+    context: Context, stand_in: StandIn, rewrite: Callable[[Change], None]
+) -> None:
+    rewrite(lambda runs: [one for one in runs if one.length < 2048])
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.MEASURED)
     assert str(held.reason).startswith("Nothing can be claimed: ")

@@ -131,12 +131,11 @@ def _place(
 
 
 def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
-    """Return this hotkey's other submissions that its round may rank."""
+    """Return this hotkey's other submissions that its round may rank: this one is not judged."""
     return [
         other
         for other in context.journal.in_round(submission.hotkey, submission.round_id)
-        if other.id != submission.id
-        and other.round_start == submission.round_start
+        if other.round_start == submission.round_start
         and other.state in cycle.VERDICTS
         and other.weighted_score is not None
     ]

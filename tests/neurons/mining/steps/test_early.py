@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -9,9 +11,19 @@ from neurons.command_line.status import read_status
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.early import warn_of_early_judgement
+from neurons.mining.steps import follow
 from neurons.mining.submissions.cycle import State
 from neurons.processes.runtime import Stopped
-from tests.neurons.mining.parts import SETTLED, Miner, StandInBench, StandInFork, Waits, stop_after
+from neurons.rules import weighted_score
+from tests.neurons.mining.parts import (
+    HOTKEY,
+    SETTLED,
+    Miner,
+    StandInBench,
+    StandInFork,
+    Waits,
+    stop_after,
+)
 from tests.neurons.stand_in import COMMIT, LOST, PENDING, REVEAL, STATS, SUBMIT, Fault, StandIn
 
 
@@ -234,6 +246,22 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
     assert second.score is None  # a place is no validation
     bench.factor = 0.9  # slower than both
     assert run_cycle(context).state is State.UNRANKED
+
+
+@pytest.mark.parametrize(("ahead", "rank"), [(0.0, 2), (1.0, 3)])
+def test_of_equal_claims_the_earlier_one_has_the_better_place(
+    context: Context, patient: StandIn, ahead: float, rank: int
+) -> None:
+    """A submission that was held may be judged after a newer one of another target."""
+    first = run_cycle(context)
+    again = replace(first, submission_id=None, weighted_score=None, rank=None)
+    held = context.journal.insert(replace(again, target_sequence_length=1024, state=State.REVEALED))
+    equal = weighted_score(float(held.tokens_per_sec or 0), 1024)
+    context.journal.insert(replace(held, state=State.RANKED, weighted_score=equal + ahead))
+    patient.weights = [{"uid": 0, "hotkey": HOTKEY, "weight": 0.1 * n} for n in (6, 3, 1)]
+    done = follow.run(held, context)
+    assert first.weighted_score == equal
+    assert (done.state, done.rank) == (State.RANKED, rank)
 
 
 @pytest.mark.parametrize("began", [1, 3])  # a clock that was wrong puts the old round behind
