@@ -223,6 +223,26 @@ def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
     assert (done.round_start == emptied) is (when == "before")
 
 
+def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its round is of the old database, and the new one holds it all the same."""
+    stand_in.shows_scores = False
+    carry_out = stand_in._carry_out
+
+    def empty(request: Request) -> Any:
+        if request.path == COMMIT and stand_in.databases == 1:
+            stand_in.wipe()
+            stand_in.registered.add(HOTKEY)
+        return carry_out(request)
+
+    monkeypatch.setattr(stand_in, "_carry_out", empty)
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
+    assert stand_in.count(REVEAL) == 2  # the second asks whether it is held
+    assert len(stand_in.rows) == 1
+
+
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
 def test_a_direct_submission_that_did_not_arrive_is_sent_again(
     direct: Context, stand_in: StandIn, fault: Fault
