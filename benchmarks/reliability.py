@@ -1,4 +1,4 @@
-"""What docs/reliability.md says in figures: a month, mutants, and the API under load.
+"""What docs/reliability.md says in figures: a month, mutants, the API under load, decoding.
 
     python -m benchmarks.reliability [--cycles 2000]
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.api import page as api
 from benchmarks.documents import filled
+from benchmarks.inference import page as inference
 from benchmarks.mutants import page as mutants
 from benchmarks.mutants.results import load as load_mutants
 from benchmarks.results import ROOT, Frozen
@@ -102,7 +103,7 @@ def documents() -> Mapping[Path, str]:
     """Return the text of docs/reliability.md, by its path."""
     found = load()
     sections = {"month": month(found.month), "mutants": mutants.section(load_mutants())}
-    sections["load"] = api.section(api.load())
+    sections |= {"load": api.section(api.load()), "inference": inference.section()}
     return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
 
 

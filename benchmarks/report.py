@@ -17,6 +17,7 @@ from benchmarks.api import page as api
 from benchmarks.delta_rule import page as delta_rule
 from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
+from benchmarks.inference import page as inference
 from benchmarks.layer import page as layer
 from benchmarks.limits import missed
 from benchmarks.mechanisms import page as mechanisms
@@ -45,6 +46,7 @@ def main() -> None:
         *operator.outside(of_operator),
         *missed(honesty.limits()),
         *missed(api.limits()),
+        *missed(inference.limits()),
     ):
         print(line, file=sys.stderr)
 

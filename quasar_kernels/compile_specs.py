@@ -226,12 +226,12 @@ def _operator_specs() -> list[CompileSpec]:
         ),
     ]
     strides = "stride_{0}b stride_{0}t stride_{0}h"
-    for kind, gated in (("bf16", False), ("fp32", False), ("bf16", True)):
+    for kind, S, gated in (("bf16", 64, False), ("fp32", 64, False), ("bf16", 128, True)):
         varlen = kind == "fp32"
-        columns, warps = fused_recurrent.tiles_for(64, 256 if varlen else 1024)
+        columns, warps = fused_recurrent.tiles_for(S, 256 if varlen else 1024)
         specs += [
             CompileSpec(
-                f"fused_recurrent {kind}" + (" gated" if gated else ""),
+                f"fused_recurrent {kind}" + (f" S={S} gated" if gated else ""),
                 fused_recurrent.fused_recurrent_quasar_fwd_kernel,
                 typed(f"*{kind}", "q k v o")
                 | typed("*fp32", "beta initial_state final_state")
@@ -239,7 +239,7 @@ def _operator_specs() -> list[CompileSpec]:
                 | typed("i32", "T " + " ".join(strides.format(x) for x in "qkv"))
                 | {"scale": "fp32"}
                 | ({"cu_seqlens": "*i64"} if varlen else {}),
-                {"H": 8, "S": 64, "BS": 64, "BV": columns, "IS_VARLEN": varlen}
+                {"H": 8, "S": S, "BS": S, "BV": columns, "IS_VARLEN": varlen}
                 | {"HAS_INITIAL": True, "STORE_FINAL": True, "READ_STEP": gated}
                 | {"GROUP": 2 if gated else 1}
                 | ({} if gated else {"g": None})

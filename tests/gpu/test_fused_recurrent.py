@@ -44,6 +44,14 @@ def test_every_width(T, H, S):
     check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
 
 
+@pytest.mark.parametrize(("B", "S"), [(8, 128), (32, 128), (64, 128), (256, 64)])
+def test_every_choice_of_tiles(B, S):
+    inputs = layer_like(1, B=B, S=S)
+    state = torch.randn(B, 8, S, S, device="cuda")
+    expected = quasar_recurrence(*inputs, state)
+    check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
+
+
 @pytest.mark.parametrize(
     "tiles",
     [RecurrentTiles(*of) for of in ((8, 1), (16, 1), (32, 2), (64, 4))],

@@ -18,6 +18,10 @@ from fla.ops.quasar.gate import quasar_step_size
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
+ENOUGH_PROGRAMS = 1024
+"""From so many on wider rows of a state gain more than further programs."""
+WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
+"""Of a state, that a warp and that a program holds in registers."""
 
 
 class RecurrentTiles(NamedTuple):
@@ -30,11 +34,14 @@ class RecurrentTiles(NamedTuple):
 def tiles_for(block: int, chains: int) -> RecurrentTiles:
     """Return the tiles for heads padded to `block` channels and `chains` sequences times heads.
 
-    Few chains want many programs, many want wide rows and no second wave of programs: measured on
-    an H200 at 64 channels, where 8 columns are fastest for 8 chains, 16 for 32 to 256, then 32.
+    Few chains want many programs, many want wide rows and few programs: measured on an H200 with 8
+    to 256 sequences of 8 heads, of 64 and of 128 channels.
     """
-    elements = 512 if chains <= 16 else 1024 if chains < 512 else 2048
-    return RecurrentTiles(max(8, min(block, elements // block)), 1)
+    cols, widest = 8 if chains <= 16 else 16, min(64, MOST_ELEMENTS // block)
+    while cols < widest and chains * block // cols > ENOUGH_PROGRAMS:
+        cols *= 2
+    cols = min(cols, block)
+    return RecurrentTiles(cols, 1 if block * cols <= WARP_ELEMENTS else 2)
 
 
 @triton.jit(

@@ -1,0 +1,1 @@
+"""How fast the inference server decodes, beside transformers' own generate."""
