@@ -1,7 +1,8 @@
 """The host library for tests of whole processes, which start a dozen workers that each import it.
 
 Its `fla.ops` imports none of its other operators by itself, which takes more than half of what
-such a worker does on a CPU, and what hides a function from torch's compiler does not load that.
+such a worker does on a CPU, what hides a function from torch's compiler does not load that, and
+its `fla.layers` does not import what the public fork does, which is transformers above all.
 What the layer and the operator import is there. `neurons/embedded/test_upstream.py` and
 `quasar_kernels/test_mount.py` have the host as it is installed.
 """
@@ -14,13 +15,14 @@ from pathlib import Path
 from neurons.embedded.upstream import PACKAGE
 
 EAGER = Path("fla/ops/__init__.py")
+LAYERS = Path("fla/layers/__init__.py")
 _INSTEAD = "import torch\n\ntorch.compiler.disable = lambda function: function\n"
 
 
 def make_small(source: Path) -> None:
     """Let `fla.ops` and `fla.layers` in a host's source import nothing by themselves."""
     (source / EAGER).write_text(_INSTEAD)
-    (source / "fla/layers/__init__.py").write_text("")
+    (source / LAYERS).write_text("")
 
 
 def install_small_host(folder: Path) -> str:
@@ -37,8 +39,10 @@ def install_small_host(folder: Path) -> str:
         (folder / name).symlink_to(Path(str(real.locate_file(name))).resolve())
     (folder / EAGER).unlink()
     (folder / EAGER).write_text(_INSTEAD)
+    (folder / LAYERS).parent.mkdir(exist_ok=True)
+    (folder / LAYERS).write_text("")
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {real.version}\n"
     )
-    (information / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    (information / "RECORD").write_text("".join(f"{name},,\n" for name in (*names, LAYERS)))
     return str(folder)

@@ -93,8 +93,9 @@ def _write_source(source: Path) -> None:
         shutil.copyfile(origin, target)
         target.chmod(0o644)
     layers = source / "fla" / "layers" / "__init__.py"
-    layers.parent.mkdir(parents=True, exist_ok=True)
-    layers.write_text(_imports())
+    if not layers.exists():
+        layers.parent.mkdir(parents=True, exist_ok=True)
+        layers.write_text(_imports())
     (source / "pyproject.toml").write_text(_PYPROJECT.format(version=_version()))
     (source / "NOTICE").write_text(_NOTICE.format(version=_version()))
     (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")
