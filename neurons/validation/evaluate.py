@@ -23,7 +23,9 @@ from neurons.validation.verdict import Verdict, is_claim, judge, reject
 POLICY = Policy(longest_first=True, repeated=frozenset({"crash", "out_of_memory"}))
 """One run a length behind one gate; what may be this machine's fault is tried a second time."""
 
-AMBIGUOUS: frozenset[Kind] = frozenset({"timeout", "out_of_memory", "crash", "protocol", "import"})
+AMBIGUOUS: frozenset[Kind] = frozenset(
+    {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
+)
 """Failures that a sick machine gives as well: a control run then tells whose fault it is."""
 
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
