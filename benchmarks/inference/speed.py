@@ -25,6 +25,7 @@ from benchmarks.inference.results import InferenceRun, Row
 from benchmarks.limits import missed
 from benchmarks.results import origin, write
 from neurons.inference.model import DTYPES, Decoder
+from neurons.inference.sample import SMALL
 
 PROMPT, NEW, RUNS, WARM_UPS = 128, 256, 3, 2
 SIZES: dict[str, dict[str, Any]] = {
@@ -38,16 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32_768,
         "tie_word_embeddings": True,
     },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-    },
+    "tiny": SMALL,
 }
 
 PROTOCOL = f"""\

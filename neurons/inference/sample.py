@@ -9,6 +9,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+"""Its sizes, as Qwen2Config takes them."""
 SPREAD = 0.15
 """Standard deviation of the weights: logits as far apart as a trained model's."""
 
@@ -16,15 +26,7 @@ SPREAD = 0.15
 def make_model(folder: Path, seed: int = 1) -> None:
     """Write the model to `folder`; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-    )
+    config = Qwen2Config(**SMALL)
     loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not
     model = loader.from_config(config)
     with torch.no_grad():

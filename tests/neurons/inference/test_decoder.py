@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-VOCABULARY = 128
 PROMPT = list(range(7, 60, 5))
 
 
@@ -17,18 +16,11 @@ def model() -> Any:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
+    from neurons.inference.sample import SMALL
+
     torch.set_num_threads(1)
     torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
+    return AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval()
 
 
 @pytest.fixture(autouse=True)

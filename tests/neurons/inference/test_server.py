@@ -28,15 +28,6 @@ from tests import PROJECT
 from tests.processes import wait_for
 
 VOCABULARY = 512
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}
 LIMITS = Limits(prompt=256, new=600)
 
 
@@ -52,6 +43,8 @@ def torch() -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
     """A small Qwen2 with weights large enough that its logits differ, as transformers saves one."""
     from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from neurons.inference.sample import SMALL
 
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL))
