@@ -186,11 +186,11 @@ def profile_table(profile: LayerProfile) -> str:
     idle = profile.call_ms - busy
     rows.append(line("all kernels", "", len(profile.launches), busy, 0, 0, least))
     return (
-        f"`FORK_SCOPE={TREES[profile.tree]}`: a call of {profile.tokens:,} tokens takes "
-        f"{profile.call_ms:.3f} ms in the validator's loop. By kernel, medians of {profile.calls} "
-        f"profiled calls; what they sum to differs from that by {idle:+.3f} ms. The floor is the "
-        "longer of moving a step's tensors once at the bandwidth of a copy "
-        f"({profile.copy_gb_per_s / 1e3:.2f} TB/s) and its operations at the rate of a large bf16 "
-        f"product ({profile.product_tflops:.0f} TFLOP/s), both measured in the same run.\n\n"
-        + records(rows)
+        f"`FORK_SCOPE={TREES[profile.tree]}` ({profile.created}, commit {profile.commit}): a call "
+        f"of {profile.tokens:,} tokens takes {profile.call_ms:.3f} ms in the validator's loop. By "
+        f"kernel, medians of {profile.calls} profiled calls; what they sum to differs from that by "
+        f"{idle:+.3f} ms. The floor is the longer of moving a step's tensors once at the "
+        f"bandwidth of a copy ({profile.copy_gb_per_s / 1e3:.2f} TB/s) and its operations at the "
+        f"rate of a large bf16 product ({profile.product_tflops:.0f} TFLOP/s), both measured "
+        "in the same run.\n\n" + records(rows)
     )
