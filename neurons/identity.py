@@ -220,6 +220,9 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise _out_of_reach(network, f"no answer in {seconds:g} s") from None
+    except OSError as error:
+        reason = f"{sys.executable} cannot be started: {error.strerror}"
+        raise _out_of_reach(network, reason) from None
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return lines[-1]

@@ -68,6 +68,15 @@ check_python() {
     'Remove .venv to install anew with it, or leave PYTHON unset.'
 }
 
+# Refuses to begin what this user cannot finish: half of an installation would be removed, or made.
+check_writable() {
+  local closed
+  closed=$([ -w . ] || echo "$root")
+  closed=${closed:-$(find "$root/.venv" -type d ! -writable -print -quit 2>/dev/null || true)}
+  [ -z "$closed" ] || stop "$closed cannot be written, and .venv has to be installed or updated:" \
+    'make it writable for this user (chown, chmod u+w), or clone to a folder of yours.'
+}
+
 # Writes the new place of a moved checkout into the files of .venv that hold the old one.
 follow_move() {
   say "the checkout was moved here from $(recorded root): .venv is adapted"
@@ -148,7 +157,7 @@ build=cpu
 # A CUDA build also runs without a GPU: a driver that is missing for a moment changes nothing.
 if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
 extras=$(printf '%s\n' "$@" "$(recorded extras | tr , '\n')" | sed '/^$/d' | sort -u | paste -sd ,)
-up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c ''; }
+up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c '' 2>/dev/null; }
 
 if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ]; then check_python; fi
 up_to_date && exit 0
@@ -159,6 +168,7 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
 fi
 up_to_date && exit 0
 
+check_writable
 if [ -n "$(recorded build)" ] && [ "$(recorded root)" != "$root" ] && .venv/bin/python -c '' 2>/dev/null; then
   follow_move
   up_to_date && exit 0
@@ -173,8 +183,7 @@ if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   python=$(find_python)
   rm -rf .venv
 fi
-mkdir -p .venv 2>/dev/null && [ -w .venv ] ||
-  stop "$root cannot be written: give its owner to this user, or clone to a folder of yours."
+mkdir -p .venv
 printf 'extras=%s\n' "$extras" >"$stamp" # not up to date until the whole stamp is written
 if [ ! -e .venv/bin/python ]; then
   say "making $root/.venv with $("$python" --version)"

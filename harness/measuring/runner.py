@@ -159,6 +159,19 @@ def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
     return reply.body
 
 
+def _not_started(program: str, error: OSError) -> MeasurementError:
+    remedy = ""
+    if isinstance(error, (PermissionError, FileNotFoundError)):
+        remedy = (
+            "Let this user execute it, which takes the right to search each folder above it, or "
+            "install anew as this user: remove .venv and run scripts/install.sh, where PYTHON "
+            "names an interpreter that everybody may execute."
+        )
+    return MeasurementError(
+        f"{program} cannot be started ({error.strerror})", "crash", "", None, remedy
+    )
+
+
 def _work(
     job: Mapping[str, JsonValue],
     *,
@@ -182,15 +195,18 @@ def _work(
         if confinement:
             tree = [Path(str(job["tree"]))] if "tree" in job else []
             argv = confinement.command(argv, env, folder, [*_OWN_CODE, *tree])
-        ended = run_supervised(
-            argv,
-            message=message,
-            env=env,
-            cwd=folder,
-            timeout=timeout,
-            stop=stop,
-            exceeded=confinement.exceeded if confinement else lambda _: "",
-        )
+        try:
+            ended = run_supervised(
+                argv,
+                message=message,
+                env=env,
+                cwd=folder,
+                timeout=timeout,
+                stop=stop,
+                exceeded=confinement.exceeded if confinement else lambda _: "",
+            )
+        except OSError as error:
+            raise _not_started(argv[0], error) from error
     return _judge(ended, nonce, timeout)
 
 

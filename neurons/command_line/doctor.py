@@ -114,7 +114,13 @@ def scope(settings: Settings, *, embedded: bool) -> Finding:
 def fork(settings: Settings) -> Finding:
     """Whether the fork's code can be imported here: a child imports it, this process never does."""
     tree = settings.repo_path or settings.state_dir / "fork"
-    if missing_files(tree):
+    try:
+        absent = missing_files(tree)
+    except PermissionError as error:
+        setting = "REPO_PATH" if settings.repo_path else "STATE_DIR"
+        remedy = f"Give it to this user, or set another {setting}."
+        return failure("fork", f"{tree} cannot be read ({error.strerror})", remedy)
+    if absent:
         needed = sorted({module.split(".")[0] for module in fork_imports()})
         for module in needed:
             if importlib.util.find_spec(module) is None:

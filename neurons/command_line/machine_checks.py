@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
         found = look(device=device)
     except MeasurementError as error:
         tail = error.log_tail.strip().splitlines()
-        yield failure("torch", " ".join([error.reason, *tail[-1:]]), repair)
+        yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)
         return
     build = f"CUDA {found.cuda}" if found.cuda else "without CUDA"
     if device == "cuda" and found.device != "cuda":
@@ -134,13 +135,17 @@ def optuna() -> Finding:
 
 def disk(folder: Path) -> Finding:
     """Free space where the state lies, and the right to write there."""
-    present = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(present, os.W_OK):
-        return failure("disk", f"{present} cannot be written", "Mend its owner, or set STATE_DIR.")
+    # unlike Path.exists, os.path.exists is silent about a folder that this user cannot look into
+    present = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     free = shutil.disk_usage(present).free / 1e9
     detail = f"{free:.1f} GB free at {present}"
     if free < DISK_NEEDED_GB:
         return failure("disk", detail, f"Free {DISK_NEEDED_GB:g} GB, or set STATE_DIR elsewhere.")
+    try:
+        tempfile.TemporaryFile(dir=present).close()
+    except OSError as error:
+        detail = f"{present} cannot be written ({error.strerror})"
+        return failure("disk", detail, "Give it to this user, or set STATE_DIR elsewhere.")
     if free < DISK_WANTED_GB:
         return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are comfortable.")
     return ok("disk", detail)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,8 @@ def build_editable(folder, settings=None, metadata=None):
     return "quasar_miner-0.1-py3-none-any.whl"
 '''
 
+NOBODY = 65534
+
 MINER = """\
 import json, os, signal, sys, time
 
@@ -69,9 +72,11 @@ class Checkout:
 
     Attributes:
         python: what its scripts take for Python.
+        user: as whom they run; None for this user.
     """
 
     python = sys.executable
+    user: int | None = None
 
     def __init__(self, home: Path, dependencies: str = "") -> None:
         self.root = home / "quasar miner"
@@ -106,6 +111,7 @@ class Checkout:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            user=self.user,
         )
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -307,11 +313,33 @@ def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
     assert installed.builds() == before
 
 
-def test_a_checkout_that_cannot_be_written_is_a_sentence(checkout: Checkout) -> None:
-    (checkout.root / ".venv").write_text("a file is in the way, as on a read-only disk")
-    status, _, err = checkout.run()
-    assert status == EX_CONFIG
-    assert "quasar miner" in err
+@pytest.mark.parametrize("found", ["nothing", "moved", "unusable"])
+def test_what_cannot_be_written_is_left_as_it_is(found: str) -> None:
+    # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        checkout = Checkout(Path(name))
+        checkout.user = NOBODY if os.geteuid() == 0 else None
+        if found != "nothing":
+            (checkout.root / ".venv/bin").mkdir(parents=True)
+            root = checkout.root if found == "unusable" else "/elsewhere"
+            (checkout.root / ".venv/quasar-install").write_text(f"root={root}\nbuild=cpu\n")
+            python = "/bin/true" if found == "moved" else checkout.root / "backend.py"
+            (checkout.root / ".venv/bin/python").symlink_to(python)
+        before = sorted(checkout.root.rglob("*"))
+        for path in (*before, checkout.root):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~0o222)
+        status, out, err = checkout.run(PYTHON="")
+        assert (status, out) == (EX_CONFIG, "")
+        assert err.startswith(f"install: {checkout.root} cannot be written")
+        assert err.endswith("(chown, chmod u+w), or clone to a folder of yours.\n")
+        assert len(err.splitlines()) == 1
+        assert sorted(checkout.root.rglob("*")) == before
+        if found == "unusable":
+            status, out, err = checkout.run("status")
+            assert (status, out) == (EX_CONFIG, "")
+            assert err.startswith(f"this user may not execute {checkout.root}/.venv/bin/python:")
 
 
 def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from neurons import miner
+from neurons.command_line import doctor, machine_checks
 from neurons.command_line.status import JOURNAL
+from neurons.configuration.settings import Settings
+from neurons.identity import ChainUnreachable, registered_uid
 from neurons.mining.submissions.journal import Journal
 
 NOBODY = 65534
@@ -61,6 +66,40 @@ def test_a_state_folder_of_another_user_is_told_by_every_command(
     assert said in told.err
     assert told.out == ""
     assert not Path("copy.sqlite").exists()
+
+
+def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+    # pytest's own folders are closed to others, so that nobody would see which folder is meant
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        closed = Path(name, "state")
+        closed.mkdir(mode=0)
+        settings = Settings(state_dir=closed / "embedded", device="cpu")
+        with as_another_user():
+            found = {one.name: one for one in doctor.examine(settings, embedded=True)}
+    disk, fork = found["disk"], found["fork"]
+    assert disk.level == fork.level == "failure"
+    assert disk.detail == f"{closed} cannot be written (Permission denied)"
+    assert fork.detail == f"{closed}/embedded/fork cannot be read (Permission denied)"
+    assert "set STATE_DIR" in disk.remedy
+    assert "another STATE_DIR" in fork.remedy
+
+
+def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    shutil.copyfile(os.path.realpath(sys.executable), python)  # without the right to execute it
+    monkeypatch.setattr(sys, "executable", str(python))
+    (torch,) = machine_checks.software("cpu")
+    assert (torch.name, torch.level) == ("torch", "failure")
+    assert torch.detail == f"{python} cannot be started (Permission denied)"
+    assert "scripts/install.sh, where PYTHON names" in torch.remedy
+    with pytest.raises(ChainUnreachable, match=r"python cannot be started: Permission denied\)"):
+        registered_uid("5Hotkey", 24, "finney", 10.0)
 
 
 def test_settings_and_a_copy_of_another_user_are_told(capsys: pytest.CaptureFixture[str]) -> None:
