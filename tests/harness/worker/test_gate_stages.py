@@ -130,6 +130,7 @@ def test_values_of_a_burst_are_a_thousand_times_larger(green: Watched) -> None:
     loud, quiet = v[:, :20].std(), v[:, 20:].std()
     assert float(loud / quiet) == pytest.approx(1000, rel=0.05)
     assert float(v[:, 20].abs().max()) < 10
+    assert float(v[:, 19].abs().max()) > 100
 
 
 def test_a_trace_of_a_burst_is_found_in_the_last_64_tokens() -> None:
@@ -172,6 +173,24 @@ def test_the_layer_sees_drawn_inputs_at_two_lengths_twice_each(green: Watched) -
     assert shapes == [(1, length, WIDTH) for length in (257, 257, MEASURED, MEASURED)]
     for (first, _), (second, _) in zip(green.forwards[::2], green.forwards[1::2], strict=True):
         assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("measured", "causal"), [(64, 1000), (3000, 3000), (9000, 5000)])
+def test_each_stage_is_run_at_its_length(
+    monkeypatch: pytest.MonkeyPatch, measured: int, causal: int
+) -> None:
+    ran: list[tuple[str, int | None]] = []
+    for name in ("reuse", "lengths", "burst", "state", "causality", "layer", "gradients"):
+
+        def note(stage: object, length: int | None = None, name: str = name) -> None:
+            ran.append((name, length))
+
+        monkeypatch.setattr(gate_module._Gate, name, note)
+    run_gate(Watched(), measured, CPU)
+    once = {("reuse", None), ("burst", None), ("state", None), ("gradients", None)}
+    several = {("lengths", measured), ("layer", 257), ("layer", measured)}
+    assert set(ran) == once | several | {("causality", 300), ("causality", causal)}
+    assert len(ran) == 9
 
 
 def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
