@@ -21,6 +21,7 @@ from tests.neurons.stand_in import (
     RESET,
     REVEAL,
     ROUND,
+    STATS,
     SUBMIT,
     WEIGHTS,
     Fault,
@@ -37,6 +38,7 @@ def test_a_cycle_ends_validated(context: Context, stand_in: StandIn, kernels: St
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
     assert done.tokens_per_sec == pytest.approx(0.98 * 3006, rel=1e-3)  # steady runs
     reveal, commit = stand_in.body_of(REVEAL), stand_in.body_of(COMMIT)
+    assert len(bytes.fromhex(reveal["commitment_salt"])) == 32
     wanted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
     assert commit["commitment_hash"] == wanted
     assert set(reveal["benchmarks"]) == {"512", "1024", "2048"}
@@ -45,6 +47,7 @@ def test_a_cycle_ends_validated(context: Context, stand_in: StandIn, kernels: St
         *(State.COMMITTED, State.REVEALING, State.REVEALED, State.VALIDATED),
     ]
     assert kernels.verified == [done.commit_hash] * 2
+    assert kernels.pushed == [done.commit_hash]
 
 
 def test_before_reveal_pushes_only_after_the_block(
@@ -74,6 +77,9 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
     assert (done.state, done.salt) == (State.VALIDATED, None)
     assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (1, 1)
     assert stand_in.count(COMMIT) == 0
+    looks = [request.query["limit"] for request in stand_in.requests if request.path == STATS]
+    assert looks == [["100"]] * len(looks)  # our own server lists no more
+    assert looks
 
 
 @pytest.mark.parametrize(

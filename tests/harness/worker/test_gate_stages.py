@@ -40,12 +40,14 @@ class Watched(Local):
     def __init__(self, operator: Callable[..., Any] = exact) -> None:
         super().__init__(operator, honest.QuasarAttention, CPU)
         self.operated: list[dict[str, Tensor]] = []
+        self.states: list[tuple[bool, bool]] = []
         self.fetched: list[tuple[int, int | None]] = []
         self.forwards: list[tuple[Tensor, Tensor]] = []
         self.spoil: Callable[[dict[str, Tensor]], None] = lambda held: None
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
         self.operated.append({name: self._held[name].clone() for name in ("q", "k", "v", "beta")})
+        self.states.append((initial, final))
         found = super().operate(initial=initial, final=final)
         self.spoil(self._held)
         return found
@@ -88,12 +90,30 @@ def test_two_lengths_of_each_gate_are_secret(green: Watched) -> None:
     """A kernel that knows the gate's lengths must not know all of them."""
     fixed = {1, 65, 257, 512, MEASURED, 600, 300, 1000}
     secret = lengths_of(green) - fixed
+    assert fixed <= lengths_of(green)
     assert len(secret) == 2
-    assert all(2 <= length <= 513 for length in secret)
     other = Watched()
     assert run(other, seed=20).passed
     assert len(lengths_of(other) - fixed) == 2
     assert not secret & lengths_of(other)
+
+
+def test_secret_lengths_are_from_2_to_513(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    checker, drawn_numbers = checker_for(CPU, 1), iter([0, 511])
+    monkeypatch.setattr(checker, "below", lambda stop: next(drawn_numbers, 0))
+    monkeypatch.setattr(
+        gate_module._Gate, "_compare", lambda gate, inputs, where, *_: compared.append(where)
+    )
+    gate_module._Gate(checker, Watched()).lengths(MEASURED)
+    lengths = (1, 2, 64, 65, 257, 512, 513)
+    assert compared == [f"{length} tokens" for length in lengths] + ["512 tokens"] * 2
+
+
+@pytest.mark.parametrize(("length", "keys"), [(1, 0), (2, 1), (3, 1)])
+def test_one_key_of_zeros_is_planted_where_another_is_beside_it(length: int, keys: int) -> None:
+    inputs = gate_module._layer_like(checker_for(CPU, 1), length)
+    assert int((inputs["k"] == 0).all(-1).all(-1).sum()) == keys
 
 
 def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
@@ -103,8 +123,12 @@ def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
         assert 0.69 < float(beta.min()) <= float(beta.max()) < 2.84  # log 2 and log 17
         assert float(called["q"].min()) >= -0.279  # the least value of x * sigmoid(x)
         assert float(called["k"].abs().max()) < 4  # the deviation of what comes into it is 0.5
-    betas = torch.cat([called["beta"] for called in green.operated])
-    assert float(betas.min()) < 1.5 < 2.5 < float(betas.max())  # they fill that range
+    checker = checker_for(CPU, 1)
+    betas = torch.cat([gate_module._layer_like(checker, 1)["beta"] for _ in range(2000)])
+    uniform = (betas.exp() - 2) / 15  # they fill that range evenly
+    assert abs(float(uniform.min())) < 0.01
+    assert float(uniform.max()) == pytest.approx(1, abs=0.01)
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.01)
     long = max(green.operated, key=lambda called: called["q"].shape[1])
     (one,) = (called for called in green.operated if called["q"].shape[1] == 1)
     assert bool(one["k"].any())  # a lone key of zeros would leave nothing to compare
@@ -114,15 +138,16 @@ def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
 
 
 def test_keys_are_nearly_and_quite_alike_in_two_of_the_calls(green: Watched) -> None:
-    spread = sorted(
-        float(k.std(1).norm() / k.mean(1).norm())
-        for k in (called["k"] for called in green.operated)
-        if k.shape[1] == 512
-    )
-    assert len(spread) == 3
-    assert spread[0] < 1e-6  # repeated
-    assert spread[1] == pytest.approx(0.1, rel=0.02)  # correlated
-    assert spread[2] > 1  # independent
+    keys = [called["k"] for called in green.operated if called["k"].shape[1] == 512]
+    spread = {float(k.std(1).norm() / k.mean(1).norm()): k.mean(1) for k in keys}
+    repeated, correlated, independent = sorted(spread)
+    assert repeated < 1e-6
+    assert correlated == pytest.approx(0.1, rel=0.02)
+    assert independent > 1
+    for found in (repeated, correlated):  # what they have in common comes out of a SiLU as well
+        assert -0.3 < float(spread[found].min()) < -0.25
+        assert 0.8 < float(spread[found].max()) < 2
+        assert float((spread[found][:, 0] - spread[found][:, 1]).abs().max()) > 0.5  # of heads
 
 
 def test_values_of_a_burst_are_a_thousand_times_larger(green: Watched) -> None:
@@ -131,6 +156,14 @@ def test_values_of_a_burst_are_a_thousand_times_larger(green: Watched) -> None:
     assert float(loud / quiet) == pytest.approx(1000, rel=0.05)
     assert float(v[:, 20].abs().max()) < 10
     assert float(v[:, 19].abs().max()) > 100
+
+
+def test_states_are_asked_for_by_their_own_stage_alone(green: Watched) -> None:
+    """The layer calls the operator without, which is another way through a kernel."""
+    at = {i for i, called in enumerate(green.operated) if called["q"].shape[1] == 257}
+    assert [both for both in green.states if any(both)] == [(False, True), (True, True)]
+    assert {i for i, both in enumerate(green.states) if any(both)} <= at
+    assert green.states.count((False, False)) > 10
 
 
 def test_a_trace_of_a_burst_is_found_in_the_last_64_tokens() -> None:
@@ -294,18 +327,20 @@ def test_weights_that_a_call_changes_are_named() -> None:
     assert failed["layer: weights changed"] == "beta_log"
 
 
-def test_a_gradient_of_a_larger_shape_is_none() -> None:
+@pytest.mark.parametrize(("rows", "copies"), [(WIDTH, 2), (WIDTH - 1, 1)])
+def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
     subject = Watched()
     honest_gradients = subject.gradients
 
-    def doubled() -> dict[str, Tensor]:
+    def misshapen() -> dict[str, Tensor]:
         found = honest_gradients()
-        return {**found, "o_proj.weight": found["o_proj.weight"].repeat(2, 1)}
+        return {**found, "o_proj.weight": found["o_proj.weight"][:rows].repeat(copies, 1)}
 
-    subject.gradients = doubled  # type: ignore[method-assign]
-    failed = {check.name: check for check in run(subject).failed}
-    assert failed["gradients: cosine"].where == "o_proj.weight"
-    assert failed["gradients: cosine"].value == 0
+    subject.gradients = misshapen  # type: ignore[method-assign]
+    checker = checker_for(CPU, 1)
+    gate_module._Gate(checker, subject).gradients()
+    worst = checker.worst["gradients: cosine"]
+    assert (worst.where, worst.value, worst.passed) == ("o_proj.weight", 0, False)
 
 
 def test_one_function_that_was_replaced_fails_and_is_named() -> None:
@@ -399,6 +434,24 @@ def test_the_layer_is_compared_exactly_up_to_a_length(
         assert checker.worst["layer: relative RMS error"].limit == 1e-4
         assert bool(looked_at(checker)) is (compared < length)
     assert sizes == [20 * 4 * 41 * WIDTH] * 2
+
+
+@pytest.mark.parametrize(
+    ("length", "compared", "dtype"), [(4096, 4096, torch.float64), (4097, 4096, torch.float32)]
+)
+def test_4096_tokens_of_the_layer_are_compared_wherever_they_run(
+    monkeypatch: pytest.MonkeyPatch, length: int, compared: int, dtype: torch.dtype
+) -> None:
+    asked: list[tuple[int, torch.dtype]] = []
+
+    def oracle(weights: object, x: Tensor, *, dtype: torch.dtype, **sizes: int) -> Tensor:
+        asked.append((x.shape[1], dtype))
+        return x
+
+    monkeypatch.setattr(gate_module, "quasar_layer", oracle)
+    monkeypatch.setattr(gate_module, "_fits", lambda *_: False)
+    compare_layer(checker_for(CPU, 1), "here", {}, torch.zeros(1, length, 1), None)
+    assert asked == [(compared, dtype)]
 
 
 def test_what_is_not_compared_has_to_be_finite(

@@ -24,7 +24,17 @@ from tests.neurons.mining.parts import (
     Waits,
     stop_after,
 )
-from tests.neurons.stand_in import COMMIT, LOST, PENDING, REVEAL, STATS, SUBMIT, Fault, StandIn
+from tests.neurons.stand_in import (
+    COMMIT,
+    LOST,
+    PENDING,
+    REVEAL,
+    STATS,
+    SUBMIT,
+    WEIGHTS,
+    Fault,
+    StandIn,
+)
 
 
 @pytest.fixture
@@ -115,6 +125,16 @@ def test_the_same_content_is_not_submitted_again_in_the_round(
     assert stand_in.count(SUBMIT) == (mode == "auto")
 
 
+def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_same(
+    context: Context, stand_in: StandIn, waits: Waits
+) -> None:
+    """The server still lists it among the open commitments, whatever round it counts now."""
+    waits.then = lambda _: setattr(stand_in, "round_id", 2)
+    run_cycle(context)
+    assert ends(context)[0] == ("commit_reveal", State.PREMATURE)
+    assert stand_in.count(REVEAL) == 0
+
+
 def test_before_reveal_is_pushed_before_its_direct_submission(
     miner: Miner, kernels: StandInFork
 ) -> None:
@@ -144,6 +164,13 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     assert context.journal.get(1).queued_at is not None
     assert context.journal.judges_early(url) is None
     assert "judges commitments" not in read_status(context.settings.state_dir).as_text()
+
+
+def test_weights_that_fail_for_a_moment_hide_no_rank(context: Context, patient: StandIn) -> None:
+    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
+    assert not patient.faults[WEIGHTS]
 
 
 def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
@@ -236,7 +263,7 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
 ) -> None:
     """The weights name hotkeys: two of one hotkey's submissions may be in the ranking."""
     first = run_cycle(context)
-    others = [{"uid": n, "hotkey": f"5Other{n}", "weight": 0.1} for n in range(3)]
+    others = [{"uid": 1, "hotkey": hotkey, "weight": 0.1} for hotkey in ("5Able", "5Other")]
     patient.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
     patient.weights = [others[0], *patient.weights, others[1]]
     second = run_cycle(context)  # a little faster: one place is its, and the first has none

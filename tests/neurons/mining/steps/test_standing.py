@@ -108,9 +108,10 @@ def test_statistics_that_one_row_has_broken_delay_no_end(
 def test_with_broken_statistics_the_rounds_end_is_seen(context: Context, stand_in: StandIn) -> None:
     stand_in.add_foreign(tokens_per_sec=float("nan"))
     stand_in.round_id = 2
-    stand_in.faults[WEIGHTS].extend([Fault(500, "broken")] * 3)
+    stand_in.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
     done = run_cycle(context)
     assert done.state is State.UNRANKED
+    assert len(stand_in.faults[WEIGHTS]) >= 6  # they are asked for once, and not waited for
     context.waiter = Waits(stop_after(4))
     assert run_cycle(context).id == done.id + 1
 
@@ -166,14 +167,17 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
     def judged(_: float) -> None:
         if not stand_in.performers:
             stand_in.judge(stand_in.rows[0], 1.0)
-            faster = {"id": 99, "miner_hotkey": "5Other", "tokens_per_sec": 1e12}
-            slower = {"id": 98, "miner_hotkey": "5Other", "tokens_per_sec": 1.0}
             ours = stand_in.performers[0]
-            others = [
+            others: list[dict[str, Any]] = [
+                {"id": 99, "miner_hotkey": "5Other"},
+                {"id": 98, "tokens_per_sec": 1e12},
+                {"id": 97, "tokens_per_sec": 1.0},
+            ]
+            others += [
                 {"id": 90 + by, "target_sequence_length": ours["target_sequence_length"] + by}
                 for by in (-1, 1)
             ]
-            stand_in.performers[:0] = [{**ours, **one} for one in (faster, slower, *others)]
+            stand_in.performers[:0] = [{**ours, **one} for one in others]
 
     waits.then = judged
     stand_in.faults[SUBMIT].append(LOST)
@@ -252,6 +256,28 @@ def test_a_direct_submission_that_did_not_arrive_is_sent_again(
     assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (2, 1)
 
 
+@pytest.mark.parametrize("digit", ["0", "f"])
+def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(
+    direct: Context, stand_in: StandIn, digit: str
+) -> None:
+    """A second machine's: of the same target, as new, and in the queue."""
+    add = stand_in.add_foreign
+    add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash=digit * 40)
+    stand_in.faults[SUBMIT].append(Fault(502, "gateway"))
+    done = run_cycle(direct)
+    assert (done.state, done.submission_id, stand_in.count(SUBMIT)) == (State.VALIDATED, 2, 2)
+
+
+def test_a_round_that_counts_fewer_than_before_proves_nothing(
+    direct: Context, stand_in: StandIn, waits: Waits
+) -> None:
+    stand_in.add_foreign(2)
+    waits.then = lambda _: stand_in.rows.clear()
+    stand_in.faults[SUBMIT].append(Fault(502, "gateway"))
+    done = run_cycle(direct)
+    assert (done.state, stand_in.count(SUBMIT)) == (State.UNRANKED, 1)
+
+
 def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
     direct: Context, stand_in: StandIn, waits: Waits
 ) -> None:
@@ -271,14 +297,15 @@ def test_an_emptied_database_gets_the_direct_submission_once_more(
     assert len(stand_in.rows) == 1
 
 
+@pytest.mark.parametrize("told", ["2020-01-01T00:00:00", "some days ago"])
 def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
-    direct: Context, stand_in: StandIn
+    direct: Context, stand_in: StandIn, told: str
 ) -> None:
     stand_in.verdict = None
     direct.waiter = Waits(stop_after(1))
     first = run_cycle(direct)
     assert first.state is State.REVEALED
-    stand_in.rows[0]["created_at"] = "2020-01-01T00:00:00"
+    stand_in.rows[0]["created_at"] = told
     direct.journal.transition(first, replace(first, state=State.UNRANKED))
     stand_in.faults[SUBMIT].append(LOST)
     direct.waiter = Waits(stop_after(1))

@@ -29,7 +29,9 @@ from tests.neurons.mining.parts import (
     StandInFork,
     Waits,
     draft,
+    stop_after,
 )
+from tests.neurons.stand_in import REVEAL, StandIn
 
 FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
 
@@ -107,6 +109,19 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
     assert done.state is State.VALIDATED
     assert sorted(bench.calls) == [512, 512, 1024, 1024, 2048, 2048, *SETTLED]
     assert done.content_digest == kernels.digest()
+
+
+@pytest.mark.parametrize("owner", ["aaron", "zoe"])
+def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
+    miner: Miner, kernels: StandInFork, stand_in: StandIn, owner: str
+) -> None:
+    committed = run_cycle(miner(waiter=Waits(stop_after(1))))
+    assert committed.state is State.COMMITTED
+    was, kernels.url = kernels.url, f"https://github.com/{owner}/fork"
+    held = run_cycle(miner())
+    assert (held.id, held.state, stand_in.count(REVEAL)) == (committed.id, State.HELD, 0)
+    assert held.reason == f"The settings name the fork {kernels.url}, the commitment {was}."
+    assert "GITHUB_USERNAME" in str(held.remedy)
 
 
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

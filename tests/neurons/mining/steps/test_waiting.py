@@ -14,16 +14,27 @@ from neurons.mining.daemon import run_cycle
 from neurons.mining.submissions.cycle import State
 from neurons.processes.runtime import Stopped
 from tests.neurons.mining.parts import Miner, Waits, stop_after
-from tests.neurons.stand_in import LOST, REVEAL, ROUND, SUBMIT, StandIn
+from tests.neurons.stand_in import (
+    COMMIT,
+    LOST,
+    PENDING,
+    REVEAL,
+    ROUND,
+    SUBMIT,
+    Fault,
+    StandIn,
+    serve,
+)
 
 SINCE_BOOT = 50_000.0
 """What a monotonic clock may show at first."""
 
 
+@pytest.mark.parametrize("since_boot", [5.0, SINCE_BOOT])
 def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_round_every_five(
-    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, since_boot: float
 ) -> None:
-    clock = [SINCE_BOOT]
+    clock = [since_boot]
     module = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr("neurons.mining.steps.follow.time", module)
     stand_in.verdict = None
@@ -42,6 +53,30 @@ def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_ro
     assert looks == [1 + minute // 5 for minute in range(21)]
     said = [row for row in logs if row["event"] == "queued for a validator"]
     assert [row["queue"] for row in said] == [1, 1, 1]  # at 0, 10 and 20 minutes
+
+
+def test_the_round_is_asked_for_after_forty_looks_that_told_nothing_and_then_every_five_minutes(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = [SINCE_BOOT], []
+    module = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("neurons.mining.steps.follow.time", module)
+    stand_in.verdict = None
+    context.waiter = Waits(stop_after(2))
+    assert run_cycle(context).state is State.REVEALED
+    stand_in.add_foreign(tokens_per_sec=float("nan"))  # breaks the statistics for everybody
+
+    def a_quarter_of_a_minute_passes(_: float) -> None:
+        asked.append(stand_in.count(ROUND))
+        clock[0] += 15.0
+        if len(asked) == 70:
+            stand_in.judge(stand_in.rows[0], 1.0)
+
+    context.waiter = Waits(a_quarter_of_a_minute_passes)
+    assert run_cycle(context).state is State.RANKED
+    rises = [look for look in range(1, len(asked)) if asked[look] > asked[look - 1]]
+    assert rises == [39, 59]  # the looks number 40 and 60
+    assert len(asked) == 79
 
 
 def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
@@ -67,10 +102,17 @@ def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
     assert waits.seconds[: len(blocks)] == pytest.approx(blocks)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "told"),
+    [
+        (98, [(97, 19), (72, 14), (47, 9), (22, 4)]),
+        (99, [(98, 20), (73, 15), (48, 10), (23, 5)]),
+    ],
+)
 def test_the_wait_for_the_block_is_told_every_25_blocks(
-    context: Context, stand_in: StandIn
+    context: Context, stand_in: StandIn, blocks: int, told: list[tuple[int, int]]
 ) -> None:
-    stand_in.blocks_until_reveal = 100
+    stand_in.blocks_until_reveal = blocks
 
     def blocks_pass(_: float) -> None:
         stand_in.block += 4  # and one by the look
@@ -78,8 +120,8 @@ def test_the_wait_for_the_block_is_told_every_25_blocks(
     context.waiter = Waits(blocks_pass)
     with capture_logs() as logs:
         assert run_cycle(context).state is State.VALIDATED
-    told = [row["blocks_left"] for row in logs if row["event"] == "waiting for the reveal block"]
-    assert told == [99, 74, 49, 24]
+    said = [row for row in logs if row["event"] == "waiting for the reveal block"]
+    assert [(row["blocks_left"], row["minutes_left"]) for row in said] == told
 
 
 def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
@@ -122,3 +164,37 @@ def test_a_row_of_some_seconds_before_the_submission_may_be_it(
     stand_in.faults[SUBMIT].append(LOST)
     done = run_cycle(context)
     assert (done.state, stand_in.count(SUBMIT)) == (state, 1)
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(4.99, State.VALIDATED), (5.01, State.UNRANKED)])
+def test_the_clock_of_a_server_that_tells_no_date_is_taken_to_be_right(
+    miner: Miner, stand_in: StandIn, earlier: float, state: State
+) -> None:
+    context, began = miner(submission_mode="direct"), time.time()
+    context.now, stand_in.clock = (lambda: began), (lambda: began - earlier)
+    stand_in.faults[SUBMIT].append(LOST)
+    with serve(stand_in, date="soon") as address:
+        context.client = ApiClient(address, context.identity)
+        done = run_cycle(context)
+        context.client.close()
+    assert (done.state, stand_in.count(SUBMIT)) == (state, 1)
+
+
+def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_minutes(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks = [SINCE_BOOT], []
+    module = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("neurons.mining.steps.commit.time", module)
+    stand_in.faults[COMMIT].append(Fault(409, "Commitment hash already exists."))
+
+    def time_passes(_: float) -> None:
+        looks.append(clock[0] - SINCE_BOOT)
+        clock[0] += 40.0
+
+    context.waiter = Waits(time_passes)
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert "does not list it" in str(held.reason)
+    assert looks == [0.0, 40.0, 80.0]
+    assert stand_in.count(PENDING) == 4
