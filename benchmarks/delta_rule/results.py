@@ -6,7 +6,7 @@ function) or as in libraries.py; what a run leaves out has no entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -41,11 +41,15 @@ LEADS: dict[tuple[Rule, Way, Shape], float] = {
     ("delta rule", "forward", BATCHED): 1,
     ("delta rule", "forward and backward", BATCHED): 1,
     ("gated delta rule", "forward", LONG): 8,
+    ("gated delta rule", "forward and backward", LONG): 5,
+    ("gated delta rule", "forward and backward", MIDDLE): 3,
+    ("gated delta rule", "forward and backward", BATCHED): 1,
 }
 """How many times faster than the host CUDA must be, graph replay."""
 
 BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     ("gated delta rule", "forward", WIDE_BATCHED): 1 / 1.5,
+    ("gated delta rule", "forward and backward", WIDE): 1 / 1.5,
 }
 """Least speed of CUDA as a share of the fastest other library's, graph replay."""
 
@@ -93,6 +97,33 @@ class DeltaRuleResults(Run):
     missing: dict[str, str] = Field({}, description="why a library was not measured at all")
     rows: tuple[Row, ...]
     decoding: tuple[Decoding, ...]
+
+
+def joined(parts: Sequence[DeltaRuleResults]) -> DeltaRuleResults:
+    """Return the parts of one run, each measured on a GPU of its own of one machine, as one.
+
+    Raises:
+        ValueError: they are of different commits, GPUs or libraries.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("commit", "protocol", "host", "libraries", "missing"):
+            if getattr(part, name) != getattr(first, name):
+                raise ValueError(f"parts of different runs: {name} differs")
+        if (part.environment.gpu, part.environment.driver) != (
+            first.environment.gpu,
+            first.environment.driver,
+        ):
+            raise ValueError("parts of different runs: the GPU differs")
+    rows = {(row.rule, row.way, row.shape): row for part in parts for row in part.rows}
+    return first.model_copy(
+        update={
+            "protocol": f"{first.protocol} The calls are spread over {len(parts)} GPUs of one "
+            "machine, each with all of its implementations on one of them.",
+            "rows": tuple(rows[call] for call in ROWS if call in rows),
+            "decoding": tuple(token for part in parts for token in part.decoding),
+        }
+    )
 
 
 def call_name(rule: Rule, way: Way, shape: Shape) -> str:

@@ -3,7 +3,8 @@
     python -m benchmarks.delta_rule.speed --out benchmarks/h200/delta-rule.json [--without NAME]
 
 Forward, forward and backward, decoding; outputs and gradients against float64. --without leaves an
-implementation out.
+implementation out. It takes five minutes; `--part PLACE OF` measures a part of the calls, for as
+many GPUs of one machine as there are parts, and `--join FILE FILE ...` puts their files together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,12 +42,13 @@ from benchmarks.delta_rule.results import (
     Rule,
     Way,
     delta_rule_criteria,
+    joined,
 )
 from benchmarks.limits import missed
 from benchmarks.operator.implementations import timing
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
-from benchmarks.results import origin, write
+from benchmarks.results import load, origin, write
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 
@@ -185,8 +188,10 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Decoding]:
     say("decoding")
 
 
-def measure(names: Sequence[str], commit: str | None) -> Iterator[DeltaRuleResults]:
-    """Run everything; yield what there is after each row."""
+def measure(
+    names: Sequence[str], commit: str | None, place: int = 0, of: int = 1
+) -> Iterator[DeltaRuleResults]:
+    """Run everything, or one of several parts; yield what there is after each row."""
     compiling.side_by_side(MODULE)
     mount()
     torch.manual_seed(0)
@@ -201,9 +206,9 @@ def measure(names: Sequence[str], commit: str | None) -> Iterator[DeltaRuleResul
             libraries=found,
             missing=missing,
             rows=(),
-            decoding=tuple(measure_decoding(names)),
+            decoding=tuple(measure_decoding(names)) if place == 0 else (),
         )
-        for row in ROWS:
+        for row in ROWS[place::of]:
             rows = *results.rows, measure_row(*row, names)
             results = results.model_copy(update={"rows": rows})
             yield results
@@ -218,10 +223,16 @@ def main() -> None:
         return
     parser = commands.options(__doc__)
     parser.add_argument("--without", choices=NAMES, action="append", default=[])
+    parser.add_argument("--part", type=int, nargs=2, metavar=("PLACE", "OF"), default=(0, 1))
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="measure nothing")
     args = parser.parse_args()
-    names = [name for name in NAMES if name not in args.without]
-    for results in measure(names, args.commit):
+    if args.join:
+        results = joined([load(DeltaRuleResults, path) for path in args.join])
         write(args.out, results)
+    else:
+        names = [name for name in NAMES if name not in args.without]
+        for results in measure(names, args.commit, *args.part):
+            write(args.out, results)
     for miss in missed(delta_rule_criteria(results)):
         print(f"misses its limit: {miss}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar import backend as backend_module
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
@@ -71,6 +71,44 @@ def test_gradients(monkeypatch, name, gated, width, T, lengths):
     assert max(errors) <= GRADIENT[BF16], errors
 
 
+def assert_gradients(x, scale, tolerance=GRADIENT[BF16]):
+    """The gated rule's gradients against float64, g's among them."""
+
+    def run(*leaves):
+        return chunk(type(x)(*leaves), True, output_final_state=True, scale=scale)
+
+    found = gradients(run, x)
+    wanted = gradients(lambda *leaves: delta_chunked(*leaves, scale=scale), x, torch.float64)
+    errors = [relative_rms(y, w) for y, w in zip(found, wanted, strict=True)]
+    assert max(errors) <= tolerance, errors
+
+
+@names
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("decay", [0.0, 1e-3, 1.0, 5.0, 30.0])
+def test_gradients_of_any_decay(monkeypatch, name, width, decay):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    assert_gradients(draw(3000, width, H=4, decay=decay), width**-0.5)
+
+
+@names
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_where_some_tokens_forget_everything(monkeypatch, name, width):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(3000, width, H=4, decay=0.02)
+    forgets = torch.rand_like(x.g) < 0.02
+    assert_gradients(x._replace(g=torch.where(forgets, -200.0, x.g)), 0.125)
+
+
+@pytest.mark.parametrize("decay", [0.02, 1.0])
+def test_gradients_of_segments_that_pass_1_leaves_early(monkeypatch, decay):
+    monkeypatch.setenv("QUASAR_BACKEND", "cuda")
+    x = draw(28_000, H=64, decay=decay)  # so many heads that a segment has over LONG tokens
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY",)))
+    assert cuda_scan.cut_segments(program, x.q, None).length >= cuda_scan.LONG
+    assert_gradients(x, 0.125)
+
+
 @names
 @pytest.mark.parametrize("decay", [0.0, 1e-3, 5.0, 100.0])
 def test_any_decay(monkeypatch, name, decay):
@@ -106,6 +144,22 @@ def test_every_path_of_the_cuda_kernels(gated, options, width):
         assert relative_rms(y, w) <= OPERATOR[BF16]
 
 
+@pytest.mark.parametrize("options", [(), PORTABLE], ids=["wgmma", "mma"])
+def test_every_path_of_the_gated_gradients(options):
+    x = draw(5000, H=4, decay=0.02)
+    variant = cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY", *options))
+    forward = cuda_scan.forward(*x[:4], g=x.g, program=cuda_scan.PROGRAM.load(variant))
+    do = torch.randn_like(x.q)
+    found = cuda_scan_bwd.backward(
+        *x[:4], None, forward.G, forward.states, do, None, 1.0, forward.segments, x.g,
+        program=cuda_scan_bwd.PROGRAM.load(variant),
+    )  # fmt: skip
+    leaves = [y.requires_grad_() for y in wide(x)]
+    wanted = torch.autograd.grad(delta_chunked(*leaves)[0], leaves, do.double())
+    for y, w in zip((*found[:4], found.g), wanted, strict=True):
+        assert relative_rms(y, w) <= GRADIENT[BF16]
+
+
 @gates
 def test_bursts_are_forgotten(monkeypatch, gated):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
@@ -132,20 +186,21 @@ def test_reruns_are_bitwise_equal(gated):
     assert all(torch.equal(y, z) for y, z in zip(*results, strict=True))
 
 
-def test_the_cuda_kernels_serve_both_rules(monkeypatch):
+def test_the_cuda_kernels_serve_both_rules_in_both_directions(monkeypatch):
     taken = []
-    attempt = backend_module.cuda_scan.PROGRAM.attempt
-    monkeypatch.setattr(
-        backend_module.cuda_scan.PROGRAM,
-        "attempt",
-        lambda backend, program, *rest: (
-            taken.append(program.variant.options) or attempt(backend, program, *rest)
-        ),
-    )
+    for module in (cuda_scan, cuda_scan_bwd):
+
+        def attempt(backend, program, *rest, kept=module.PROGRAM.attempt):
+            taken.append(program.variant.options[-1])
+            return kept(backend, program, *rest)
+
+        monkeypatch.setattr(module.PROGRAM, "attempt", attempt)
     x = draw(500)
     for gated in (False, True):
-        chunk(x, gated)
-    assert [options[-1] for options in taken] == ["-DQUASAR_READ_STEP", "-DQUASAR_DECAY"]
+        leaves = [y.requires_grad_() for y in x[: 5 if gated else 4]]
+        o, _ = chunk(type(x)(*leaves, *x[len(leaves) :]), gated)
+        torch.autograd.grad(o.sum(), leaves)
+    assert taken == [*["-DQUASAR_READ_STEP"] * 2, *["-DQUASAR_DECAY"] * 2]
 
 
 @gates

@@ -19,6 +19,7 @@ from benchmarks.delta_rule.results import (
     DeltaRuleResults,
     Row,
     delta_rule_criteria,
+    joined,
 )
 from benchmarks.delta_rule.speed import CHECKED_TOKENS, compared, wide
 from benchmarks.limits import missed
@@ -191,6 +192,22 @@ def test_a_run_that_was_cut_off_names_the_calls_that_it_lacks(results):
     done = results.rows[0].model_copy
     rows = tuple(done(update={"rule": r, "way": w, "shape": s}) for r, w, s in ROWS)
     assert "cut off" not in page.measured(results.model_copy(update={"rows": rows}))
+
+
+def test_parts_of_a_run_are_joined_in_the_order_of_the_calls(results):
+    parts = [
+        results.model_copy(update={"rows": results.rows[n::2], "decoding": results.decoding[n:]})
+        for n in (0, 1)
+    ]
+    whole = joined(parts)
+    assert whole.decoding == results.decoding
+    assert [(row.rule, row.way, row.shape) for row in whole.rows] == [
+        call for call in ROWS if call in {(row.rule, row.way, row.shape) for row in results.rows}
+    ]
+    assert set(map(repr, whole.rows)) == set(map(repr, results.rows))
+    assert "spread over 2 GPUs" in whole.protocol
+    with pytest.raises(ValueError, match="commit differs"):
+        joined([parts[0], parts[1].model_copy(update={"commit": "another"})])
 
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):

@@ -110,6 +110,21 @@ def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypa
     assert "of the gradients" in caplog.records[0].getMessage()
 
 
+@pytest.mark.parametrize("g", [None, torch.zeros(1)])
+def test_gradients_are_compiled_for_steps_and_decays(gpu_call, monkeypatch, g):
+    loaded_for = []
+    monkeypatch.setattr(
+        cuda_scan_bwd.PROGRAM,
+        "_load",
+        lambda variant: loaded_for.append(variant) or loaded(variant),
+    )
+    monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: args[-1])
+    steps = torch.ones(1, 1, 1)
+    assert backend.cuda_backward("auto", *gpu_call, steps, *NOTHING_SAVED[1:], g) is g
+    (variant,) = loaded_for
+    assert variant.options[-1] == ("-DQUASAR_READ_STEP" if g is None else "-DQUASAR_DECAY")
+
+
 def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)

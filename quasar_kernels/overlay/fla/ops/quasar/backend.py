@@ -110,23 +110,24 @@ def cuda_backward(
     d_final: torch.Tensor | None,
     scale: float,
     cut: Segments,
+    g: torch.Tensor | None = None,
 ) -> cuda_scan_bwd.Gradients | None:
     """Run the CUDA backward pass behind the CUDA forward pass, or None where Triton serves.
 
     Args:
         backend: QUASAR_BACKEND's value at the forward pass.
-        q, ..., cut: as `cuda_scan_bwd.backward`; q's device is the current one.
+        q, ..., g: as `cuda_scan_bwd.backward`; q's device is the current one.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and a launch fails.
     """
     if not cuda_scan_bwd.is_for(q):
         return None
-    options = cuda_scan.step_options(beta, None)
+    options = cuda_scan.step_options(beta, g)
     program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(q, options))
     if not isinstance(program, LoadedProgram):
         return None
     return cuda_scan_bwd.PROGRAM.attempt(
         backend, program, cuda_scan_bwd.backward,
-        q, k, v, beta, initial_state, G, states, do, d_final, scale, cut,
+        q, k, v, beta, initial_state, G, states, do, d_final, scale, cut, g,
     )  # fmt: skip

@@ -288,9 +288,9 @@ def recorded_backward(
     arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
         if isinstance(cut, Segments):
-            found = cuda_backward(backend, *arguments, cut) if g is None else None
+            found = cuda_backward(backend, *arguments, cut, g)
             if found is not None:
-                return *found, None
+                return found
             cut = plan_of(q, cut)
         return chunk_quasar_bwd(*arguments, g, plan=cut)
 

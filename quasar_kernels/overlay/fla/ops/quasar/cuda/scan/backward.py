@@ -46,7 +46,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = [
         *fields(POINTER, "q k v d_o dq dk dv checkpoints beta initial_state d_final maps states"),
-        *fields(POINTER, "d_states d_initial d_beta table first"),
+        *fields(POINTER, "d_states d_initial d_beta d_decay table first"),
         *fields(INT64, "T length"),
         *fields(INT64 * 3, "q_stride k_stride v_stride o_stride"),
         *fields(INT, "per_sequence heads parts"),
@@ -76,6 +76,7 @@ class Gradients(NamedTuple):
     v: torch.Tensor
     beta: torch.Tensor  # of its shape, fp32
     initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
+    g: torch.Tensor | None  # [B, T, H] fp32, where there were log decays
 
 
 def is_for(q: torch.Tensor) -> bool:
@@ -131,6 +132,7 @@ def backward(
     d_final: torch.Tensor | None,
     scale: float,
     cut: Segments,
+    g: torch.Tensor | None = None,
     *,
     program: LoadedProgram | None = None,
 ) -> Gradients:
@@ -140,7 +142,7 @@ def backward(
     `[S, S]` in fp32 for each segment and head.
 
     Args:
-        q, k, v, beta, initial_state, scale: as forward.py's `forward` was given them.
+        q, k, v, beta, initial_state, scale, g: as forward.py's `forward` was given them.
         G, states, cut: its results, the last one as `segments`.
         d_o: `[B, T, H, S]` contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
@@ -150,20 +152,21 @@ def backward(
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
     T, H, S = q.shape[1:]
-    program = program or PROGRAM.load(variant_of(q, step_options(beta, None)))
+    program = program or PROGRAM.load(variant_of(q, step_options(beta, g)))
     reads_step = beta.ndim == 3
     if reads_step:
-        beta = given_steps(divisible(beta, q.dtype), None)
+        beta = given_steps(divisible(beta, q.dtype), g)
     if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
         d_o = d_o.clone()
     dq, dk, dv, checkpoints = (torch.empty_like(d_o) for _ in range(4))
     rows, parts, tiles = _cut_tiles(cut, T, S)
-    d_beta = torch.empty_like(beta) if reads_step else beta.new_empty(rows * parts, H)
+    d_beta = beta.new_empty(beta.shape[:3] if reads_step else (rows * parts, H))
+    d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     places = addresses(
         q, k, v, d_o, dq, dk, dv, checkpoints, beta, initial_state, d_final, G, states, d_states,
-        d_initial, d_beta,
+        d_initial, d_beta, d_decay,
     )  # fmt: skip
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts, scale
@@ -185,4 +188,5 @@ def backward(
     kernels["state_gradient"].launch(walks, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
     d_beta = d_beta.transpose(1, 2) if reads_step else d_beta.sum(0)
-    return Gradients(dq, dk, dv, d_beta, d_initial)
+    d_g = None if d_decay is None else d_decay.transpose(1, 2)
+    return Gradients(dq, dk, dv, d_beta, d_initial, d_g)

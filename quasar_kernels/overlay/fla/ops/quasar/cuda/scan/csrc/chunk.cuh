@@ -206,12 +206,17 @@ struct Decays {
     spread(since, columns, lane);
   }
 
-  // x's entries on and below the diagonal times what decays between their tokens
+  // x's entries on and below the diagonal times what decays between their tokens, or on and above it
+  // where x is TRANSPOSED
+  template <bool TRANSPOSED = false>
   __device__ __forceinline__ void apply(float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[n][e] *= exp2_of(fminf(since[e >> 1] - columns[n][e & 1], 0.f));
+      for (int e = 0; e < 4; ++e) {
+        const float between = since[e >> 1] - columns[n][e & 1];
+        x[n][e] *= exp2_of(fminf(TRANSPOSED ? -between : between, 0.f));
+      }
   }
 };
 

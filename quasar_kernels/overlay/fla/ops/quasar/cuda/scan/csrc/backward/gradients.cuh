@@ -20,7 +20,7 @@ struct GradientArguments {
   const void *q, *k, *v, *d_o;
   void *dq, *dk, *dv, *checkpoints;
   const float *beta, *initial_state, *d_final, *maps, *states;        // all but beta may be null
-  float *d_states, *d_initial, *d_beta;                               // the first two may be null
+  float *d_states, *d_initial, *d_beta, *d_decay;                     // the first two may be null
   const i64 *table, *first;                                           // packed sequences; else null
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
@@ -54,6 +54,22 @@ __device__ __forceinline__ void for_each_place(WalkState& state, int column, int
       const int channel = p * PANEL + 8 * m + 2 * (lane & 3) + (e & 1);
       f(channel * S + column + 16 * b + (lane >> 2) + 8 * (e >> 1), state[b][p][m][e]);
     });
+}
+
+// f(element) for all that a warp owns of a state
+template <class F>
+__device__ __forceinline__ void for_each_column(WalkState& state, const F& f) {
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b)
+    for_each_element([&](int p, int m, int e) { f(state[b][p][m][e]); });
+}
+
+// the tiles that pack_tiles packed
+template <Scalar T>
+__device__ __forceinline__ void unpack_tiles(const u32 (&x)[4], float (&out)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    unpack<T>(x[i], out[i >> 1][2 * (i & 1)], out[i >> 1][2 * (i & 1) + 1]);
 }
 
 // x[i] of lane c of four becomes x[c] of lane i

@@ -5,207 +5,31 @@
 //   dQ = dO S^T + dP K
 //   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
 // where dlambda follows from da_t = dv_t V'_t / a_t^2: as V'_t = a_t (v_t - S_(t-1)^T k_t), nothing
-// else depends on a_t. Where a_t is read, that is its gradient. A warpgroup's four warps take 64 tokens, 16 each.
+// else depends on a_t. Where a_t is read, that is its gradient. A warpgroup's four warps take 64
+// tokens, 16 each. With decays, each product has what lies between its tokens; tile_decays.cuh has
+// these, and how their own gradients follow.
 //
 // Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as the
 // sum of two operands.
 
-#include "gradients.cuh"
+#include "tile_decays.cuh"
+#include "tile_products.cuh"
 
 // a tile of heads of 128 needs the shared memory of Hopper
 #if QUASAR_WGMMA || QUASAR_HEAD == 64
 
 namespace quasar::scan {
 
-constexpr int INPUT_WARPS = 4 * PANELS, INPUT_BLOCKS = S > 64 ? 1 : QUASAR_WGMMA ? 3 : 2;
-constexpr u32 SQUARE_BYTES = PANEL * ROW_BYTES;  // 64 rows of 64 channels
-constexpr u32 MATRIX_BYTES = PANELS * PANELS * SQUARE_BYTES;
-
-// Each matrix is squares: 64 rows (tokens, or value channels of a checkpoint) of 64 channels.
 struct InputShared {
   uint4 q[MATRIX_BYTES / 16], k[MATRIX_BYTES / 16], d_o[MATRIX_BYTES / 16];
   uint4 fresh[MATRIX_BYTES / 16], dv[MATRIX_BYTES / 16];
   uint4 state[MATRIX_BYTES / 16], d_state[MATRIX_BYTES / 16];
+#if QUASAR_DECAY
+  TileDecays decays;
+#endif
   float d_beta[INPUT_WARPS];
   u64 arrived[2];
 };
-
-__device__ __forceinline__ u32 square(u32 matrix, int row, int column) {
-  return matrix + (row * PANELS + column) * SQUARE_BYTES;
-}
-
-typedef float Rows64[8][4];           // a warp's 16 rows of a product [64, 64]
-typedef u32 Operand[4][4];            // 16 rows of 64 columns
-typedef Operand OperandRows[PANELS];  // 16 rows of S columns
-
-// x's rows that this warp owns, of the 64 at `row`
-__device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, int warp, int lane) {
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-      load_rows(out[p][t],
-                row_address(square(x, row, p) + (warp & 3) * CHUNK_BYTES, lane) ^ 32 * t);
-}
-
-#if QUASAR_WGMMA
-__device__ __forceinline__ void settle_all(Rows64& d) { settle(d); }
-
-template <int COUNT>
-__device__ __forceinline__ void settle_all(Rows64 (&d)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) settle(d[i]);
-}
-#endif
-
-// d += a b^T, b a square, or d = a b^T if FIRST; under way on Hopper
-template <Scalar T, bool FIRST>
-__device__ __forceinline__ void add_by_rows(Rows64& d, const Operand& a, u32 b, int lane) {
-#if !QUASAR_WGMMA
-  if (FIRST) clear(d);
-#endif
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-#if QUASAR_WGMMA
-    const u64 columns = at_columns(tile_descriptor(b), t);
-    if (FIRST && t == 0)
-      wgmma_rows<T, true>(d, a[t], columns);
-    else
-      wgmma_rows<T>(d, a[t], columns);
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      u32 x[4];
-      load_rows(x, pair_address(b + j * CHUNK_BYTES, lane) ^ 32 * t);
-      mma<T>(d[2 * j], a[t], x[0], x[1]);
-      mma<T>(d[2 * j + 1], a[t], x[2], x[3]);
-    }
-#endif
-  }
-}
-
-// d += a b
-template <Scalar T>
-__device__ __forceinline__ void add_by_columns(Rows64& d, const Operand& a, u32 b, int lane) {
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-#if QUASAR_WGMMA
-    wgmma_columns<T>(d, a[t], tile_descriptor(b + t * CHUNK_BYTES));
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      u32 x[4];
-      load_columns(x, row_address(b + t * CHUNK_BYTES, lane) ^ 32 * j);
-      mma<T>(d[2 * j], a[t], x[0], x[1]);
-      mma<T>(d[2 * j + 1], a[t], x[2], x[3]);
-    }
-#endif
-  }
-}
-
-// Wait for all products; d are accumulators of theirs.
-template <class... Accumulators>
-__device__ __forceinline__ void finish_products(Accumulators&... d) {
-#if QUASAR_WGMMA
-  warpgroup_wait<0>();
-  (settle_all(d), ...);
-#endif
-}
-
-// d[p] += a b over all columns of a and of d, b a matrix
-template <Scalar T>
-__device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
-                                           int lane) {
-  open_products();
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int i = 0; i < PANELS; ++i) add_by_columns<T>(d[p], a[i], square(b, i, p), lane);
-  close_products();
-  finish_products(d);
-}
-
-// d[p] += a b over the 64 rows of b at `row`
-template <Scalar T>
-__device__ __forceinline__ void add_tokens(Rows64 (&d)[PANELS], const Operand& a, u32 b, int row,
-                                           int lane) {
-  open_products();
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p) add_by_columns<T>(d[p], a, square(b, row, p), lane);
-  close_products();
-  finish_products(d);
-}
-
-// d = a b^T, b's 64 rows at `row`
-template <Scalar T>
-__device__ __forceinline__ void find_scores(Rows64& d, const OperandRows& a, u32 b, int row,
-                                            int lane) {
-  open_products();
-  add_by_rows<T, true>(d, a[0], square(b, row, 0), lane);
-#pragma unroll
-  for (int p = 1; p < PANELS; ++p) add_by_rows<T, false>(d, a[p], square(b, row, p), lane);
-  close_products();
-  finish_products(d);
-}
-
-enum class Keep { all, lower, strictly_lower, upper, strictly_upper };
-
-// two tiles of a product's 16 rows, columns 16 t on, with zeros but where KEEP names
-template <Keep KEEP>
-__device__ __forceinline__ void keep_entries(float (&out)[2][4], const Rows64& x, int t,
-                                             float factor, int warp, int lane) {
-  const int row = (warp & 3) * 16 + (lane >> 2) - 2 * (lane & 3);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int below = row + 8 * (e >> 1) - 16 * t - 8 * n - (e & 1);  // the diagonal
-      const bool keep = KEEP == Keep::all || (KEEP == Keep::lower && below >= 0) ||
-                        (KEEP == Keep::strictly_lower && below > 0) ||
-                        (KEEP == Keep::upper && below <= 0) ||
-                        (KEEP == Keep::strictly_upper && below < 0);
-      out[n][e] = keep ? factor * x[2 * t + n][e] : 0.f;
-    }
-}
-
-// the same of all columns, as an operand
-template <Scalar T, Keep KEEP>
-__device__ __forceinline__ void pack_entries(Operand& out, const Rows64& x, float factor, int warp,
-                                             int lane) {
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    float kept[2][4];
-    keep_entries<KEEP>(kept, x, t, factor, warp, lane);
-    pack_tiles<T>(out[t], kept[0], kept[1]);
-  }
-}
-
-// the same as the sum of two operands
-template <Scalar T, Keep KEEP>
-__device__ __forceinline__ void split_entries(Operand& high, Operand& low, const Rows64& x,
-                                              int warp, int lane) {
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    float kept[2][4];
-    keep_entries<KEEP>(kept, x, t, 1.f, warp, lane);
-    split<T>(kept, high[t], low[t]);
-  }
-}
-
-// The diagonal's entries of rows g and g + 8 of these 16.
-__device__ __forceinline__ void find_diagonal(float (&out)[2], const Rows64& x, int warp,
-                                              int lane) {
-  float low = 0.f, high = 0.f;
-#pragma unroll
-  for (int w = 0; w < 4; ++w)
-    if (w == (warp & 3)) {
-      low = lane & 4 ? x[2 * w][1] : x[2 * w][0];
-      high = lane & 4 ? x[2 * w + 1][3] : x[2 * w + 1][2];
-    }
-  const int owner = (lane & 28) | (lane >> 3);  // the shuffles read the choice of the same row
-  out[0] = __shfl_sync(ALL, low, owner);
-  out[1] = __shfl_sync(ALL, high, owner);
-}
 
 // d alpha / d lambda and d alpha / d beta; gate.py has the derivation
 __device__ __forceinline__ void step_size_slopes(float lambda, float beta, float& by_lambda,
@@ -222,30 +46,6 @@ __device__ __forceinline__ void step_size_slopes(float lambda, float beta, float
   const float ratio = lambda / total;
   by_lambda = beta * g * (1e-8f / total) / total - beta * beta * h * ratio;
   by_beta = decay * ratio;
-}
-
-// Fill a checkpoint's place from an fp32 state [S, S], keys' channels first, or with zeros.
-template <Scalar T>
-__device__ __forceinline__ void fill_checkpoint(u32 to, const float* state) {
-  for (int i = threadIdx.x; i < S * S / 2; i += 32 * INPUT_WARPS) {
-    const int v = i % S, k = i / S * 2;
-    const u32 pair = state ? pack_saturated<T>(state[k * S + v], state[(k + 1) * S + v]) : 0;
-    const u32 at = square(to, v / PANEL, k / PANEL) + v % PANEL * ROW_BYTES +
-                   ((k % PANEL / 8 ^ (v & 7)) << 4) + k % 8 * 2;
-    asm volatile("st.shared.u32 [%0], %1;" : : "r"(at), "r"(pair) : "memory");
-  }
-}
-
-// 16 rows of S columns to where their warp's rows of a matrix are
-__device__ __forceinline__ void keep_rows(u32 to, const OperandRows& x, int row, int warp,
-                                          int lane) {
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const u32 chunk = square(to, row, p) + (warp & 3) * CHUNK_BYTES;
-      store_rows(x[p][t], row_address(chunk, lane) ^ 32 * t, chunk, t, lane);
-    }
 }
 
 #if !QUASAR_READ_STEP
@@ -301,27 +101,50 @@ struct TileOperands {
   u32 q, k, d_o, fresh, dv, state, d_state;
 };
 
-// dQ of the 64 tokens of this warpgroup, the ROW-th, packed
-template <Scalar T, int ROW>
+// dQ of the 64 tokens of this warpgroup, the row-th, packed. With decays, `reads` becomes q . dQ of
+// this lane's tokens, without what a token reads of itself; `queries_arrive` waits for q.
+#if QUASAR_DECAY
+template <Scalar T, class Row, class Arrive>
+#else
+template <Scalar T, class Row>
+#endif
 __device__ __forceinline__ void find_query_gradient(OperandRows& out, const TileOperands& tile,
-                                                    float scale, int warp, int lane) {
+#if QUASAR_DECAY
+                                                    const TileDecays& decays, float (&reads)[2],
+                                                    const Arrive& queries_arrive,
+#endif
+                                                    float scale, Row row, int warp, int lane) {
+  constexpr Keep EARLIER = QUASAR_DECAY ? Keep::strictly_lower : Keep::lower;
   OperandRows own;
   Rows64 dQ[PANELS] = {}, x;
-  load_operand(own, tile.d_o, ROW, warp, lane);
+  load_operand(own, tile.d_o, row, warp, lane);
   add_matrix<T>(dQ, own, tile.state, lane);
+#if QUASAR_DECAY
+  const TokenDecays here(decays, row, warp, lane);
+  scale_rows(dQ, {scale * here.before(0), scale * here.before(1)});
+  float itself[2];
+#endif
 #pragma unroll
-  for (int j = 0; j <= ROW; ++j) {
+  for (int j = 0; j <= row; ++j) {
     Operand high, low;
     find_scores<T>(x, own, tile.fresh, j, lane);
-    if (j == ROW)
-      split_entries<T, Keep::lower>(high, low, x, warp, lane);
-    else
-      split_entries<T, Keep::all>(high, low, x, warp, lane);
+#if QUASAR_DECAY
+    if (j == row) find_diagonal(itself, x, warp, lane);
+    here.apply<false>(x, decays, j, lane);
+#endif
+    split_entries<T, EARLIER>(high, low, x, QUASAR_DECAY ? scale : 1.f, 64 * (row - j), warp, lane);
     add_tokens<T>(dQ, high, tile.k, j, lane);
     add_tokens<T>(dQ, low, tile.k, j, lane);
   }
+#if QUASAR_DECAY
+  queries_arrive();
+  find_row_products<T>(reads, dQ, tile.q, row, warp, lane);
+  itself[0] *= scale, itself[1] *= scale;
+  add_scaled_rows<T>(dQ, itself, tile.k, row, warp, lane);
+#endif
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(out[p], dQ[p], scale, warp, lane);
+  for (int p = 0; p < PANELS; ++p)
+    pack_entries<T, Keep::all>(out[p], dQ[p], QUASAR_DECAY ? 1.f : scale, 0, warp, lane);
 }
 
 // -dv of this warp's rows
@@ -336,49 +159,76 @@ __device__ __forceinline__ void load_values(OperandRows& out, const TileOperands
       for (int i = 0; i < 4; ++i) out[p][t][i] ^= 0x80008000u;
 }
 
-// dK, which has -dv S^T, gets all the rest that is products, and d_values the rows of dv . V'
-template <Scalar T, int ROW>
+// dK, which has -dv S^T, gets all the rest that is products, and d_values the rows of dv . V'. With
+// decays, of this lane's tokens, `reads`, which has q . dQ, becomes what they read of earlier ones
+// less what they write for later ones, and `passes` what they write for what comes behind the tile.
+template <Scalar T, class Row>
 __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d_values)[2],
-                                                 const TileOperands& tile, float scale, int warp,
-                                                 int lane) {
+                                                 const TileOperands& tile,
+#if QUASAR_DECAY
+                                                 const TileDecays& decays, float (&reads)[2],
+                                                 float (&passes)[2],
+#endif
+                                                 float scale, Row row, int warp, int lane) {
   OperandRows own;
-  Operand below, scores;
+  Operand scores;
   Rows64 x;
-  load_values(own, tile, ROW, warp, lane);
+#if QUASAR_DECAY
+  const TokenDecays here(decays, row, warp, lane);
+#endif
+  load_values(own, tile, row, warp, lane);
 #pragma unroll
-  for (int j = 0; j <= ROW; ++j) {
+  for (int j = 0; j <= row; ++j) {
     find_scores<T>(x, own, tile.fresh, j, lane);
-    if (j == ROW) {
-      find_diagonal(d_values, x, warp, lane);
-      d_values[0] = -d_values[0], d_values[1] = -d_values[1];
-      pack_entries<T, Keep::strictly_lower>(below, x, 1.f, warp, lane);
-    } else {
-      pack_entries<T, Keep::all>(scores, x, 1.f, warp, lane);
-      add_tokens<T>(dK, scores, tile.k, j, lane);
-    }
-  }
-  load_operand(own, tile.fresh, ROW, warp, lane);
-  add_matrix<T>(dK, own, tile.d_state, lane);
-#pragma unroll
-  for (int j = ROW; j < PANELS; ++j) {
-    find_scores<T>(x, own, tile.d_o, j, lane);
-    if (j == ROW)
-      pack_entries<T, Keep::upper>(scores, x, scale, warp, lane);
-    else
-      pack_entries<T, Keep::all>(scores, x, scale, warp, lane);
-    add_tokens<T>(dK, scores, tile.q, j, lane);
-    find_scores<T>(x, own, tile.dv, j, lane);
-    if (j == ROW) {
-      pack_entries<T, Keep::strictly_upper>(scores, x, -1.f, warp, lane);
-#pragma unroll
-      for (int t = 0; t < 4; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[t][i] |= below[t][i];  // one of both is zero
-    } else {
-      pack_entries<T, Keep::all>(scores, x, -1.f, warp, lane);
-    }
+    if (j == row) find_diagonal(d_values, x, warp, lane);
+#if QUASAR_DECAY
+    here.apply<false>(x, decays, j, lane);
+#endif
+    pack_entries<T, Keep::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
     add_tokens<T>(dK, scores, tile.k, j, lane);
   }
+  d_values[0] = -d_values[0], d_values[1] = -d_values[1];
+  load_operand(own, tile.fresh, row, warp, lane);
+#if QUASAR_DECAY
+  float so_far[2], sum[2], itself[2];
+  find_row_products<T>(so_far, dK, tile.k, row, warp, lane);
+  add_scaled_matrix<T>(dK, own, tile.d_state, {here.after(decays, 0), here.after(decays, 1)}, lane);
+  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    reads[r] += 2.f * so_far[r];
+    passes[r] = sum[r] - so_far[r];
+  }
+#else
+  add_matrix<T>(dK, own, tile.d_state, lane);
+#endif
+#pragma unroll
+  for (int j = row; j < PANELS; ++j) {
+    const int ahead = 64 * (row - j);
+    find_scores<T>(x, own, tile.d_o, j, lane);
+#if QUASAR_DECAY
+    Operand low;
+    if (j == row) find_diagonal(itself, x, warp, lane);
+    here.apply<true>(x, decays, j, lane);
+    split_entries<T, Keep::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
+    add_tokens<T>(dK, low, tile.q, j, lane);
+#else
+    pack_entries<T, Keep::upper>(scores, x, scale, ahead, warp, lane);
+#endif
+    add_tokens<T>(dK, scores, tile.q, j, lane);
+    find_scores<T>(x, own, tile.dv, j, lane);
+#if QUASAR_DECAY
+    here.apply<true>(x, decays, j, lane);
+#endif
+    pack_entries<T, Keep::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
+    add_tokens<T>(dK, scores, tile.k, j, lane);
+  }
+#if QUASAR_DECAY
+  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
+  reads[0] -= sum[0], reads[1] -= sum[1];
+  itself[0] *= scale, itself[1] *= scale;
+  add_scaled_rows<T>(dK, itself, tile.q, row, warp, lane);
+#endif
 }
 
 // One block a tile and head; `parts` of them a segment, neighbouring heads beside one another.
@@ -404,6 +254,10 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   const Steps steps = StepSizes(arg, segment, head, lane).of(token);
 #else
   const float beta = arg.beta[head];
+#endif
+#if QUASAR_DECAY
+  const i64 place = (segment.row * arg.heads + head) * arg.T + segment.begin + first;
+  fill_decays(shared.decays, arg.beta + 2 * place, left);
 #endif
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
@@ -457,43 +311,65 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   publish_shared();
   __syncthreads();
 
-  const bool lower = S > 64 && row > 0;  // the same in a warpgroup
+  auto all_arrive = [&] {
+    arrivals.template wait<0>(1, 0);
+    if (runs_over) clear(at.dv), clear(at.q);
+    publish_shared();
+    __syncthreads();
+  };
   OperandRows rows;
+#if QUASAR_DECAY
+  float reads[2], passes[2];
+  find_query_gradient<T>(rows, at, shared.decays, reads, all_arrive, arg.scale, row, warp, lane);
+#else
+  // Rows that the compiler knows are faster, as long as the instruction cache holds the code for
+  // both, which with decays it does not.
+  const bool lower = S > 64 && row > 0;  // the same in a warpgroup
   if (lower)
-    find_query_gradient<T, PANELS - 1>(rows, at, arg.scale, warp, lane);
+    find_query_gradient<T>(rows, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
   else
-    find_query_gradient<T, 0>(rows, at, arg.scale, warp, lane);
-  arrivals.template wait<0>(1, 0);
-  if (runs_over) clear(at.dv), clear(at.q);
-  publish_shared();
-  __syncthreads();
+    find_query_gradient<T>(rows, at, arg.scale, Fixed<0>(), warp, lane);
+  all_arrive();
+#endif
   Rows64 dK[PANELS] = {};
   {
     OperandRows values;
     load_values(values, at, row, warp, lane);
     add_matrix<T>(dK, values, at.state, lane);
   }
+#if QUASAR_DECAY
+  const TokenDecays here(shared.decays, row, warp, lane);
+  scale_rows(dK, {here.before(0), here.before(1)});
+  // what passes the whole tile
+  float passed = exp2_of(shared.decays.since[S - 1]) *
+                 find_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
+#endif
   __syncthreads();  // all products with the state are done, whose place dQ takes
   keep_rows(at.state, rows, row, warp, lane);
   float d_values[2];
+#if QUASAR_DECAY
+  add_key_gradient<T>(dK, d_values, at, shared.decays, reads, passes, arg.scale, row, warp, lane);
+  keep_flows(shared.decays, reads, passes, passed, warp, lane);
+#else
   if (lower)
-    add_key_gradient<T, PANELS - 1>(dK, d_values, at, arg.scale, warp, lane);
+    add_key_gradient<T>(dK, d_values, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
   else
-    add_key_gradient<T, 0>(dK, d_values, at, arg.scale, warp, lane);
+    add_key_gradient<T>(dK, d_values, at, arg.scale, Fixed<0>(), warp, lane);
+#endif
 #if QUASAR_READ_STEP
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int place = token + (lane >> 2) + 8 * r;
+    const int own_token = token + (lane >> 2) + 8 * r;
     const float a = steps.size[r];
-    if ((lane & 3) == 0 && place < segment.tokens)
-      arg.d_beta[(segment.row * arg.heads + head) * arg.T + segment.begin + place] =
+    if ((lane & 3) == 0 && own_token < segment.tokens)
+      arg.d_beta[(segment.row * arg.heads + head) * arg.T + segment.begin + own_token] =
           a > 0.f ? d_values[r] / a / a : 0.f;
   }
 #else
   float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
 #endif
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, warp, lane);
+  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, 0, warp, lane);
 #if !QUASAR_READ_STEP
   // a row's lanes have the same: one of them counts
   d_beta = lane & 3 ? 0.f : d_beta;
@@ -503,8 +379,14 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
 #endif
   __syncthreads();  // the same of dS and dK
   keep_rows(at.d_state, rows, row, warp, lane);
+#if QUASAR_DECAY
+  const float flow = sum_flows(shared.decays);
+#endif
   publish_shared();
   __syncthreads();
+#if QUASAR_DECAY
+  keep_decay_gradient(arg.d_decay + place, shared.decays, flow, left);
+#endif
 #if !QUASAR_READ_STEP
   if (threadIdx.x == 0) {
     float sum = 0.f;

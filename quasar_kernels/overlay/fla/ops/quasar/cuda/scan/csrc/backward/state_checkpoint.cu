@@ -4,7 +4,8 @@
 // A chunk: V' = A diag(a) (V - K S), S += K^T V', with A = (I + strict_tril(a K K^T))^-1. As there
 // a warp owns columns of -S^T. But V' enters the state as it is kept, rounded: what one V' lacks the
 // next ones make up for, so that their sums over a tile are the state's, where keys are alike and
-// each V' is a small difference. V' waits in the rows of dq.
+// each V' is a small difference. V' waits in the rows of dq. With decays it is what V' has become at
+// the chunk's end that enters the state, as two operands: what is rounded is V' alone.
 
 #include "gradients.cuh"
 
@@ -14,13 +15,20 @@ struct CheckpointShared {
   uint4 keys[2][WALK_TILE_BYTES / 16];
   uint4 values[2][WALK_PANEL_BYTES / 16];  // V' takes v's place
   Triangle mix[WALK_WARPS];                // -A diag(a)
+#if QUASAR_DECAY
+  ChunkDecays decays[WALK_WARPS];
+#endif
   u64 arrived[2], values_arrived[2];
 };
 
 // -A diag(a) of this warp's chunk
 template <Scalar T>
 __device__ __forceinline__ void prepare_mix(u32 keys, const Steps& steps, const BlockMasks& mask,
-                                            Triangle& mix, int lane) {
+                                            Triangle& mix,
+#if QUASAR_DECAY
+                                            ChunkDecays& kept,
+#endif
+                                            int lane) {
   ChunkKeys at = {};
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -33,13 +41,22 @@ __device__ __forceinline__ void prepare_mix(u32 keys, const Steps& steps, const 
   find_step_sizes(at, steps, lane);
   float mixed[2][4];
   find_mix(at, mask, mixed, lane);
+#if QUASAR_DECAY
+  const Decays decays(steps, lane);
+  decays.apply(mixed);
+  kept.keep(decays, lane);
+#endif
   keep_triangle(mix, mixed, lane);
 }
 
 // the state's columns take one chunk, and leave its V' where its values were
 template <Scalar T>
 __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 values,
-                                            const Triangle& mix, int lane) {
+                                            const Triangle& mix,
+#if QUASAR_DECAY
+                                            const ChunkDecays& decays,
+#endif
+                                            int lane) {
   u32 v[COLUMN_BLOCKS][4], rounded[COLUMN_BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
@@ -48,13 +65,30 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
   finish_state<COLUMN_BLOCKS>(state);
   float read[COLUMN_BLOCKS][2][4], V[COLUMN_BLOCKS][2][4] = {};  // -V'^T
   read_keys<T, false>(state, read, keys, lane);
+#if QUASAR_DECAY
+  u32 lacking[COLUMN_BLOCKS][4];
+  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
+  for_each_column(state, [&](float& x) { x *= decays.whole; });
+#endif
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
+#if QUASAR_DECAY
+    scale_columns(read[b][0], read[b][1], before);
+#endif
     add_values<T>(V[b], v[b], read[b][0], read[b][1], left, corner);
     pack_tiles<T>(rounded[b], V[b][0], V[b][1]);
+#if QUASAR_DECAY
+    float behind[2][4];  // of V' as it is kept, at the chunk's end
+    unpack_tiles<T>(rounded[b], behind);
+    scale_columns(behind[0], behind[1], after);
+    split<T>(behind, rounded[b], lacking[b]);
+#endif
   }
   open_products();
   add_rows<T>(state, rounded, keys, lane);
+#if QUASAR_DECAY
+  add_rows<T>(state, lacking, keys, lane);
+#endif
   close_products();
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
@@ -142,7 +176,11 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
     if (s && Tiles::copied_by(warp))
       fresh.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
     load_keys(s + 1);
-    prepare_mix<T>(chunks + warp * CHUNK_BYTES, given, mask, shared.mix[warp], lane);
+    prepare_mix<T>(chunks + warp * CHUNK_BYTES, given, mask, shared.mix[warp],
+#if QUASAR_DECAY
+                   shared.decays[warp],
+#endif
+                   lane);
     given = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) fresh.finish_stores();
     load_values(s + 1);  // where V' of the tile before was
@@ -151,7 +189,11 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
 #pragma unroll
     for (int i = 0; i < WALK_WARPS; ++i)
       walk_values<T>(state, chunks + i * CHUNK_BYTES,
-                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i], lane);
+                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i],
+#if QUASAR_DECAY
+                     shared.decays[i],
+#endif
+                     lane);
     finish_state<COLUMN_BLOCKS>(state);
     const int behind = (s + 1) * WALK_TOKENS;
     if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))

@@ -26,6 +26,9 @@ struct GradientShared {
   uint4 outputs[2][WALK_PANEL_BYTES / 16];  // dO, whose place dv takes
   UpperTriangle mix[WALK_WARPS];            // -(A diag(a))^T
   UpperTriangle scores[WALK_WARPS];         // scale tril(Q K^T)^T
+#if QUASAR_DECAY
+  ChunkDecays decays[WALK_WARPS];
+#endif
   u64 arrived[2], outputs_arrived[2];
 };
 
@@ -49,6 +52,9 @@ template <Scalar T>
 __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const Steps& steps,
                                                  float scale, const BlockMasks& mask,
                                                  UpperTriangle& mix, UpperTriangle& scores,
+#if QUASAR_DECAY
+                                                 ChunkDecays& kept,
+#endif
                                                  int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};  // transposed
@@ -70,6 +76,11 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
 #pragma unroll
     for (int e = 0; e < 4; ++e) P[0][e] *= scale, P[1][e] *= scale;
   }
+#if QUASAR_DECAY
+  const Decays decays(steps, lane);
+  decays.apply<true>(P);
+  kept.keep(decays, lane);
+#endif
   keep_triangle(scores, P, lane);
   float columns[2][2], mixed[2][4];
   spread(at.root, columns, lane);
@@ -81,6 +92,9 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
   unpack<Scalar::fp16>(inverse[2], mixed[1][2], mixed[1][3]);
   mixed[0][2] = mixed[0][3] = 0.f;
   scale_by_roots(mixed, at.root, columns);
+#if QUASAR_DECAY
+  decays.apply<true>(mixed);
+#endif
   keep_triangle(mix, mixed, lane);
 }
 
@@ -88,7 +102,13 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
                                              const UpperTriangle& mix, const UpperTriangle& scores,
+#if QUASAR_DECAY
+                                             const ChunkDecays& decays,
+#endif
                                              float scale, int lane) {
+#if QUASAR_DECAY
+  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
+#endif
   float O[COLUMN_BLOCKS][2][4], read[COLUMN_BLOCKS][2][4];
   u32 o[COLUMN_BLOCKS][4], v[COLUMN_BLOCKS][4];  // dO^T and -dv^T as operands
 #pragma unroll
@@ -97,10 +117,13 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
     load_columns(x, outputs ^ 32 * b);
     o[b][0] = x[0], o[b][1] = x[2], o[b][2] = x[1], o[b][3] = x[3];
     unpack_columns<T>(x, O[b]);
-    if (scale != 1.f) {
-      const float scaled[2][4] = {
+    if (QUASAR_DECAY || scale != 1.f) {
+      float scaled[2][4] = {
           {scale * O[b][0][0], scale * O[b][0][1], scale * O[b][0][2], scale * O[b][0][3]},
           {scale * O[b][1][0], scale * O[b][1][1], scale * O[b][1][2], scale * O[b][1][3]}};
+#if QUASAR_DECAY
+      scale_columns(scaled[0], scaled[1], before);
+#endif
       pack_tiles<T>(o[b], scaled[0], scaled[1]);
     }
   }
@@ -108,6 +131,11 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   const float2 m_corner = mix.corner[lane], s_corner = scores.corner[lane];
   finish_state<COLUMN_BLOCKS>(state);
   read_keys<T, !MAP>(state, read, keys, lane);
+#if QUASAR_DECAY
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) scale_columns(read[b][0], read[b][1], after);
+  for_each_column(state, [&](float& x) { x *= decays.whole; });
+#endif
   open_products();
   add_rows<T>(state, o, queries, lane);
   close_products();
@@ -116,7 +144,17 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     multiply_upper(read[b], O[b], s, s_corner);
     multiply_upper(V[b], read[b], m, m_corner);
+#if QUASAR_DECAY
+    float begun[2][4];  // -dv^T as it reaches the state before the chunk
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) begun[n][e] = V[b][n][e];
+    scale_columns(begun[0], begun[1], before);
+    pack_tiles<T>(v[b], begun[0], begun[1]);
+#else
     pack_tiles<T>(v[b], V[b][0], V[b][1]);
+#endif
   }
   open_products();
   add_rows<T>(state, v, keys, lane);
@@ -226,7 +264,11 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     if (!MAP && s) store(s - 1);
     load_keys_queries(s + 1);
     prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES, given,
-                        arg.scale, mask, shared.mix[warp], shared.scores[warp], lane);
+                        arg.scale, mask, shared.mix[warp], shared.scores[warp],
+#if QUASAR_DECAY
+                        shared.decays[warp],
+#endif
+                        lane);
     given = steps.of(token(s + 1) + warp * CHUNK);
     if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
@@ -240,7 +282,11 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     for (int i = WALK_WARPS - 1; i >= 0; --i)
       walk_outputs<T, MAP>(state, keys + at + i * CHUNK_BYTES, queries + at + i * CHUNK_BYTES,
                            own_columns + outputs_at + i * CHUNK_BYTES, shared.mix[i],
-                           shared.scores[i], arg.scale, lane);
+                           shared.scores[i],
+#if QUASAR_DECAY
+                           shared.decays[i],
+#endif
+                           arg.scale, lane);
     finish_state<COLUMN_BLOCKS>(state);
     keep_pace();
   }

@@ -1,0 +1,8 @@
+// The backward pass with decays, for tools that compile every .cu file by itself; what a call needs is
+// compiled from the same sources at run time.
+
+#define QUASAR_DECAY 1
+
+#include "input_gradient.cu"
+#include "state_checkpoint.cu"
+#include "state_gradient.cu"

@@ -1,0 +1,140 @@
+// A tile's decays, and their gradients.
+//
+// The gradient of a log decay is what passes it: <S, dS> of the state S before its token, decayed,
+// and that state's gradient. Both are sums over tokens, and over what comes before the tile and
+// behind it. So what passes the first decay behind the tile is known from V' dS^T and <S, dS> alone,
+// and going backward each token adds what it reads of earlier tokens, which passed its decay, less
+// what it writes for later ones, which did not. What a token reads of itself passes none and is left
+// out, so that strong decays, whose gradients are tiny, keep their digits.
+
+#pragma once
+
+#include "tile_products.cuh"
+
+#if QUASAR_DECAY
+
+namespace quasar::scan {
+
+struct TileDecays {
+  float since[S];  // log decays from the tile's begin up to each token, in powers of two
+  float flows[S];  // what a token reads of earlier ones less what it writes for later ones
+  float sums[S / 32], passed[INPUT_WARPS];
+};
+
+// The decays of a tile whose first token's pair is at `given`; a barrier of the block must follow.
+__device__ __forceinline__ void fill_decays(TileDecays& out, const float* given, int tokens) {
+  const int t = threadIdx.x, lane = t & 31;
+  float x = 0.f;
+  if (t < S) {
+    if (t < tokens) x = given[2 * t + 1] * 1.44269504f;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float before = __shfl_up_sync(ALL, x, step);
+      if (lane >= step) x += before;
+    }
+    if (lane == 31) out.sums[t / 32] = x;
+  }
+  __syncthreads();
+  if (t < S) {
+    for (int w = 0; w < t / 32; ++w) x += out.sums[w];
+    out.since[t] = x;
+  }
+}
+
+// Those of a lane's two tokens, rows of the products [64, 64] of its warpgroup, the row-th.
+struct TokenDecays {
+  float since[2];
+
+  __device__ __forceinline__ TokenDecays(const TileDecays& decays, int row, int warp, int lane) {
+    const int token = row * 64 + (warp & 3) * CHUNK + (lane >> 2);
+    since[0] = decays.since[token], since[1] = decays.since[token + 8];
+  }
+
+  // from the tile's begin to token r
+  __device__ __forceinline__ float before(int r) const { return exp2_of(since[r]); }
+
+  // from there to the tile's end
+  __device__ __forceinline__ float after(const TileDecays& decays, int r) const {
+    return exp2_of(decays.since[S - 1] - since[r]);
+  }
+
+  // x's entries times what decays between their tokens, if those of the columns, the j-th 64, come
+  // first, or LATER; the others, which may overflow, are for keep_entries to drop
+  template <bool LATER>
+  __device__ __forceinline__ void apply(Rows64& x, const TileDecays& decays, int j,
+                                        int lane) const {
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+      float2 columns;  // loaded anew each time: kept, they would take the products' registers
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(columns.x), "=f"(columns.y)
+                   : "r"(shared_address(decays.since + j * 64 + 8 * m + 2 * (lane & 3)))
+                   : "memory");
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float between = since[e >> 1] - (e & 1 ? columns.y : columns.x);
+        x[m][e] *= exp2_of(LATER ? -between : between);
+      }
+    }
+  }
+};
+
+// what this thread has of the sum of the products of x and y, `count` pieces of 16 bytes
+template <Scalar T>
+__device__ __forceinline__ float find_product(const uint4* x, const uint4* y, int count) {
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < count; i += 32 * INPUT_WARPS) {
+    const u32 a[4] = {x[i].x, x[i].y, x[i].z, x[i].w}, b[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float a0, a1, b0, b1;
+      unpack<T>(a[j], a0, a1);
+      unpack<T>(b[j], b0, b1);
+      sum += a0 * b0 + a1 * b1;
+    }
+  }
+  return sum;
+}
+
+// Keep what this warp's tokens add, going backward, and what passes the tile's end: `passes` of its
+// tokens and `passed`, this lane's share of the rest. A barrier of the block must follow.
+__device__ __forceinline__ void keep_flows(TileDecays& out, const float (&flows)[2],
+                                           const float (&passes)[2], float passed, int warp,
+                                           int lane) {
+  if ((lane & 3) == 0) {
+    const int token = warp * CHUNK + (lane >> 2);
+    out.flows[token] = flows[0], out.flows[token + 8] = flows[1];
+    passed += passes[0] + passes[1];
+  }
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) passed += __shfl_xor_sync(ALL, passed, i);
+  if (lane == 0) out.passed[warp] = passed;
+}
+
+// the sum of the flows from this thread's token to the last one of its 32; a barrier must follow
+__device__ __forceinline__ float sum_flows(TileDecays& decays) {
+  const int t = threadIdx.x, lane = t & 31;
+  if (t >= S) return 0.f;
+  float x = decays.flows[t];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float later = __shfl_down_sync(ALL, x, step);
+    if (lane + step < 32) x += later;
+  }
+  if (lane == 0) decays.sums[t / 32] = x;
+  return x;
+}
+
+// Write the gradients of the log decays of the tile's tokens, from what sum_flows gave.
+__device__ __forceinline__ void keep_decay_gradient(float* to, const TileDecays& decays, float flow,
+                                                    int tokens) {
+  const int t = threadIdx.x;
+  if (t >= S || t >= tokens) return;
+  for (int w = t / 32 + 1; w < S / 32; ++w) flow += decays.sums[w];
+  for (int w = 0; w < INPUT_WARPS; ++w) flow += decays.passed[w];
+  to[t] = flow;
+}
+
+}  // namespace quasar::scan
+
+#endif
