@@ -70,13 +70,14 @@ def test_a_second_cycle_starts_a_new_submission(context: Context, stand_in: Stan
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
 def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
-    miner: Miner, stand_in: StandIn, fault: Fault | None
+    miner: Miner, stand_in: StandIn, kernels: StandInFork, fault: Fault | None
 ) -> None:
     stand_in.faults[SUBMIT].extend([fault] if fault else [])
     done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
     assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (1, 1)
     assert stand_in.count(COMMIT) == 0
+    assert kernels.pushed == [done.commit_hash]
     looks = [request.query["limit"] for request in stand_in.requests if request.path == STATS]
     assert looks == [["100"]] * len(looks)  # our own server lists no more
     assert looks
@@ -102,13 +103,14 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
+@pytest.mark.parametrize("digit", ["0", "f"])
 def test_row_10_an_answer_to_another_commitment_is_not_taken(
-    context: Context, stand_in: StandIn
+    context: Context, stand_in: StandIn, digit: str
 ) -> None:
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
         "submission_id": 77,
-        "commitment_hash": "e" * 64,
+        "commitment_hash": digit * 64,
         "reveal_block": 5,
         "estimated_reveal_time": "2026-01-01T00:20:00",
         "message": "Commitment accepted.",

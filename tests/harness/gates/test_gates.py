@@ -122,17 +122,39 @@ def test_the_model_stays_as_it_is():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
-    model = build("quasar")
-    monkeypatch.setattr(HybridBlock, "backends", lambda *_: {"x": Backend("torch", "why", "do")})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+@pytest.mark.parametrize(
+    ("name", "remedy", "on_gpu", "verdict"),
+    [
+        ("torch", "do", True, Verdict.WARN),
+        ("cuda", "", True, Verdict.PASS),
+        ("triton", "", True, Verdict.PASS),
+        ("torch", "do", False, Verdict.PASS),
+    ],
+)
+def test_a_gpu_without_kernels_is_a_warning(monkeypatch, name, remedy, on_gpu, verdict):
+    model, asked = build("quasar"), []
+
+    def backends(block, dtype):
+        asked.append(dtype)
+        return {"x": Backend(name, "why", remedy)}
+
+    monkeypatch.setattr(HybridBlock, "backends", backends)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
     (finding,) = checks.kernels(model)
-    assert (finding.verdict, finding.told) == (Verdict.WARN, "torch: why; do")
-    for name in ("cuda", "triton"):
-        backends = {"x": Backend(name, "why", "")}
-        monkeypatch.setattr(HybridBlock, "backends", lambda *_, found=backends: found)
-        (finding,) = checks.kernels(model)
-        assert (finding.verdict, finding.told) == (Verdict.PASS, f"{name}: why")
+    told = f"{name}: why; {remedy}" if remedy else f"{name}: why"
+    assert (finding.verdict, finding.told) == (verdict, told)
+    assert asked == [torch.bfloat16 if on_gpu else None]  # as autocast has it there
+
+
+def test_each_kind_of_branch_is_told_once(monkeypatch):
+    kinds = iter([{"a": "cuda"}, {"a": "torch", "b": "triton"}])
+
+    def backends(block, dtype):
+        return {kind: Backend(name, "why", "") for kind, name in next(kinds).items()}
+
+    monkeypatch.setattr(HybridBlock, "backends", backends)
+    found = list(checks.kernels(torch.nn.Sequential(build("quasar"), build("quasar"))))
+    assert [(one.what, one.told) for one in found] == [("a", "cuda: why"), ("b", "triton: why")]
 
 
 def test_the_worst_verdict_counts():

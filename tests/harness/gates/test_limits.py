@@ -47,6 +47,11 @@ def test_a_leak_is_a_share_of_what_the_logits_are(effect: float, verdict: Verdic
     assert found.figures["leak"] == pytest.approx(effect, rel=0.01, abs=1e-9)
 
 
+def test_a_leak_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LEAK", {False: 0.0})
+    assert causal(Known(0.0)).verdict is PASS
+
+
 @pytest.mark.parametrize(("place", "later"), [(0, 1), (15, 16), (30, 31), (0, 31), (15, 31)])
 def test_a_leak_is_found_at_the_ends_and_in_the_middle(place: int, later: int) -> None:
     assert causal(Known(0.5, place, later)).figures["leak"] == pytest.approx(0.5, rel=0.05)
@@ -84,6 +89,15 @@ def test_logits_that_are_not_finite_are_counted_and_a_wrong_shape_ends_the_gate(
     assert shape.told == "[8, 31, 32], and [8, 32, 32] are asked for"
 
 
+def test_more_logits_than_are_asked_for_end_the_gate_as_well() -> None:
+    class Wide(Known):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return torch.cat([super().forward(tokens)] * 2, -1)
+
+    shape, finite = checks.forward(Wide(0.0), VOCABULARY, CPU)
+    assert (shape.verdict, finite.verdict) == (FAIL, PASS)
+
+
 @pytest.mark.parametrize(("even", "verdict"), [(32, PASS), (27, PASS), (26, FAIL), (1, FAIL)])
 def test_the_entropy_at_the_start_is_within_a_twentieth_of_all(even: int, verdict: Verdict) -> None:
     class Even(nn.Module):
@@ -98,6 +112,13 @@ def test_the_entropy_at_the_start_is_within_a_twentieth_of_all(even: int, verdic
     assert found.figures["share"] == pytest.approx(math.log(even) / math.log(32), abs=1e-5)
     assert f"{math.log(even):.3f} nats" in found.told
     assert found.told.endswith("of log(32), limit 95%")
+
+
+def test_an_entropy_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = checks.beginning(Known(0.0), VOCABULARY, CPU).figures["share"]
+    assert share < 0.95
+    monkeypatch.setattr(checks, "ENTROPY", abs(share - 1))
+    assert checks.beginning(Known(0.0), VOCABULARY, CPU).verdict is PASS
 
 
 def learned(monkeypatch: pytest.MonkeyPatch, course: Course) -> list[Finding]:
@@ -118,6 +139,12 @@ def test_a_quarter_of_the_loss_has_to_go(
     assert loss.figures["last"] == pytest.approx(last, nan_ok=True)
     assert "8.00 to" in loss.told
     assert "12 steps" in loss.told
+
+
+def test_a_fall_of_just_what_is_bearable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BEARABLE_FALL", 0.125)
+    loss, *_ = learned(monkeypatch, Course([8.0, *[7.0] * 10], [1.0]))
+    assert (loss.verdict, loss.figures["fall"]) == (WARN, 0.125)
 
 
 @pytest.mark.parametrize(

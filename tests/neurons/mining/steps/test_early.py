@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -22,6 +23,7 @@ from tests.neurons.mining.parts import (
     StandInBench,
     StandInFork,
     Waits,
+    states,
     stop_after,
 )
 from tests.neurons.stand_in import (
@@ -29,10 +31,12 @@ from tests.neurons.stand_in import (
     LOST,
     PENDING,
     REVEAL,
+    ROUND,
     STATS,
     SUBMIT,
     WEIGHTS,
     Fault,
+    Request,
     StandIn,
 )
 
@@ -133,6 +137,26 @@ def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_sam
     run_cycle(context)
     assert ends(context)[0] == ("commit_reveal", State.PREMATURE)
     assert stand_in.count(REVEAL) == 0
+
+
+def test_a_refusal_behind_the_reveal_does_not_undo_it(
+    miner: Miner, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, carry_out = miner(submission_mode="commit_reveal"), stand_in._carry_out
+    stand_in.lists_unrevealed = False  # so that nobody sees what is judged before
+
+    def spoil(request: Request) -> Any:
+        answer = carry_out(request)
+        if request.path == REVEAL:
+            stand_in.rows[0].update(validated=True)
+            stand_in.faults[ROUND].append(Fault(400, "no"))
+        return answer
+
+    monkeypatch.setattr(stand_in, "_carry_out", spoil)
+    done = run_cycle(context)
+    assert stand_in.count(REVEAL) == 1
+    assert not stand_in.faults[ROUND]
+    assert not {State.FAILED, State.HELD} & set(states(context, done.id))
 
 
 def test_before_reveal_is_pushed_before_its_direct_submission(

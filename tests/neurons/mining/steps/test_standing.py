@@ -15,12 +15,13 @@ from neurons.mining.daemon import run_cycle
 from neurons.mining.steps.follow import BLIND_LOOKS
 from neurons.mining.steps.submit import LATE_SECONDS
 from neurons.mining.submissions.cycle import State, Submission
-from tests.neurons.mining.parts import HOTKEY, Miner, Waits, stop_after
+from tests.neurons.mining.parts import HOTKEY, Miner, Waits, states, stop_after
 from tests.neurons.stand_in import (
     COMMIT,
     LOST,
     PENDING,
     REVEAL,
+    ROUND,
     STATS,
     SUBMIT,
     WEIGHTS,
@@ -126,6 +127,33 @@ def test_an_empty_database_is_no_verdict(context: Context, stand_in: StandIn) ->
     stand_in.verdict = 1.0
     assert run_cycle(context).state is State.VALIDATED
     assert len(stand_in.rows) == 1
+
+
+def test_an_empty_database_is_no_verdict_on_a_direct_submission(
+    direct: Context, stand_in: StandIn
+) -> None:
+    stand_in.verdict, direct.waiter = None, Waits(stop_after(1))
+    assert run_cycle(direct).state is State.REVEALED
+    stand_in.wipe()
+    direct.waiter = Waits()
+    assert run_cycle(direct).state is State.ABANDONED
+
+
+@pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
+def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
+    direct: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
+) -> None:
+    carry_out = stand_in._carry_out
+
+    def spoil(request: Request) -> Any:
+        if request.path == SUBMIT:
+            stand_in.faults[ROUND].extend([Fault(status, "no")] * tries)
+        return carry_out(request)
+
+    monkeypatch.setattr(stand_in, "_carry_out", spoil)
+    done = run_cycle(direct)
+    assert (done.state, stand_in.count(SUBMIT)) == (State.VALIDATED, 1)
+    assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
 
 
 def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
@@ -307,8 +335,9 @@ def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
     assert first.state is State.REVEALED
     stand_in.rows[0]["created_at"] = told
     direct.journal.transition(first, replace(first, state=State.UNRANKED))
-    stand_in.faults[SUBMIT].append(LOST)
-    direct.waiter = Waits(stop_after(1))
+    stand_in.faults[SUBMIT].append(Fault(502, "gateway"))
+    stop = stop_after(1)
+    direct.waiter = Waits(lambda seconds: stop(seconds) if len(stand_in.rows) == 2 else None)
     second = run_cycle(direct)
     assert (second.state, second.submission_id) == (State.REVEALED, 2)
 

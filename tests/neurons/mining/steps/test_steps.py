@@ -31,7 +31,7 @@ from tests.neurons.mining.parts import (
     draft,
     stop_after,
 )
-from tests.neurons.stand_in import REVEAL, StandIn
+from tests.neurons.stand_in import REVEAL, Fault, StandIn
 
 FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
 
@@ -122,6 +122,21 @@ def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
     assert (held.id, held.state, stand_in.count(REVEAL)) == (committed.id, State.HELD, 0)
     assert held.reason == f"The settings name the fork {kernels.url}, the commitment {was}."
     assert "GITHUB_USERNAME" in str(held.remedy)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
+    miner: Miner, kernels: StandInFork, stand_in: StandIn, stored: bool
+) -> None:
+    """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
+    stand_in.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
+    stop = stop_after(1)
+    waits = Waits(lambda seconds: stop(seconds) if stand_in.count(REVEAL) else None)
+    assert run_cycle(miner(waiter=waits)).state is State.FAILED
+    kernels.url = "https://github.com/zoe/fork"
+    done = run_cycle(miner())
+    assert done.state is (State.VALIDATED if stored else State.HELD)
+    assert stand_in.count(REVEAL) == 1 + stored
 
 
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle
 from neurons.mining.submissions.cycle import State
 from neurons.processes.runtime import Stopped
+from neurons.rules import block_at
 from tests.neurons.mining.parts import Miner, Waits, stop_after
 from tests.neurons.stand_in import (
     COMMIT,
@@ -55,6 +56,32 @@ def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_ro
     assert [row["queue"] for row in said] == [1, 1, 1]  # at 0, 10 and 20 minutes
 
 
+def test_the_periods_of_asking_and_of_telling_are_five_and_ten_minutes_to_the_second(
+    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, pauses = [SINCE_BOOT], iter([299.5, 0.5, 299.5, 0.5])
+    asked: list[tuple[int, int]] = []
+    module = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("neurons.mining.steps.follow.time", module)
+    stand_in.verdict = None
+    context.waiter = Waits(stop_after(2))
+    assert run_cycle(context).state is State.REVEALED
+    before = stand_in.count(ROUND)
+
+    def time_passes(_: float) -> None:
+        told = sum(row["event"] == "queued for a validator" for row in logs)
+        asked.append((stand_in.count(ROUND) - before, told))
+        pause = next(pauses, None)
+        if pause is None:
+            raise Stopped("enough")
+        clock[0] += pause
+
+    context.waiter = Waits(time_passes)
+    with capture_logs() as logs:
+        run_cycle(context)
+    assert asked == [(1, 1), (1, 1), (2, 1), (2, 1), (3, 2)]
+
+
 def test_the_round_is_asked_for_after_forty_looks_that_told_nothing_and_then_every_five_minutes(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,19 +91,20 @@ def test_the_round_is_asked_for_after_forty_looks_that_told_nothing_and_then_eve
     stand_in.verdict = None
     context.waiter = Waits(stop_after(2))
     assert run_cycle(context).state is State.REVEALED
-    stand_in.add_foreign(tokens_per_sec=float("nan"))  # breaks the statistics for everybody
 
     def a_quarter_of_a_minute_passes(_: float) -> None:
         asked.append(stand_in.count(ROUND))
         clock[0] += 15.0
-        if len(asked) == 70:
+        if len(asked) == 1:
+            stand_in.add_foreign(tokens_per_sec=float("nan"))  # breaks the statistics
+        if len(asked) == 71:
             stand_in.judge(stand_in.rows[0], 1.0)
 
     context.waiter = Waits(a_quarter_of_a_minute_passes)
     assert run_cycle(context).state is State.RANKED
     rises = [look for look in range(1, len(asked)) if asked[look] > asked[look - 1]]
-    assert rises == [39, 59]  # the looks number 40 and 60
-    assert len(asked) == 79
+    assert rises == [40, 60]  # looks that told nothing before, and the one that did
+    assert len(asked) == 80
 
 
 def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
@@ -166,11 +194,11 @@ def test_a_row_of_some_seconds_before_the_submission_may_be_it(
     assert (done.state, stand_in.count(SUBMIT)) == (state, 1)
 
 
-@pytest.mark.parametrize(("earlier", "state"), [(4.99, State.VALIDATED), (5.01, State.UNRANKED)])
+@pytest.mark.parametrize(("earlier", "state"), [(5.0, State.VALIDATED), (5.01, State.UNRANKED)])
 def test_the_clock_of_a_server_that_tells_no_date_is_taken_to_be_right(
     miner: Miner, stand_in: StandIn, earlier: float, state: State
 ) -> None:
-    context, began = miner(submission_mode="direct"), time.time()
+    context, began = miner(submission_mode="direct"), float(int(time.time()))
     context.now, stand_in.clock = (lambda: began), (lambda: began - earlier)
     stand_in.faults[SUBMIT].append(LOST)
     with serve(stand_in, date="soon") as address:
@@ -183,18 +211,37 @@ def test_the_clock_of_a_server_that_tells_no_date_is_taken_to_be_right(
 def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_minutes(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, looks = [SINCE_BOOT], []
+    clock, looks, pauses = [SINCE_BOOT], [], iter([119.5, 0.5])
     module = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr("neurons.mining.steps.commit.time", module)
     stand_in.faults[COMMIT].append(Fault(409, "Commitment hash already exists."))
 
     def time_passes(_: float) -> None:
         looks.append(clock[0] - SINCE_BOOT)
-        clock[0] += 40.0
+        clock[0] += next(pauses)
 
     context.waiter = Waits(time_passes)
     held = run_cycle(context)
     assert held.state is State.HELD
     assert "does not list it" in str(held.reason)
-    assert looks == [0.0, 40.0, 80.0]
-    assert stand_in.count(PENDING) == 4
+    assert looks == [0.0, 119.5]
+    assert stand_in.count(PENDING) == 3
+
+
+def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(
+    context: Context, stand_in: StandIn
+) -> None:
+    clock = [float(int(time.time()))]
+    stand_in.block, stand_in.blocks_until_reveal = block_at(clock[0]), 6
+    stand_in.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+
+    def time_passes(_: float) -> None:
+        clock[0] += 1.0
+        stand_in.block = block_at(clock[0])
+
+    context.waiter = Waits(time_passes)
+    with serve(stand_in, date="soon") as address:
+        context.client = ApiClient(address, context.identity, now=lambda: clock[0])
+        assert run_cycle(context).state is State.VALIDATED
+        context.client.close()
+    assert stand_in.count(REVEAL) == 1  # at the block, or it would have been too early
