@@ -53,7 +53,8 @@ def attend(
         x: `[B, T, hidden]`, for which `call.takes` it.
         weights: the layer's.
         keep: whether to return what led to the output.
-        output: whether to compute y.
+        output: whether to compute y. Without it there are no `products` either: a backward pass
+            computes them once more, since the operator's results take their memory.
     """
     if call.cu_seqlens is None:
         found = attend_fused(
@@ -81,7 +82,7 @@ def _attend_by_library(
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
-    kept = Attended(None, rows, products, narrow) if keep else Attended(None)
+    kept = Attended(None, rows, products if output else None, narrow) if keep else Attended(None)
     del rows, products
     q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
     beta = F.softplus(weights.beta_log.float())

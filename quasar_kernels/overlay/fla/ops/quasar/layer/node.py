@@ -154,8 +154,7 @@ def _gradients(
     channels = 3 * H * S  # of q, k and v
     projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     if found is None:
-        # one more product later costs less than its result is large meanwhile
-        found = attend(call, x, weights, keep=True, output=False)._replace(products=None)
+        found = attend(call, x, weights, keep=True, output=False)
     _, rows, products, narrow, operator = found
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
