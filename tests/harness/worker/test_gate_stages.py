@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -343,6 +343,21 @@ def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
     assert (worst.where, worst.value, worst.passed) == ("o_proj.weight", 0, False)
 
 
+def test_gradients_are_those_of_one_sequence() -> None:
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    subject = Watched()
+    put = subject.put
+
+    def note(tensors: Mapping[str, Tensor]) -> None:
+        shapes.append({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        put(tensors)
+
+    subject.put = note  # type: ignore[method-assign]
+    gate_module._Gate(checker_for(CPU, 1), subject).gradients()
+    length = gate_module.GRADIENT_LENGTH
+    assert shapes == [dict.fromkeys(("x", "toward"), (1, length, WIDTH))]
+
+
 def test_one_function_that_was_replaced_fails_and_is_named() -> None:
     subject = Watched()
     subject.tampered = lambda: ["torch.mm"]  # type: ignore[method-assign]
@@ -351,11 +366,11 @@ def test_one_function_that_was_replaced_fails_and_is_named() -> None:
 
 
 def test_the_time_and_the_longest_sequence_are_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([100.0, 103.5])
+    ticks = iter([100.0, 203.5])
     monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     wrong = Local(lambda q, *_, **__: (torch.zeros_like(q), None), None, CPU)
     result = run_gate(wrong, 700, CPU, source_digest="abc", seed=255)
-    assert (result.seconds, result.longest) == (3.5, 700)
+    assert (result.seconds, result.longest) == (103.5, 700)
     assert (result.seed, result.source_digest) == ("000000000000ff", "abc")
 
 
@@ -363,6 +378,13 @@ def test_a_secret_seed_has_fourteen_digits(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("harness.worker.gate.os.urandom", lambda size: b"\xab" * size)
     assert f"{checker_for(CPU).generator.initial_seed():x}" == "ab" * 7
     assert checker_for(CPU, 0).generator.initial_seed() == 0
+
+
+def test_a_gpu_computes_in_bf16_and_a_cpu_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator(CPU)
+    monkeypatch.setattr(torch, "Generator", lambda device: generator)  # there may be no GPU here
+    assert checker_for(CUDA, 1).dtype is torch.bfloat16
+    assert checker_for(CPU, 1).dtype is torch.float32
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -421,6 +443,7 @@ def test_the_layer_is_compared_exactly_up_to_a_length(
 
     monkeypatch.setattr(gate_module, "_fits", fits)
     for length, room, dtype, compared in (
+        (39, False, torch.float64, 39),
         (40, False, torch.float64, 40),
         (41, True, torch.float32, 41),
         (41, False, torch.float32, 40),
