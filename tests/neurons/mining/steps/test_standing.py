@@ -212,6 +212,7 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
     stand_in.faults[STATS].extend([Fault(502, "gateway")] * 3)
     done = run_cycle(direct)
     assert (done.state, done.submission_id, stand_in.count(SUBMIT)) == (State.VALIDATED, 1, 1)
+    assert LATE_SECONDS not in waits.seconds  # it was found at once
 
 
 def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
