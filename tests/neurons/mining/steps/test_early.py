@@ -234,6 +234,31 @@ def test_a_look_that_failed_behind_the_reveal_is_made_again(
     assert (done.state, done.rank) == (State.PREMATURE, 1)
 
 
+def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
+    context: Context, patient: StandIn, waits: Waits, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look behind the reveal misses it, as a list may be a moment behind."""
+    carry_out = patient._carry_out
+
+    def hide(request: Request) -> Any:
+        answer = carry_out(request)
+        if request.path == REVEAL:
+            patient.rows[0].update(validated=True)
+        return answer
+
+    def show(_: float) -> None:
+        if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
+            patient.rows[0].update(validated=False)
+            patient.faults[STATS].extend([Fault(500, "down")] * 3)
+
+    monkeypatch.setattr(patient, "_carry_out", hide)
+    waits.then = show
+    done = run_cycle(context)
+    assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
+    assert not patient.faults[STATS]
+    assert context.journal.judges_early(url) is None
+
+
 def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
     context: Context, stand_in: StandIn, waits: Waits
 ) -> None:
