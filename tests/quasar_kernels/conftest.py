@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from quasar_kernels.mount import mount
 
 mount()
+
+from tests.quasar_kernels.cuda.emulated.programs import Programs  # noqa: E402 # imports `fla`
+
 # the tensors are small: threads that wait for one another cost ten times what they save
 torch.set_num_threads(1)
 
@@ -15,3 +20,18 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """Give CUDA programs for a CPU, each built once."""
+    return Programs(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let host code launch such programs: there is a stream, and what nothing writes is NaN."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import re
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fla.ops.quasar.cuda.nvrtc import read_sources
-from fla.ops.quasar.cuda.program import LoadedProgram
 
 from quasar_kernels.blocks.wkv6_cuda import launch
-from quasar_kernels.blocks.wkv6_cuda.launch import Arguments, wkv6_cuda
+from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
-from tests import processes
 from tests.quasar_kernels.blocks.calls import check, results_and_gradients, wkv6_inputs
-from tests.quasar_kernels.cuda.scan import emulated_kernels
 from tests.quasar_kernels.inputs import packed
 from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
 
@@ -29,65 +21,17 @@ pytestmark = [
 ]
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-RUN = Path(__file__).with_name("run.h")
-SOURCES = ("entry.cuh", "fragments.cuh", "walk.cuh", "wkv6_forward.cu", "wkv6_backward.cu")
-
-
-def build(folder, variant):
-    """Compile the kernels of a variant into a library; some seconds."""
-    texts = read_sources([launch.CSRC / name for name in SOURCES[-2:]])
-    assert set(texts) == set(SOURCES)
-    parts = [emulated_kernels.on_cpu(texts[name]) for name in SOURCES]
-    name = re.sub(r"\W", "", "".join(map(str, variant)))
-    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    lines = [f'#include "{emulated_kernels.THREADS}"', *parts, f'#include "{RUN}"']
-    source.write_text("\n".join(lines))
-    dtype = "-DQUASAR_ONLY_FP16" if variant.dtype == FP16 else "-DQUASAR_ONLY_BF16"
-    options = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", dtype, *variant.options)
-    processes.run("g++", *options, "-o", library, source, check=True)
-    return ctypes.CDLL(library)
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    """Give the kernels of a variant, built once."""
-    folder, built = tmp_path_factory.mktemp("wkv6"), {}
-
-    def get(variant):
-        if variant not in built:
-            built[variant] = build(folder, variant)
-        return built[variant]
-
-    return get
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch, libraries):
+def launched(monkeypatch, emulated, programs):
     """Run launches at once, on this machine's memory; what no kernel writes is NaN."""
-
-    class Kernel(SimpleNamespace):
-        def launch(self, grid, parameters, stream):
-            place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-            assert ctypes.sizeof(Arguments) == self.arguments
-            self.run(ctypes.c_void_p(place), ctypes.c_bool(self.backward), *grid)
-
-    def load(variant):
-        run = libraries(variant).run
-        size = ctypes.sizeof(Arguments)
-        kernels = {
-            f"wkv6_{way}": Kernel(run=run, backward=way == "backward", arguments=size)
-            for way in ("forward", "backward")
-        }
-        return LoadedProgram(variant, kernels, 1, False)
-
-    def new_empty(x, *shape):
-        return torch.full(shape, float("nan"), dtype=x.dtype)
-
-    monkeypatch.setattr(launch.PROGRAM, "load", load)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(
+        launch.PROGRAM,
+        "load",
+        lambda variant: programs.load(launch.PROGRAM, variant.dtype, variant.options),
+    )
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
-    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
 
 
 def check_gradients(x, bounds=None):

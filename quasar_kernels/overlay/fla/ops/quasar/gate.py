@@ -79,11 +79,12 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
 def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return step sizes that a gradient can be divided by: none is zero where dtype has room.
 
-    The gradient of a step size follows from what the step did; of a step of 2^-40, which changes
-    no state, the exponents of bf16 and fp32 hold it. Those of fp16 do not, and there the gradient
-    of a step size of zero is zero.
+    The gradient of a step size follows from what the step did; of a step of 2^-26, which changes
+    no state in fp32, the exponents of bf16 and fp32 hold it. Those of fp16 do not, and there the
+    gradient of a step size of zero is zero. Smaller ones would lose digits: the root of a step size
+    is a factor of inverses of which the CUDA kernels keep fp16.
     """
-    return step if dtype == torch.float16 else step.clamp(min=2.0**-40)
+    return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 
 
 def _polynomial(x: torch.Tensor, coefficients: list[float]) -> torch.Tensor:

@@ -1,0 +1,94 @@
+"""CUDA kernels on a CPU, built from their own sources and launched by their own host code.
+
+It is the code of GPUs without `wgmma`. What is PTX is replaced by functions of the headers beside
+this file (ptx.py); everything else is compiled as it stands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from fla.ops.quasar.cuda.driver import Kernel
+from fla.ops.quasar.cuda.nvrtc import read_sources
+from fla.ops.quasar.cuda.program import DTYPES, CudaProgram, LoadedProgram, Variant
+
+from tests import processes
+from tests.quasar_kernels.cuda.emulated.ptx import on_cpu
+
+_HERE = Path(__file__).parent
+BLOCKS, MULTIPROCESSORS = 4, 132
+"""Of a kernel, that so many multiprocessors are said to run at once; one is run."""
+LATE = 1
+"""The device whose copies arrive no sooner than they must, and whose last warp runs ahead of the
+others; on device 0 they arrive at once, and the first warp runs ahead."""
+
+
+class EmulatedKernel(Kernel):
+    """A kernel whose launch runs it to its end; its function is the library's."""
+
+    def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
+        """Run `grid` blocks one after the other."""
+        run, kernel = self.function
+        problem = run(
+            kernel, parameters, len(parameters), *grid, self.threads, self.shared,
+            self.device == LATE,
+        )  # fmt: skip
+        if problem:
+            raise RuntimeError(problem.decode())
+
+
+class Programs:
+    """Programs for a CPU, each built once, in some seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
+
+    def load(
+        self,
+        program: CudaProgram,
+        dtype: torch.dtype,
+        options: tuple[str, ...] = (),
+        late: bool = False,
+    ) -> LoadedProgram:
+        """Return what `program.load` would; `late` says which device it is for."""
+        key = (program.name, dtype, options)
+        if key not in self._built:
+            self._built[key] = self._build(program, dtype, options)
+        library, kernels = self._built[key], {}
+        for name, structure in program._arguments.items():
+            table = f"quasar_{name.removesuffix('_{}')}_launch"
+            threads, shared, arguments = (ctypes.c_int * 3).in_dll(library, table)
+            assert arguments == ctypes.sizeof(structure), table
+            kernel = ctypes.cast(library[f"quasar_{name}".format(DTYPES[dtype])], ctypes.c_void_p)
+            function = library.launch_on_cpu, kernel
+            kernels[name.removesuffix("_{}")] = EmulatedKernel(
+                function, threads, shared, BLOCKS, LATE if late else 0, arguments
+            )
+        variant = Variant(LATE if late else 0, dtype, options)
+        return LoadedProgram(variant, kernels, MULTIPROCESSORS, on_hopper=False)
+
+    def _build(
+        self, program: CudaProgram, dtype: torch.dtype, options: tuple[str, ...]
+    ) -> ctypes.CDLL:
+        name = re.sub(r"\W+", "_", "_".join((program.name, DTYPES[dtype], *options)))
+        folder = self._folder / name
+        folder.mkdir()
+        for file, text in read_sources(program._sources).items():
+            (folder / file).write_text(on_cpu(text))
+        headers = [_HERE / "numbers.h", _HERE / "memory.h"]
+        included = [*headers, *(path.name for path in program._sources)]
+        (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in included))
+        built = processes.run(
+            "g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE",
+            f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}", *options,
+            "-o", folder / "all.so", folder / "all.cpp",
+        )  # fmt: skip
+        assert built.returncode == 0, built.stderr
+        library = ctypes.CDLL(str(folder / "all.so"))
+        library.launch_on_cpu.restype = ctypes.c_char_p
+        return library

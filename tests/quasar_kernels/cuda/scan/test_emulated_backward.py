@@ -1,0 +1,82 @@
+"""The backward pass in CUDA C++, run on a CPU from its own sources: every gradient.
+
+The states that it starts from are float64's, so that nothing of the forward pass is in its errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.cuda.scan.calls import OWN, READ, cut_by, draw, exact, exact_maps
+from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("emulated"),
+]
+
+SCALE, LENGTH = 0.5, 128
+
+
+def assert_gradients(programs, x, to_state=True):
+    """All gradients are near float64's, and the same however copies arrive."""
+    cut = cut_by(x, LENGTH)
+    G = states = None
+    if cut.total > cut.sequences:
+        maps = exact_maps(x, cut)
+        G, states = maps.G.float(), maps.states.float()
+    leaves = {name: y.double().requires_grad_() for name, y in x.leaves().items()}
+    o, final = exact(x._replace(**leaves), SCALE)
+    d_o = torch.randn_like(x.q)
+    d_final = torch.randn(final.shape) if to_state else torch.zeros(final.shape)
+    wanted = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
+    results = [
+        cuda_scan_bwd.backward(
+            *x[:4], x.initial_state, G, states, d_o, d_final if to_state else None, SCALE, cut, x.g,
+            program=x.load(programs, cuda_scan_bwd.PROGRAM, late),
+        )
+        for late in (False, True)
+    ]  # fmt: skip
+    for name, exact_gradient in zip(leaves, wanted, strict=True):
+        found, same = (getattr(result, name) for result in results)
+        assert torch.equal(found, same), name
+        if name == "beta" and x.q.dtype == torch.float16:  # which has no room for steps of zero
+            exact_gradient = torch.where(x.beta == 0, 0.0, exact_gradient)
+        sums = name == "beta" and x.beta.ndim == 1
+        limit = BETA_GRADIENT if sums else GRADIENT[x.q.dtype]
+        assert relative_rms(found, exact_gradient) <= limit, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, torch.bfloat16) for kind in (OWN, READ, 0.0, 0.02, 1.0, 30.0)),
+        (0.02, torch.float16),
+    ],
+)
+def test_gradients(programs, kind, dtype):
+    assert_gradients(programs, draw(kind, 280, B=2, dtype=dtype))  # ends within a chunk
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_gradients_where_some_tokens_forget_everything(programs, share):
+    x = draw(0.02, 330)
+    forgets = torch.rand_like(x.g) < share
+    assert_gradients(programs, x._replace(g=torch.where(forgets, -100.0, x.g)))
+
+
+@pytest.mark.parametrize("kind", [OWN, READ, 0.02])
+def test_gradients_of_packed_sequences(programs, kind):
+    assert_gradients(programs, draw(kind, [150, 0, 5, 64, 300]))
+
+
+@pytest.mark.parametrize("kind", [OWN, READ, 0.02])
+def test_gradients_of_one_segment_without_states(programs, kind):
+    x = draw(kind, 100)._replace(initial_state=None)
+    assert_gradients(programs, x, to_state=False)
