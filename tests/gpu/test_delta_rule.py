@@ -100,6 +100,15 @@ def test_gradients_where_some_tokens_forget_everything(monkeypatch, name, width)
     assert_gradients(x._replace(g=torch.where(forgets, -200.0, x.g)), 0.125)
 
 
+@names
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_of_step_sizes_of_zero(monkeypatch, name, width):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(3000, width, H=4, decay=0.02)
+    x.beta[:, ::5] = 0
+    assert_gradients(x, 0.125)
+
+
 @pytest.mark.parametrize("decay", [0.02, 1.0])
 def test_gradients_of_segments_that_pass_1_leaves_early(monkeypatch, decay):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
