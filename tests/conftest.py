@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+# A shell in the background starts its children with Ctrl-C ignored, and theirs would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
