@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
 #
-# Versions are those of requirements/lock.txt. Nothing is done when the stamp in .venv says that it is
-# up to date. PYTHON names the interpreter to use, TORCH_INDEX_URL the package index that PyTorch is
-# taken from; all else is pip's own configuration. Exit status 78: a person has to act; 1: worth
-# another try.
+# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay. Versions are
+# those of requirements/lock.txt. Nothing is done when the stamp in .venv says that it is up to date.
+# PYTHON names the interpreter to use, TORCH_INDEX_URL the package index that PyTorch is taken from;
+# all else is pip's own configuration. Exit status 78: a person has to act; 1: worth another try.
 set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
@@ -17,6 +17,20 @@ say() { printf '%s\n' "install: $*" >&2; }
 stop() { say "$@" && exit 78; }
 
 recorded() { sed -n "s/^$1=//p" "$stamp" 2>/dev/null || true; }
+
+# Prints the names of the optional dependencies.
+known_extras() {
+  sed -n '/^\[project.optional-dependencies\]/,/^\[/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' pyproject.toml
+}
+
+# Refuses what is no extra, before anything of it is written down.
+check_extras() {
+  local name
+  for name in "$@"; do
+    known_extras | grep -qxF -e "$name" ||
+      stop "there is no extra '$name': give some of $(known_extras | paste -sd ' '), or none."
+  done
+}
 
 has_gpu() {
   compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1
@@ -153,10 +167,21 @@ install_all() {
   run_pip --editable ".${extras:+[$extras]}"
 }
 
+case ${1:-} in
+  -h | --help)
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/install.sh
+    echo "Extras: $(known_extras | paste -sd ' ')"
+    exit 0
+    ;;
+esac
+check_extras "$@"
+
 build=cpu
 # A CUDA build also runs without a GPU: a driver that is missing for a moment changes nothing.
 if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
-extras=$(printf '%s\n' "$@" "$(recorded extras | tr , '\n')" | sed '/^$/d' | sort -u | paste -sd ,)
+# Of those recorded, one that is an extra no more is left out.
+kept=$(recorded extras | tr , '\n' | grep -xF -f <(known_extras) || true)
+extras=$(printf '%s\n' "$@" "$kept" | sed '/^$/d' | sort -u | paste -sd ,)
 up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c '' 2>/dev/null; }
 
 if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ]; then check_python; fi
