@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 EX_CONFIG = 78
@@ -33,6 +34,16 @@ class ConfigError(QuasarError):
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(Problem(one) if isinstance(one, str) else one for one in problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def not_writable(state_dir: Path, error: OSError) -> ConfigError:
+    """Return what a person has to do about a state folder that takes nothing."""
+    return ConfigError(
+        Problem(
+            f"The state folder {state_dir} cannot be written ({error.strerror}).",
+            "Give its owner back to the user that runs this program, or set another STATE_DIR.",
+        )
+    )
 
 
 class Held(QuasarError):

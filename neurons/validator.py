@@ -142,7 +142,7 @@ class Validator:
 @click.option("--again", is_flag=True, help="Try again what was set aside after three deaths.")
 @click.option(
     "--new-round",
-    type=click.IntRange(1, MOST_HOURS),
+    type=flags.Whole(1, MOST_HOURS),
     metavar="HOURS",
     help="End the round that runs, open one of so many hours, and judge nothing.",
 )

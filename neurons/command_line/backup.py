@@ -17,6 +17,7 @@ from neurons.errors import ConfigError
 from neurons.mining.submissions.journal import Journal
 from neurons.processes.runtime import StateLock
 
+MAGIC = b"SQLite format 3\0"
 SET_ASIDE = "journal.previous.sqlite"
 
 
@@ -39,7 +40,10 @@ def restore(given: Given, file: Path) -> int:
     """Carry out `restore`: what was there before is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
-        raise ConfigError(f"There is no file {file}. `backup` makes one.")
+        said = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
+        raise ConfigError(f"{said}. Name a file that `backup` made.")
+    if not is_database(file):
+        raise ConfigError(f"{file} is no copy of a journal. Name a file that `backup` made.")
     with Journal(file, copy=True) as journal:
         found = next(iter(journal.latest()), None)
     with StateLock(settings.state_dir):
@@ -57,6 +61,15 @@ def restore(given: Given, file: Path) -> int:
     newest = "it is empty" if found is None else f"its newest submission is {found.state.value}"
     say(f"restored from {file}: {newest}; what was there before is {SET_ASIDE}")
     return 0
+
+
+def is_database(file: Path) -> bool:
+    """Tell whether a file begins as SQLite's do; an unreadable one is left to who opens it."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return True
 
 
 def copy_journal(source: Path, target: Path) -> None:

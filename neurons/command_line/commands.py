@@ -25,7 +25,7 @@ from neurons.command_line.findings import Finding, failure
 from neurons.command_line.machine_checks import machine
 from neurons.command_line.options import as_json
 from neurons.command_line.status import find_journal, read_status, summary, watch_text
-from neurons.configuration.flags import Given
+from neurons.configuration.flags import Given, Whole
 from neurons.configuration.loading import Process, load_settings, state_dir
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
@@ -87,7 +87,7 @@ def log_file(given: Given) -> Path:
 @click.option(
     *("--history", "shown"),
     metavar="[N]",
-    type=click.IntRange(0, 1000),
+    type=Whole(0, 1000),
     is_flag=False,
     flag_value=20,
     default=0,

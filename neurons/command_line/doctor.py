@@ -22,7 +22,7 @@ from neurons.git.command import HardenedGit
 from neurons.git.remote import parse_remote
 from neurons.http.outcomes import http_date
 from neurons.mining.measuring.series import targets_to_try
-from neurons.mining.publishing.from_settings import upstream_address
+from neurons.mining.publishing.from_settings import open_fork, upstream_address
 from neurons.mining.publishing.github import check_token
 from neurons.observe import redact_text
 from quasar_kernels.contract import fork_imports
@@ -47,6 +47,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
     yield from environment_file(settings)
     yield target(settings)
     yield scope(settings, embedded=False)
+    yield publishing(settings)
     if settings.repo_path is None:
         yield upstream(settings)
     yield fork(settings)
@@ -83,6 +84,19 @@ def target(settings: Settings) -> Finding:
         return failure("target", held.reason, held.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
+
+
+def publishing(settings: Settings) -> Finding:
+    """Whether the names of the fork and its branch, or the checkout at REPO_PATH, can be used."""
+    try:
+        named = open_fork(settings)
+        if settings.repo_path is None:
+            return ok("publishing", f"the branch {settings.fork_branch}")
+        return ok("publishing", f"the branch {named.branch} of {named.url}")
+    except ConfigError as error:
+        return failure("publishing", *error.problems[0])
+    except Held as held:
+        return failure("publishing", held.reason, held.remedy)
 
 
 def upstream(settings: Settings) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -11,11 +10,13 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.measuring.runner import MeasurementError, probe
 from harness.report import Environment
 from neurons.command_line.findings import Finding, failure, ok, warning
+from neurons.command_line.metrics import INSTALL
 from neurons.configuration.settings import Settings
 from neurons.git.command import MINIMUM_GIT
 from neurons.processes.machine import gpus
@@ -34,8 +35,13 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield nvcc()
     yield git()
     yield disk(settings.state_dir)
+    if settings.metrics_port is not None and find_spec("prometheus_client") is None:
+        found = f"METRICS_PORT={settings.metrics_port} needs prometheus-client"
+        yield failure("metrics", found, INSTALL)
     if settings.agent_iterations:
         yield optuna()
+    if settings.tune_command:
+        yield optimiser(settings.tune_words[0])
 
 
 def python() -> Finding:
@@ -124,13 +130,21 @@ def _output(command: list[str]) -> str:
 
 def optuna() -> Finding:
     """The library that AGENT_ITERATIONS searches with."""
-    if importlib.util.find_spec("optuna") is None:
+    if find_spec("optuna") is None:
         return failure(
             "optuna",
             "not installed; AGENT_ITERATIONS searches with it",
             "Run scripts/install.sh tuning, or unset AGENT_ITERATIONS.",
         )
     return ok("optuna", "installed; AGENT_ITERATIONS searches with it")
+
+
+def optimiser(program: str) -> Finding:
+    """The program of TUNE_COMMAND."""
+    if shutil.which(program) is None:
+        remedy = "Name a program of the PATH, or a file that may be executed."
+        return failure("optimiser", f"TUNE_COMMAND: there is no program {program}", remedy)
+    return ok("optimiser", program)
 
 
 def disk(folder: Path) -> Finding:

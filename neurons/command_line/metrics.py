@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from neurons.command_line.status import Status, deadline_of, read_status
 from neurons.configuration.version import version
-from neurons.errors import ConfigError, QuasarError
+from neurons.errors import ConfigError, Problem, QuasarError
 from neurons.mining.submissions.cycle import State
 from neurons.observe import get_logger
 from neurons.processes.machine import gpu_states
@@ -27,6 +28,7 @@ from neurons.rules import BLOCK_SECONDS, block_at
 
 HOST = "127.0.0.1"
 HISTORY = 1000
+INSTALL = "Run scripts/install.sh metrics, or unset it."
 
 log = get_logger("metrics")
 
@@ -95,12 +97,8 @@ def serving(state_dir: Path, port: int | None) -> Iterator[int | None]:
     if port is None:
         yield None
         return
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "METRICS_PORT needs prometheus-client. Run scripts/install.sh metrics, or unset it."
-        ) from None
+    if find_spec("prometheus_client") is None:
+        raise ConfigError(Problem(f"METRICS_PORT={port} needs prometheus-client.", INSTALL))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -120,9 +118,8 @@ def serving(state_dir: Path, port: int | None) -> Iterator[int | None]:
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        raise ConfigError(
-            f"METRICS_PORT={port} cannot be listened on ({error.strerror}). Name another port."
-        ) from None
+        found = f"METRICS_PORT={port} cannot be listened on ({error.strerror})."
+        raise ConfigError(Problem(found, "Name another port.")) from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     log.info("metrics ready", url=f"http://{HOST}:{server.server_port}/metrics")
     try:

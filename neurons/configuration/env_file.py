@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +39,14 @@ class EnvFile:
         ignored: names that are no settings; the remedy is the name that may have been meant.
         unsafe: what is wrong with the file's mode.
         problems: lines that cannot be read. None of these quotes a value.
+        unread: the names in such lines.
     """
 
     values: dict[str, str] = field(default_factory=dict)
     ignored: list[Problem] = field(default_factory=list)
     unsafe: list[Problem] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
@@ -61,9 +64,21 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         result.problems.append(Problem(found, remedy))
         return result
     for binding in bindings:
-        if binding.error or (binding.key is not None and binding.value is None):
-            found = f"line {binding.original.line} of {path} cannot be read"
-            result.problems.append(Problem(found, "write NAME=value."))
+        several = "\n" in (binding.value or "")  # up to the next quote, in another's value
+        if binding.error or several or (binding.key is not None and binding.value is None):
+            line, text = binding.original.line, binding.original.string
+            begun = re.match(r"\s*(?:export\s+)?(\w+)\s*=\s*[\"']?", text)
+            if begun is None:
+                found = f"line {line} of {path} cannot be read"
+                result.problems.append(Problem(found, "write NAME=value."))
+                continue
+            found = f"{begun[1]} cannot be read (line {line} of {path})"
+            quote = begun[0][-1]
+            remedy = (
+                f"close the quote {quote} in its line." if quote in "\"'" else "mend its quotes."
+            )
+            result.problems.append(Problem(found, remedy))
+            result.unread.add(begun[1])
         elif binding.key and binding.value:
             result.values[binding.key] = binding.value
     result.ignored += [_explain(name, known) for name in result.values if name not in known]

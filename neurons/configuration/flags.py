@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,18 @@ from neurons import observe
 from neurons.configuration.loading import Process, load_settings
 from neurons.configuration.settings import Settings
 from neurons.configuration.version import version
-from neurons.errors import EX_CONFIG, ConfigError
+from neurons.errors import EX_CONFIG, ConfigError, not_writable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 FILE = click.Path(path_type=Path)
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, which an error calls so."""
+
+    name = "whole number"
 
 
 class Folder(click.Path):
@@ -100,11 +107,16 @@ def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Setti
     observe.configure()
     try:
         settings = load_settings(given.settings, given.env_file, process=process)
-        observe.configure(
-            *(settings.log_level, settings.log_format, settings.secrets()),
-            file=settings.state_dir / "logs" / f"{process}.log",
-            ordinary=sys.stdout,
-        )
+        try:
+            observe.configure(
+                *(settings.log_level, settings.log_format, settings.secrets()),
+                file=settings.state_dir / "logs" / f"{process}.log",
+                ordinary=sys.stdout,
+            )
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # passes by itself
+                raise
+            raise not_writable(settings.state_dir, error) from None
         for warning in settings.warnings:
             log.warning(str(warning))
         return run(settings)

@@ -103,7 +103,8 @@ def _build(
         settings = Settings(**values)
     except ValidationError as error:
         problems += _field_problems(error, sources)
-    problems += _missing(values, process)
+    missing = _missing(values, process)
+    problems += [problem for name, problem in missing.items() if name not in file.unread]
     if problems:
         # a misspelt name is the likely reason why something is missing
         raise ConfigError(*problems, *(one for one in file.ignored if one.remedy))
@@ -126,8 +127,8 @@ def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]
     return list(problems.values())
 
 
-def _missing(values: Mapping[str, Any], process: Process | None) -> list[Problem]:
-    """Return what this process needs and does not have."""
+def _missing(values: Mapping[str, Any], process: Process | None) -> dict[str, Problem]:
+    """Return what this process needs and does not have, by the setting's name."""
     remedies = {}
     if process in ("miner", "validator"):
         remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."
@@ -137,8 +138,8 @@ def _missing(values: Mapping[str, Any], process: Process | None) -> list[Problem
             "REPO_PATH to a checkout of yours)."
         )
         remedies |= dict.fromkeys(("GITHUB_TOKEN", "GITHUB_USERNAME"), both)
-    return [
-        Problem(f"{name} is not set", remedy)
+    return {
+        name: Problem(f"{name} is not set", remedy)
         for name, remedy in remedies.items()
         if not values.get(name.lower())
-    ]
+    }

@@ -13,16 +13,23 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from neurons.configuration.values import (
     PROJECT,
+    YEAR,
     Count,
+    CountOrNone,
     Folder,
+    Host,
+    Hosts,
+    Hotkeys,
     Name,
+    Network,
     Networks,
+    Port,
     Remote,
     Repository,
     Seconds,
+    Servers,
     Token,
     Url,
-    Words,
 )
 from neurons.errors import Problem
 
@@ -133,13 +140,16 @@ class Settings(BaseModel):
         "commitment before its reveal, when there is nothing to measure; from then on it submits "
         "directly, starting with the same claim in the same round.",
     )
-    netuid: Annotated[int, Field(ge=0)] = _setting(
-        24, API_USE, "a whole number", "The subnet's number on the chain (flag: --netuid)."
+    netuid: Annotated[int, Field(ge=0, le=65535)] = _setting(
+        24,
+        API_USE,
+        "a whole number from 0 to 65535",
+        "The subnet's number on the chain (flag: --netuid).",
     )
-    subtensor_network: str = _setting(
+    subtensor_network: Network = _setting(
         "finney",
         API_USE,
-        "finney, test, local, a ws:// address, or offline",
+        "finney, test, local, archive, devnet, a ws:// or wss:// address, or offline",
         "The chain on which the hotkey's registration is looked up (flag: --subtensor.network). "
         "`offline` asks none.",
     )
@@ -192,7 +202,10 @@ class Settings(BaseModel):
         "until the noise is known.",
     )
     bench_timeout_seconds: Seconds = _setting(
-        300.0, MEASURE, "seconds", "After this long a measurement's processes are killed."
+        300.0,
+        MEASURE,
+        "seconds, above 0 and at most a year",
+        "After this long a measurement's processes are killed.",
     )
     pytorch_cuda_alloc_conf: str | None = _setting(
         None,
@@ -200,13 +213,16 @@ class Settings(BaseModel):
         "PyTorch's own syntax, such as expandable_segments:True",
         "Passed to the measuring processes. A validator sets none, so neither does the default.",
     )
-    optimization_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        300.0, MEASURE, "seconds", "The pause between two cycles (flag: --optimization-interval)."
+    optimization_interval: Annotated[float, Field(ge=0, le=YEAR, allow_inf_nan=False)] = _setting(
+        300.0,
+        MEASURE,
+        "seconds, from 0 to a year",
+        "The pause between two cycles (flag: --optimization-interval).",
     )
-    agent_iterations: Annotated[int, Field(ge=0)] = _setting(
+    agent_iterations: CountOrNone = _setting(
         0,
         MEASURE,
-        "a whole number",
+        "a whole number from 0",
         "Candidates for the kernels' tiles that are tried after each cycle, while nothing else is "
         "to do; needs a GPU and `scripts/install.sh tuning`. What is faster beyond the noise is "
         "published with the next submission. 0 tries none (flag: --agent-iterations).",
@@ -217,10 +233,14 @@ class Settings(BaseModel):
         "a command line, which no shell reads",
         "Your own optimiser: run after each cycle in a copy of the kernels, which it may change. "
         "The change is published when it keeps the subnet's rules, passes the correctness gate "
-        "and is faster beyond the noise; the log says why it is not.",
+        "and is faster beyond the noise; the log says why it is not. Files of this folder may be "
+        "named as from here.",
     )
     tune_seconds: Seconds = _setting(
-        600.0, MEASURE, "seconds", "After this long a command that tunes is killed."
+        600.0,
+        MEASURE,
+        "seconds, above 0 and at most a year",
+        "After this long a command that tunes is killed.",
     )
     state_dir: Folder = _setting(
         PROJECT / "state",
@@ -238,10 +258,10 @@ class Settings(BaseModel):
     log_format: Literal["console", "json"] = _setting(
         "console", LOGS, "console or json", "One line an event for people, or one JSON object."
     )
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = _setting(
+    metrics_port: Port | None = _setting(
         None,
         LOGS,
-        "a port",
+        "a port from 0 to 65535",
         "The miner then answers /metrics (Prometheus) and /healthz on this port of 127.0.0.1. "
         "`scripts/install.sh metrics` installs what that needs.",
     )
@@ -249,7 +269,10 @@ class Settings(BaseModel):
         "quasar_validator", VALIDATOR, "a wallet name", "The validator's wallet."
     )
     polling_interval: Seconds = _setting(
-        300.0, VALIDATOR, "seconds", "The pause between two looks at the queue."
+        300.0,
+        VALIDATOR,
+        "seconds, above 0 and at most a year",
+        "The pause between two looks at the queue.",
     )
     sandbox: Literal["required", "preferred", "off"] = _setting(
         "required",
@@ -260,10 +283,10 @@ class Settings(BaseModel):
         "with `preferred`, runs strangers' code with this user's rights, as `off` always does: "
         "only for forks that you trust.",
     )
-    fork_hosts: Words = _setting(
+    fork_hosts: Hosts = _setting(
         ("github.com",),
         VALIDATOR,
-        "names of hosts with commas between",
+        "names of hosts with commas between, such as github.com",
         "Where forks are cloned from, by https and from public addresses only.",
     )
     allow_file_forks: bool = _setting(
@@ -280,7 +303,10 @@ class Settings(BaseModel):
         "SUBTENSOR_NETWORK; otherwise they are shown in the log.",
     )
     weights_interval: Seconds = _setting(
-        3600.0, VALIDATOR, "seconds", "After this long the same weights are set again."
+        3600.0,
+        VALIDATOR,
+        "seconds, above 0 and at most a year",
+        "After this long the same weights are set again.",
     )
     enable_logit_verification: bool = _setting(
         False,
@@ -289,7 +315,7 @@ class Settings(BaseModel):
         "Whether a miner's inference server is compared with the one at REFERENCE_INFERENCE_URL: "
         "the same prompt, the logits of the same step.",
     )
-    inference_servers: Words = _setting(
+    inference_servers: Servers = _setting(
         (),
         VALIDATOR,
         "hotkey=address pairs with commas between",
@@ -302,22 +328,22 @@ class Settings(BaseModel):
         "The validator's own inference server, with the reference model.",
     )
     cosine_sim_threshold: Annotated[float, Field(ge=-1, le=1)] = _setting(
-        0.99, VALIDATOR, "a cosine", "The least cosine between two servers' logits."
+        0.99, VALIDATOR, "a cosine from -1 to 1", "The least cosine between two servers' logits."
     )
     max_abs_diff_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        0.1, VALIDATOR, "a number", "The most by which one logit of two servers may differ."
+        0.1, VALIDATOR, "a number from 0", "The most by which one logit of two servers may differ."
     )
-    blocks_until_reveal: Annotated[int, Field(ge=0)] = _setting(
-        100, SERVER, "a whole number", "Blocks between a commitment and its reveal."
+    blocks_until_reveal: CountOrNone = _setting(
+        100, SERVER, "a whole number from 0", "Blocks between a commitment and its reveal."
     )
     reveal_window_blocks: Count = _setting(
         300,
         SERVER,
-        "a whole number",
+        "a whole number from 1",
         "Blocks from then on in which the reveal is taken; a commitment that is older has expired.",
     )
     block_time_seconds: Count = _setting(
-        12, SERVER, "whole seconds", "How long a block lasts on the server's clock."
+        12, SERVER, "whole seconds, from 1", "How long a block lasts on the server's clock."
     )
     database_url: SecretStr | None = _setting(
         None,
@@ -325,16 +351,16 @@ class Settings(BaseModel):
         "an SQLAlchemy address: sqlite:///file.db or postgresql://user:password@host/name",
         "Where submissions are stored; without it, an SQLite file in STATE_DIR.",
     )
-    host: str = _setting(
+    host: Host = _setting(
         "127.0.0.1",
         SERVER,
         "an address of this machine",
         "What the server listens on. Put a reverse proxy with TLS before anything but loopback.",
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = _setting(
-        8000, SERVER, "a port", "The server's port; 0 takes a free one."
+    port: Port = _setting(
+        8000, SERVER, "a port from 0 to 65535", "The server's port; 0 takes a free one."
     )
-    validator_hotkeys: Words = _setting(
+    validator_hotkeys: Hotkeys = _setting(
         (),
         SERVER,
         "ss58 addresses with commas between",
@@ -350,13 +376,13 @@ class Settings(BaseModel):
     validator_stake: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _setting(
         None,
         SERVER,
-        "a number of tokens",
+        "a number of tokens from 0",
         "Hotkeys that are registered there with at least this stake may write verdicts as well.",
     )
-    rate_limit: Annotated[int, Field(ge=0)] = _setting(
+    rate_limit: CountOrNone = _setting(
         10,
         SERVER,
-        "a whole number",
+        "a whole number from 0",
         "How often a hotkey may register, submit, commit and reveal in a minute; 0 means no limit.",
     )
     trusted_proxies: Networks = _setting(
@@ -367,10 +393,13 @@ class Settings(BaseModel):
         "Behind any other proxy of this machine or network they count hotkeys.",
     )
 
-    miner_inference_port: Annotated[int, Field(ge=0, le=65535)] = _setting(
-        8001, INFERENCE, "a port", "The inference server's port; 0 takes a free one."
+    miner_inference_port: Port = _setting(
+        8001,
+        INFERENCE,
+        "a port from 0 to 65535",
+        "The inference server's port; 0 takes a free one.",
     )
-    inference_host: str = _setting(
+    inference_host: Host = _setting(
         "127.0.0.1",
         INFERENCE,
         "an address of this machine",
@@ -383,10 +412,10 @@ class Settings(BaseModel):
         "What the model computes in; auto takes bfloat16 on a GPU and float32 on a CPU.",
     )
     max_prompt_tokens: Count = _setting(
-        2048, INFERENCE, "a whole number", "The longest prompt that is answered."
+        2048, INFERENCE, "a whole number from 1", "The longest prompt that is answered."
     )
     max_new_tokens: Count = _setting(
-        1024, INFERENCE, "a whole number", "The most tokens that one request may ask for."
+        1024, INFERENCE, "a whole number from 1", "The most tokens that one request may ask for."
     )
     inference_compile: bool = _setting(
         True,
@@ -396,7 +425,10 @@ class Settings(BaseModel):
         "tokens, for a minute or less at the start.",
     )
     inference_queue: Count = _setting(
-        16, INFERENCE, "a whole number", "Requests that may wait; more are told to come back."
+        16,
+        INFERENCE,
+        "a whole number from 1",
+        "Requests that may wait; more are told to come back.",
     )
 
     @property
@@ -408,6 +440,12 @@ class Settings(BaseModel):
     def miner_wallet(self) -> tuple[str, str, Path]:
         """The miner's wallet, its hotkey, and the folder where wallets lie."""
         return self.wallet_miner_name, self.wallet_hotkey, self.wallet_path
+
+    @property
+    def tune_words(self) -> list[str]:
+        """The words of TUNE_COMMAND; those that name a file of this checkout are absolute."""
+        words = shlex.split(self.tune_command or "")
+        return [str(PROJECT / word) if (PROJECT / word).is_file() else word for word in words]
 
     def secrets(self) -> list[str]:
         """Return the values that must never be printed; a file of SQLite has no password."""

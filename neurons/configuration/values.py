@@ -12,12 +12,21 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+YEAR = 366 * 24 * 3600
+"""The longest wait: the operating system takes no timeout of any length."""
+MOST = 2**31 - 1
+"""The largest whole number that the subnet's messages and every database hold."""
+HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
+"""The form of a hotkey's ss58 address."""
+NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 
 def _url(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in ("https", "http") or not parts.hostname or "@" in parts.netloc:
+    plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
+    if not plain or re.search(r"[\s\x00-\x1f]", value):
         raise ValueError("not a plain http(s) address")
+    _ = parts.port  # its ValueError says what is wrong with the port
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ValueError("http is for this machine only: the signature header is a credential")
     return value.rstrip("/")
@@ -36,7 +45,54 @@ def _not_placeholder(value: str) -> str:
 
 
 def _token(value: SecretStr) -> SecretStr:
-    _not_placeholder(value.get_secret_value())
+    text = _not_placeholder(value.get_secret_value())
+    if not re.fullmatch(r"[\x21-\x7e]+", text):  # it travels in a header
+        raise ValueError("holds a space or a letter that no token has")
+    return value
+
+
+def _no_folder_sign(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError("names another folder")
+    return value
+
+
+def _host(value: str) -> str:
+    if ":" in value:
+        ipaddress.IPv6Address(value)  # its ValueError names what is wrong
+    elif not re.fullmatch(r"[\w.\-]+", value):
+        raise ValueError("not the name or the address of a host")
+    return value
+
+
+def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if not re.fullmatch(r"[\w\-]+(\.[\w\-]+)*(:\d+)?", word):
+            raise ValueError(f"{word!r} is no host's name; it has neither https:// nor a path")
+    return value
+
+
+def _hotkeys(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if not HOTKEY.fullmatch(word):
+            raise ValueError(f"{word!r} is no ss58 address of a hotkey")
+    return value
+
+
+def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        hotkey, _, address = word.partition("=")
+        if not HOTKEY.fullmatch(hotkey) or urlsplit(address).scheme not in ("http", "https"):
+            raise ValueError(f"{word!r} is no hotkey=address")
+        if not urlsplit(address).hostname:
+            raise ValueError(f"{word!r} names no host")
+        _ = urlsplit(address).port
+    return value
+
+
+def _network(value: str) -> str:
+    if value not in NETWORKS and not re.fullmatch(r"wss?://\S+", value):
+        raise ValueError("unknown network")
     return value
 
 
@@ -58,10 +114,22 @@ def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
 Token = Annotated[SecretStr, AfterValidator(_token)]
 Url = Annotated[str, AfterValidator(_url)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
-Name = Annotated[str, Field(pattern=r"^[\w.\-]+$"), AfterValidator(_not_placeholder)]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[\w.\-]+$"),
+    AfterValidator(_not_placeholder),
+    AfterValidator(_no_folder_sign),
+]
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$")]
 Remote = Annotated[str, AfterValidator(_no_password)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_networks)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(gt=0)]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hosts)]
+Hotkeys = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hotkeys)]
+Servers = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_servers)]
+Host = Annotated[str, AfterValidator(_host)]
+Network = Annotated[str, AfterValidator(_network)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=YEAR, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, le=MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST)]

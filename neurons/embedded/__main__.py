@@ -21,7 +21,7 @@ log = observe.get_logger("embedded")
     help="Runs API, validator and miners on this machine, and shows the ranking.",
     context_settings=flags.CONTEXT,
 )
-@click.option("--miners", default=2, type=click.IntRange(1, 6), help="Honest miners.")
+@click.option("--miners", default=2, type=flags.Whole(1, 6), help="Honest miners.")
 @click.option("--inference", is_flag=True, help="An inference server for each, and verification.")
 @click.option("--cheat/--no-cheat", default=True, help="One more miner, whose kernel is wrong.")
 @click.option("--folder", type=flags.Folder(), metavar="DIR", help="Where everything lies.")

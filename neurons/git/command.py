@@ -147,7 +147,7 @@ class HardenedGit(git.Git):
         timeout = options.get("kill_after_timeout") or self.timeout
         status, output, complaint = self._run([str(word) for word in command], env, timeout)
         if status != 0 and options.get("with_exceptions", True):
-            raise fault(str(command[1]), complaint)
+            raise fault(str(command[1]), complaint, self.folder)
         if options.get("with_extended_output"):
             return status, output, complaint
         return output

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from neurons.errors import Held, QuasarError, Retry
 from neurons.observe import redact_text
@@ -64,7 +65,7 @@ _LASTING: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"not a git repository|must be run in a work tree",
-        "The folder is no git checkout.",
+        "{folder} is no git checkout.",
         "Set REPO_PATH to the top folder of your fork's checkout, or unset it.",
     ),
     (
@@ -85,8 +86,14 @@ _LASTING: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def fault(command: str, complaint: str) -> QuasarError:
-    """Return Retry for a passing fault of git and Held, with a remedy, for a lasting one."""
+def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
+    """Return Retry for a passing fault of git and Held, with a remedy, for a lasting one.
+
+    Args:
+        command: of git, such as `push`.
+        complaint: what it wrote to standard error.
+        folder: where it ran.
+    """
     lines = [
         line
         for line in complaint.splitlines()
@@ -97,7 +104,7 @@ def fault(command: str, complaint: str) -> QuasarError:
         return Retry(f"The disk is full (git {command}): {said}")
     for pattern, reason, remedy in _LASTING:
         if re.search(pattern, complaint):
-            return Held(f"{reason} git {command} said: {said}.", remedy)
+            return Held(f"{reason.format(folder=folder)} git {command} said: {said}.", remedy)
     if _PASSING.search(complaint):
         return Retry(f"git {command} could not reach the remote: {said}")
     return Held(f"git {command} failed: {said}.", "Mend what git names, then start again.")

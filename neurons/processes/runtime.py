@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neurons.errors import ConfigError, QuasarError
+from neurons.errors import ConfigError, QuasarError, not_writable
 from neurons.observe import get_logger
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,7 +55,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
             return
         except OSError as error:
             if error.errno not in DISK_FAULTS:
-                raise _not_writable(state_dir, error) from None
+                raise not_writable(state_dir, error) from None
             log.error(
                 "paused: the disk of the state folder takes nothing",
                 state=str(state_dir),
@@ -63,13 +63,6 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
                 seconds=SPACE_SECONDS,
             )
             wait(SPACE_SECONDS)
-
-
-def _not_writable(state_dir: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"The state folder {state_dir} cannot be written ({error.strerror}). Give its owner back "
-        "to the user that runs the miner, or set another STATE_DIR."
-    )
 
 
 class StateLock:
@@ -89,7 +82,7 @@ class StateLock:
             # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise _not_writable(state_dir, error) from None
+            raise not_writable(state_dir, error) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from neurons.errors import ConfigError, Postponed
+from neurons.errors import Postponed
 from neurons.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.protocol import QueuedSubmission, Verification
 
@@ -141,18 +141,9 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
 
 def parse_servers(words: Sequence[str]) -> dict[str, str]:
-    """Return addresses by hotkey from `hotkey=address` words.
-
-    Raises:
-        ConfigError: a word is not one.
-    """
-    found = {}
-    for word in words:
-        hotkey, _, address = word.partition("=")
-        if not hotkey or not address.startswith(("http://", "https://")):
-            raise ConfigError(f"INFERENCE_SERVERS: {word!r} is no hotkey=address; write it so.")
-        found[hotkey] = address.rstrip("/")
-    return found
+    """Return addresses by hotkey from `hotkey=address` words, as the settings checked them."""
+    pairs = (word.split("=", 1) for word in words)
+    return {hotkey: address.rstrip("/") for hotkey, address in pairs}
 
 
 def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verification:

@@ -85,7 +85,7 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "said"),
     [
-        (["--netuid", "x"], {}, "NETUID='x' (flag): give a whole number."),
+        (["--netuid", "x"], {}, "NETUID='x' (flag): give a whole number"),
         (["--no-such-flag"], {}, "No such option '--no-such-flag'."),
         (["--target-seq"], {}, "Did you mean '--target-seq-len'?"),
         (["statsu"], {}, "No such command 'statsu'. Did you mean 'status'?"),
@@ -238,8 +238,8 @@ def test_doctor_lists_every_problem_of_the_settings_and_fails(tmp_path: Path) ->
     checks = json.loads(done.stdout)
     found = [(one["detail"], one["remedy"]) for one in checks if one["name"] == "settings"]
     assert found == [
-        ("NETUID='x' (environment)", "give a whole number."),
-        ("PORT='y' (environment)", "give a port."),
+        ("NETUID='x' (environment)", "give a whole number from 0 to 65535."),
+        ("PORT='y' (environment)", "give a port from 0 to 65535."),
     ]
     assert {"python", "git", "disk"} <= {check["name"] for check in checks}
 
@@ -378,5 +378,17 @@ def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(tmp_path: 
         assert journal.get(first.id) == first
     with Journal(tmp_path / "state/embedded/journal.previous.sqlite") as journal:
         assert journal.get(first.id).state is State.ABANDONED
-    copy.write_bytes(b"no journal" * 1000)
+    copy.write_bytes(copy.read_bytes()[:100] + bytes(20000))
     assert "is damaged" in run("restore", str(copy), STATE_DIR=state).stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [("absent", "There is no file"), (".", "is a folder"), ("notes", "is no copy of a journal")],
+)
+def test_what_is_no_backup_is_not_restored(tmp_path: Path, named: str, said: str) -> None:
+    (tmp_path / "notes").write_text("a text of another program\n")
+    done = run("restore", str(tmp_path / named), STATE_DIR=str(tmp_path / "state"))
+    assert done.returncode == 78
+    assert said in done.stderr
+    assert "Name a file that `backup` made." in done.stderr

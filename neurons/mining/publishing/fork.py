@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from neurons.errors import ConfigError, Held
+from neurons.errors import ConfigError, Held, Problem
 from neurons.git.bare import make_remote
 from neurons.git.checkout import changed_files, checkout_config
 from neurons.git.clone import check_out, fetch_branch, is_clone, make_clone, read_heads
@@ -72,7 +72,8 @@ class Fork:
         overlay: Callable[[], Path] | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
-            raise ConfigError(f"FORK_BRANCH={branch!r} is no branch name. Use one like `quasar`.")
+            found = f"FORK_BRANCH={branch!r} is no branch name."
+            raise ConfigError(Problem(found, "Use one like `quasar`."))
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
         value = token.get_secret_value() if isinstance(token, SecretStr) else token
@@ -218,7 +219,8 @@ class Fork:
         try:
             return parse_remote(url)
         except ValueError as error:
-            raise ConfigError(f"{name}: {error} Give an https address or a path.") from None
+            problem = Problem(f"{name}: {error}", "Give an https address or a path.")
+            raise ConfigError(problem) from None
 
     @property
     def _git(self) -> HardenedGit:

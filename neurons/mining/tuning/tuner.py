@@ -65,7 +65,7 @@ class Tuner:
                    "--storage", str(self.kept.folder / "trials.sqlite"),
                    "--out", str(self.kept.folder / "tuned-here.json"))  # fmt: skip
         if self.settings.tune_command:
-            yield shlex.split(self.settings.tune_command)
+            yield self.settings.tune_words
 
     def start(self, length: int) -> None:
         """Begin, where it is due and not yet at work, for a target of `length` tokens."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from neurons.command_line import doctor
+from neurons.command_line import doctor, machine_checks
 from neurons.configuration.loading import load_settings
 from neurons.configuration.settings import Settings
 from neurons.identity import create_throwaway, hotkey_file
+from tests import PROJECT
 from tests.neurons.githost import CANARY, GitHub
 from tests.neurons.stand_in import Fault, StandIn, serve
 
@@ -43,7 +44,7 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
     expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
-    expected += ["target", "scope", "upstream", "fork"]
+    expected += ["target", "scope", "publishing", "upstream", "fork"]
     assert names == [*expected, "wallet", "api", "clock", "token", "registration", "update"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
@@ -73,6 +74,47 @@ def test_the_scope_says_what_is_published(
     check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
     assert check.level == level
     assert word in check.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"fork_branch": ".."}, "FORK_BRANCH='..'"),
+        ({"fork_remote": "ext::sh"}, "FORK_REMOTE"),
+        ({"fork_upstream_url": "ext::sh"}, "FORK_UPSTREAM_URL"),
+        ({"repo_path": Path("/nonexistent")}, "/nonexistent"),
+        ({"repo_path": Path("/proc")}, "/proc is no git checkout"),
+    ],
+)
+def test_what_the_miner_would_refuse_to_publish_is_a_failure(
+    settings: Settings, changes: dict[str, object], word: str
+) -> None:
+    check = doctor.publishing(settings.model_copy(update=changes))
+    assert check.level == "failure"
+    assert word in check.detail
+    assert check.remedy
+
+
+def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> None:
+    def found(command: str) -> list[tuple[str, str]]:
+        checks = machine_checks.machine(settings.model_copy(update={"tune_command": command}))
+        return [(one.level, one.detail) for one in checks if one.name == "optimiser"]
+
+    assert found("no-such-optimiser --fast") == [
+        ("failure", "TUNE_COMMAND: there is no program no-such-optimiser")
+    ]
+    ((level, program),) = found("START_MINER.sh --version")  # as every path, from the checkout
+    assert (level, program) == ("ok", str(PROJECT / "START_MINER.sh"))
+
+
+def test_metrics_without_their_library_are_a_failure(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"metrics_port": 9464})
+    assert all(one.name != "metrics" for one in machine_checks.machine(settings))
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    (found,) = (one for one in machine_checks.machine(settings) if one.name == "metrics")
+    assert (found.level, "METRICS_PORT=9464" in found.detail) == ("failure", True)
 
 
 @pytest.fixture

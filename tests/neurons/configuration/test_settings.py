@@ -14,6 +14,7 @@ from neurons.errors import ConfigError
 from tests import PROJECT
 
 NOTHING: dict[str, str] = {}
+HOTKEY = "5" + "F" * 47
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +56,14 @@ def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
         "\ufeffexport GITHUB_USERNAME='ada'\r\n"
         'WALLET_HOTKEY="hot-1" # a comment\r\n'
         f"REFERENCE_MODEL=$(touch {proof})\r\n"
-        "SUBTENSOR_NETWORK=${GITHUB_USERNAME}`id`\r\n"
+        "PYTORCH_CUDA_ALLOC_CONF=${GITHUB_USERNAME}`id`\r\n"
         "NETUID=\r\n",
     )
     settings = load_settings(env_file=path, environ={"HOME": "/nowhere"})
     assert settings.github_username == "ada"
     assert settings.wallet_hotkey == "hot-1"
     assert settings.reference_model == f"$(touch {proof})"
-    assert settings.subtensor_network == "${GITHUB_USERNAME}`id`"
+    assert settings.pytorch_cuda_alloc_conf == "${GITHUB_USERNAME}`id`"
     assert settings.netuid == 24  # an empty value means unset
     assert not proof.exists()
 
@@ -89,6 +90,17 @@ def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_pa
     assert len(lines) == 9
 
 
+@pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
+@pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
+def test_a_quote_that_is_not_closed_is_named_by_its_setting(
+    tmp_path: Path, name: str, rest: str
+) -> None:
+    path = env_file(tmp_path, f'FORK_REMOTE=f\n{name}="canary\n{rest}')
+    lines = problems(env_file=path, environ={"VALIDATOR_API_URL": "https://a.org"}, process="miner")
+    assert lines[0] == f'{name} cannot be read (line 2 of {path}): close the quote " in its line.'
+    assert not any(f"{name} is not set" in line or "canary" in line for line in lines)
+
+
 def test_a_secret_is_not_quoted_in_an_error() -> None:
     lines = problems(environ={"GITHUB_TOKEN": "your_secret_canary", "GITHUB_USERNAME": "a b"})
     assert lines[0].startswith("GITHUB_TOKEN=[redacted] (environment): is still the placeholder")
@@ -107,6 +119,25 @@ def test_a_secret_is_not_quoted_in_an_error() -> None:
         ("CLAIM_RUNS", "0"),
         ("BENCH_TIMEOUT_SECONDS", "inf"),
         ("PORT", "65536"),
+        ("VALIDATOR_API_URL", "https://a:b"),
+        ("VALIDATOR_API_URL", "https://a:99999"),
+        ("VALIDATOR_API_URL", "https://a b"),
+        ("TARGET_SEQUENCE_LENGTH", "99999999999999999999"),
+        ("BENCH_TIMEOUT_SECONDS", "1e30"),
+        ("OPTIMIZATION_INTERVAL", "1e30"),
+        ("NETUID", "65536"),
+        ("SUBTENSOR_NETWORK", "finey"),
+        ("WALLET_MINER_NAME", ".."),
+        ("GITHUB_TOKEN", "ghp_é"),
+        ("GITHUB_TOKEN", "ghp_a b"),
+        ("HOST", "127.0.0.1:8000"),
+        ("HOST", "http://127.0.0.1"),
+        ("FORK_HOSTS", "https://github.com"),
+        ("FORK_HOSTS", "github.com/troy12x"),
+        ("VALIDATOR_HOTKEYS", "validator"),
+        ("INFERENCE_SERVERS", "https://miner.example.org"),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=ftp://miner.example.org"),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=https://miner:x"),
         ("PUBLISH_AT", "later"),
         ("DEVICE", "tpu"),
         ("GITHUB_UPSTREAM", "no-owner"),
@@ -115,7 +146,9 @@ def test_a_secret_is_not_quoted_in_an_error() -> None:
 )
 def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
     (line,) = problems(environ={variable: value})
-    assert line.startswith(f"{variable}={value!r} (environment): ")
+    shown = "[redacted]" if variable == "GITHUB_TOKEN" else repr(value)
+    assert line.startswith(f"{variable}={shown} (environment): ")
+    assert "give " in line
 
 
 @pytest.mark.parametrize(
@@ -125,7 +158,11 @@ def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
         ("VALIDATOR_API_URL", "http://127.0.0.1:8000", "http://127.0.0.1:8000"),
         ("TARGET_SEQUENCE_LENGTH", "auto", "auto"),
         ("TARGET_SEQUENCE_LENGTH", "1000000", 1_000_000),
-        ("VALIDATOR_HOTKEYS", "5abc, 5def", ("5abc", "5def")),
+        ("VALIDATOR_HOTKEYS", f"{HOTKEY}, {HOTKEY}", (HOTKEY, HOTKEY)),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=https://a.org:1/x", (f"{HOTKEY}=https://a.org:1/x",)),
+        ("FORK_HOSTS", "github.com, git.example.org:8443", ("github.com", "git.example.org:8443")),
+        ("SUBTENSOR_NETWORK", "wss://example.org:9944", "wss://example.org:9944"),
+        ("HOST", "::1", "::1"),
         ("STATE_DIR", "/var/lib/quasar", Path("/var/lib/quasar")),
         ("STATE_DIR", "state-2", PROJECT / "state-2"),
     ],

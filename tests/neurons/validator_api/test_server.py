@@ -67,7 +67,8 @@ def test_serves_until_it_is_told_to_stop(
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("DATABASE_URL", "no url at all", "DATABASE_URL cannot be read"),
+        ("DATABASE_URL", "no url at all", "or postgresql:// with user, password, host and name"),
+        ("STATE_DIR", "/dev/null", "The state folder /dev/null cannot be written"),
         ("DATABASE_URL", "mysql://host/name", "DATABASE_URL cannot be read"),
         ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "DATABASE_URL"),
         ("PORT", "many", "PORT='many'"),
