@@ -141,10 +141,10 @@ def _chunks(
     if l2norm:
         q, k = inputs.normed(q), inputs.normed(k)
     K, V = q.shape[-1], v.shape[-1]
-    heads = Heads(v.shape[2] // q.shape[2], K, V, q.is_cuda and K <= MAX_HEAD_DIM)
+    heads = Heads(K, V, q.is_cuda and K <= MAX_HEAD_DIM)
     o, final = run_chunks(
-        heads.keys(q),
-        heads.keys(k),
+        q,
+        k,
         heads.cut(v),
         heads.scalars(beta),
         None if initial_state is None else heads.cut_state(initial_state),

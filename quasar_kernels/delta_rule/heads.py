@@ -1,8 +1,7 @@
-"""Heads of other shapes as square ones: grouped heads of values, and wider or narrower values.
+"""Values of other widths than keys as heads of the keys' width.
 
-The kernels take as many heads of keys as of values, and values as wide as keys. Columns of the
-state are independent of one another, so wide values are several heads with the same keys, and
-zeros fill up narrow ones.
+The kernels take values as wide as keys. Columns of the state are independent of one another, so
+wide values are several heads with the same keys, and zeros fill up narrow ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor
 class Heads(NamedTuple):
     """The shape of a call's heads."""
 
-    group: int  # heads of values that share one of keys
     width: int  # of keys, K
     values: int  # of values, V
     square: bool  # whether values are cut into parts as wide as keys
@@ -26,13 +24,9 @@ class Heads(NamedTuple):
         """How many heads a head of values becomes."""
         return -(-self.values // self.width) if self.square else 1
 
-    def keys(self, x: Tensor) -> Tensor:
-        """Repeat q or k `[B, T, H, K]` for every head."""
-        return _repeated(x, self.group * self.parts)
-
     def scalars(self, x: Tensor) -> Tensor:
         """Repeat beta or g `[B, T, HV]` for every head."""
-        return _repeated(x, self.parts)
+        return x if self.parts == 1 else x.repeat_interleave(self.parts, 2)
 
     def cut(self, v: Tensor) -> Tensor:
         """Cut v `[B, T, HV, V]` into square heads."""
@@ -64,7 +58,3 @@ class Heads(NamedTuple):
         state = state.reshape(state.shape[0], heads, self.parts, self.width, self.width)
         state = state.transpose(2, 3)
         return state.flatten(3, 4)[..., : self.values]
-
-
-def _repeated(x: Tensor, times: int) -> Tensor:
-    return x if times == 1 else x.repeat_interleave(times, 2)

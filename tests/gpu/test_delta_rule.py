@@ -45,13 +45,14 @@ def test_values(monkeypatch, name, gated, dtype, width, T, B):
 
 @names
 @gates
-@pytest.mark.parametrize(("width", "T"), [(64, 3000), (128, 1500)])
+@pytest.mark.parametrize(("width", "T", "group"), [(64, 3000, 1), (128, 1500, 1), (64, 1500, 3)])
 @pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]])
-def test_gradients(monkeypatch, name, gated, width, T, lengths):
+def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
     monkeypatch.setenv("QUASAR_BACKEND", name)
     cu = None if lengths is None else packed(lengths, "cuda")
-    x = draw(T if lengths is None else sum(lengths), width, H=4, decay=0.05)
-    state = torch.randn(1 if lengths is None else len(lengths), 4, width, width, device="cuda")
+    x = draw(T if lengths is None else sum(lengths), width, H=4, group=group, decay=0.05)
+    sequences = 1 if lengths is None else len(lengths)
+    state = torch.randn(sequences, 4 * group, width, width, device="cuda")
     count = 5 if gated else 4
 
     def run(*leaves):
@@ -63,7 +64,7 @@ def test_gradients(monkeypatch, name, gated, width, T, lengths):
 
     def exact(*leaves):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
-        return delta_chunked(*given, leaves[-1], cu, scale=0.5)
+        return delta_chunked(*wide(given), leaves[-1], cu, scale=0.5)
 
     leaves = [*x[:count], state]
     found, wanted = gradients(run, leaves), gradients(exact, leaves, torch.float64)
@@ -226,8 +227,12 @@ def test_decoding_in_place(gated, width, group, dtype):
     assert relative_rms(state, end) <= RECURRENCE_STATE
 
 
-@pytest.mark.parametrize("shape", [{"V": 96}, {"V": 32}, {"group": 2}], ids=str)
-def test_heads_of_other_shapes(shape):
+@names
+@pytest.mark.parametrize(
+    "shape", [{"V": 96}, {"V": 32}, {"group": 2}, {"group": 3, "V": 128}], ids=str
+)
+def test_heads_of_other_shapes(monkeypatch, name, shape):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
     x = draw(700, H=2, **shape)
     o, final = chunk(x, True, output_final_state=True)
     expected, end = delta_chunked(*wide(x), scale=0.125)

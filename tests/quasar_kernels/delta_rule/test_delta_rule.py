@@ -146,11 +146,12 @@ def test_decoding_in_place():
 @pytest.mark.parametrize("values", [8, 16, 24, 48])
 def test_square_heads_are_the_same(values):
     x, state = inputs(50, V=values, group=2), torch.randn(1, 4, 16, values)
-    heads = Heads(2, 16, values, True)
+    heads = Heads(16, values, True)
+    v = heads.cut(x.v)
+    q, k = (y.repeat_interleave(v.shape[2] // 2, 2) for y in (x.q, x.k))
     o, final = delta_chunked(
-        heads.keys(x.q), heads.keys(x.k), heads.cut(x.v), heads.scalars(x.beta),
-        heads.scalars(x.g), heads.cut_state(state),
-    )  # fmt: skip
+        q, k, v, heads.scalars(x.beta), heads.scalars(x.g), heads.cut_state(state)
+    )
     check((heads.joined(o), heads.joined_state(final)), expected(x, True, state), 1e-12)
 
 

@@ -41,7 +41,7 @@ def found_and_wanted(x, gated, state, cu=None):
 
     def exact(*leaves):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
-        return delta_recurrence(*given, leaves[-1], cu, scale=0.5)
+        return delta_recurrence(*wide(given), leaves[-1], cu, scale=0.5)
 
     leaves = [*x[:count], state]
     return gradients(run, leaves), gradients(exact, leaves, torch.float64)
@@ -61,6 +61,11 @@ def test_values_and_gradients(monkeypatch, gated, dtype, T, S, segments):
     plan = functools.partial(chunk_module.plan_segments, segments=segments)
     monkeypatch.setattr(chunk_module, "plan_segments", plan)
     check_gradients(inputs(T, K=S, dtype=dtype), gated, torch.randn(1, 2, S, S))
+
+
+@gates
+def test_heads_that_share_keys(gated):
+    check_gradients(inputs(20, group=3), gated, torch.randn(1, 6, 16, 16))
 
 
 @gates

@@ -102,8 +102,8 @@ static void __syncwarp() {
 }
 
 template <class X>
-X __shfl_sync(u32, X x, int from) {
-  struct Thing { X x, out; int from; } thing{x, x, from};
+X __shfl_sync(u32, X x, int from, int width = 32) {  // within the `width` lanes beside one another
+  struct Thing { X x, out; int from; } thing{x, x, running % 32 / width * width + from % width};
   with_warp(thing, [](Thing** all) {
     for (int i = 0; i < 32; ++i) all[i]->out = all[all[i]->from & 31]->x;
   });

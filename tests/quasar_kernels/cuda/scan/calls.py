@@ -26,9 +26,9 @@ Kind = str | float
 class Call(NamedTuple):
     """A call's tensors."""
 
-    q: Tensor  # [B, T, H, S]
+    q: Tensor  # [B, T, H, S], where step sizes are read of fewer heads
     k: Tensor
-    v: Tensor
+    v: Tensor  # [B, T, H, S]
     beta: Tensor  # [H] or [B, T, H] fp32
     g: Tensor | None  # [B, T, H] fp32
     initial_state: Tensor | None = None  # [N, H, S, S] fp32
@@ -51,24 +51,36 @@ def draw(
     *,
     B: int = 1,
     width: int = 64,
+    group: int = 1,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Call:
-    """Draw two heads of `tokens` tokens, or of packed sequences of so many, with a state before."""
+    """Draw `tokens` tokens, or packed sequences of so many, with a state before.
+
+    q and k have two heads, and v `group` for each.
+    """
     bounds = None if isinstance(tokens, int) else packed(tokens)
     T = tokens if isinstance(tokens, int) else sum(tokens)
     sequences = B if isinstance(tokens, int) else len(tokens)
-    state = torch.randn(sequences, 2, width, width)
+    state = torch.randn(sequences, 2 * group, width, width)
     if kind == OWN:
         q, k, v, beta = layer_like(T, B, S=width, dtype=dtype)
         return Call(q, k, v, beta, None, state, bounds)
-    x = inputs(T, B, K=width, dtype=dtype, decay=0.0 if kind == READ else float(kind))
+    decay = 0.0 if kind == READ else float(kind)
+    x = inputs(T, B, K=width, group=group, dtype=dtype, decay=decay)
     x.beta[:, ::5] = 0
     return Call(x.q, x.k, x.v, x.beta, None if kind == READ else x.g, state, bounds)
 
 
 def exact(x: Call, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Compute o and the final state in float64."""
+    x = each_head(x)
     return delta_chunked(*x[:3], _steps(x), *x[4:], scale=scale)
+
+
+def each_head(x: Call) -> Call:
+    """Repeat the heads of q and k for those of v that share them."""
+    group = x.v.shape[2] // x.q.shape[2]
+    return x._replace(q=x.q.repeat_interleave(group, 2), k=x.k.repeat_interleave(group, 2))
 
 
 class Maps(NamedTuple):
@@ -91,6 +103,7 @@ def cut_by(x: Call, length: int) -> Segments:
 
 def exact_maps(x: Call, cut: Segments) -> Maps:
     """Compute the maps of `cut` in float64."""
+    x = each_head(x)
     B, T, H, S = x.k.shape
     table = packed_table([0, T], cut.length, x.k.device).table if cut.table is None else cut.table
     steps, eye = _steps(x), torch.eye(S, dtype=torch.float64).expand(1, H, S, S)

@@ -11,7 +11,6 @@ import torch
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.cuda.scan.forward import given_steps
 from fla.ops.quasar.segments import Segments, packed_table
 
 from tests.quasar_kernels.cuda.scan.recorder import Recorder
@@ -92,26 +91,23 @@ def test_every_kernel_gets_the_same_tensors_and_covers_all_tokens(recorder, widt
     assert sizes == (T, 384, 3, heads, parts, 0.5)
 
 
-def test_decays_come_beside_the_step_sizes_and_their_gradients_apart(recorder, monkeypatch):
-    T, heads, kept = 100, 2, []
-    monkeypatch.setattr(
-        cuda_scan_bwd, "given_steps", lambda *given: kept.append(given_steps(*given)) or kept[-1]
-    )
+def test_step_sizes_decays_and_their_gradients_lie_as_they_were_given(recorder):
+    T, heads, group = 100, 2, 3
     x = torch.empty(1, T, heads, 64, dtype=torch.bfloat16)
-    beta, g = torch.rand(1, T, heads), -torch.rand(1, T, heads)
+    v = torch.empty(1, T, heads * group, 64, dtype=torch.bfloat16)
+    beta = torch.rand(1, T, heads * group) + 0.1
+    g = -beta
     nothing = (None,) * 3
-    found = cuda_scan_bwd.backward(x, x, x, beta, *nothing, x, None, 0.5, one_row(T, 128), g)
+    found = cuda_scan_bwd.backward(x, x, v, beta, *nothing, v, None, 0.5, one_row(T, 128), g)
     assert {variant.options[-1] for variant in recorder.variants} == {"-DQUASAR_DECAY"}
     at = recorder.launches[-1].arguments
-    (pairs,) = kept
-    assert at.beta == pairs.data_ptr()
-    assert pairs.is_contiguous()
-    for n, x in enumerate((beta, g)):
-        assert torch.equal(pairs[..., n], x.transpose(1, 2))  # heads first, a token's pair together
+    assert (at.heads, at.group) == (heads * group, group)
+    assert at.decay == g.data_ptr()
     for name, gradient in (("d_beta", found.beta), ("d_decay", found.g)):
-        assert gradient.shape == (1, T, heads)
-        assert gradient.transpose(1, 2).is_contiguous()
+        assert gradient.shape == beta.shape
+        assert gradient.is_contiguous()
         assert getattr(at, name) == gradient.data_ptr()
+    assert found.q.shape == found.k.shape == v.shape  # what each head of v gives
 
 
 def test_packed_sequences_are_named_by_the_table(recorder):

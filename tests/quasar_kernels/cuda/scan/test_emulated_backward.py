@@ -33,7 +33,7 @@ def assert_gradients(programs, x, to_state=True):
         G, states = maps.G.float(), maps.states.float()
     leaves = {name: y.double().requires_grad_() for name, y in x.leaves().items()}
     o, final = exact(x._replace(**leaves), SCALE)
-    d_o = torch.randn_like(x.q)
+    d_o = torch.randn_like(x.v)
     d_final = torch.randn(final.shape) if to_state else torch.zeros(final.shape)
     wanted = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
     results = [
@@ -46,6 +46,8 @@ def assert_gradients(programs, x, to_state=True):
     for name, exact_gradient in zip(leaves, wanted, strict=True):
         found, same = (getattr(result, name) for result in results)
         assert torch.equal(found, same), name
+        if name in "qk":
+            found = found.double().unflatten(2, (x.q.shape[2], -1)).sum(3)
         if name == "beta" and x.q.dtype == torch.float16:  # which has no room for steps of zero
             exact_gradient = torch.where(x.beta == 0, 0.0, exact_gradient)
         sums = name == "beta" and x.beta.ndim == 1
@@ -62,6 +64,11 @@ def assert_gradients(programs, x, to_state=True):
 )
 def test_gradients(programs, kind, dtype):
     assert_gradients(programs, draw(kind, 280, B=2, dtype=dtype))  # ends within a chunk
+
+
+@pytest.mark.parametrize("kind", [READ, 0.02])
+def test_gradients_of_heads_that_share_keys(programs, kind):
+    assert_gradients(programs, draw(kind, 280, B=2, group=3))
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])

@@ -26,12 +26,12 @@ widths = pytest.mark.parametrize("width", [64, 128])
 
 def run_maps(program, x, segments):
     """Launch pass 1 and the scan alone, on one sequence from a state of zero."""
-    T, H, S = x.k.shape[1:]
-    beta = cuda_scan.given_steps(x.beta, x.g)
+    T, H, S = x.v.shape[1:]
     G, states = (torch.full((segments, H, S, S), float("nan")) for _ in range(2))
     at = cuda_scan.Arguments(
-        k=x.k.data_ptr(), v=x.v.data_ptr(), beta=beta.data_ptr(), maps=G.data_ptr(),
-        states=states.data_ptr(), T=T, length=T // segments, per_sequence=segments, heads=H,
+        k=x.k.data_ptr(), v=x.v.data_ptr(), beta=x.beta.data_ptr(), maps=G.data_ptr(),
+        decay=None if x.g is None else x.g.data_ptr(), states=states.data_ptr(), T=T,
+        length=T // segments, per_sequence=segments, heads=H, group=1,
     )  # fmt: skip
     at.k_stride[:], at.v_stride[:] = x.k.stride()[:3], x.v.stride()[:3]
     parameters = (ctypes.c_void_p * 2)(ctypes.addressof(at), None)
@@ -131,6 +131,11 @@ def test_outputs_and_the_final_state(programs, kind, dtype, width):
 def test_outputs_of_packed_sequences(programs, kind):
     found = assert_outputs(programs, draw(kind, [150, 0, 5, 64, 131]))
     assert found.segments.longest == 128
+
+
+@pytest.mark.parametrize("kind", [READ, 0.02])
+def test_outputs_of_heads_that_share_keys(programs, kind):
+    assert_outputs(programs, draw(kind, 280, B=2, group=3), 3)
 
 
 @pytest.mark.parametrize("burst", [1, 1e6])

@@ -88,10 +88,16 @@ def test_tensor_maps_follow_the_kernels_order_and_boxes(monkeypatch, describe, t
     strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
     addresses = tuple(16 * n for n in range(1, tensors + 1))
     try:
-        assert describe((2, 999, 3, 128), addresses, strides) == b"x" * len(maps)
+        assert describe((2, 999, 6, 128), 2, addresses, strides) == b"x" * len(maps)
     finally:
         cuda_scan.tensor_maps.cache_clear()
     assert asked == [
-        (16 * tensor, (128, 3, 999, 2), (n, 10 * n, 1000 * n), (64, 1, rows, 1))
+        # q and k, the first two, have half of the others' heads
+        (
+            16 * tensor,
+            (128, 3 if tensor < 3 else 6, 999, 2),
+            (n, 10 * n, 1000 * n),
+            (64, 1, rows, 1),
+        )
         for tensor, n, rows in maps
     ]

@@ -54,7 +54,7 @@ def _choose(
         return Choice(name, f"{switches.BACKEND}={name}")
     reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
     if reason is None:
-        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(q, options))
+        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(v, options))
         if isinstance(found, LoadedProgram):
             return Choice("cuda", "the CUDA kernels take this call", program=found)
         reason, remedy = found.problem, found.remedy
@@ -124,7 +124,7 @@ def cuda_backward(
     if not cuda_scan_bwd.is_for(q):
         return None
     options = cuda_scan.step_options(beta, g)
-    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(q, options))
+    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(v, options))
     if not isinstance(program, LoadedProgram):
         return None
     return cuda_scan_bwd.PROGRAM.attempt(

@@ -229,6 +229,11 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
     return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
 
 
+def _for_each_head(x, heads: int):
+    # q or k, whose heads neighbouring ones of v share, repeated for those that read a head's own
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
 class Recorded(NamedTuple):
     """A forward pass's results, and what `recorded_backward` takes."""
 
@@ -256,9 +261,10 @@ def recorded_forward(
         backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g
     )  # fmt: skip
     if found is None:
-        plan = plan_segments(q, cu_seqlens, launch=_forward_with)
+        plan = plan_segments(v, cu_seqlens, launch=_forward_with)
+        each = (_for_each_head(x, v.shape[2]) for x in (q, k))
         found = *chunk_quasar_fwd(
-            q, k, v, beta, initial, output_final_state, scale, g, plan=plan
+            *each, v, beta, initial, output_final_state, scale, g, plan=plan
         ), plan  # fmt: skip
     o, final, G, states, cut = found
     return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
@@ -273,7 +279,7 @@ def recorded_backward(
 
     Args:
         saved, cut: of `recorded_forward`'s result.
-        do: `[B, T, H, S]`.
+        do: like v.
         d_final: `[sequences, H, S, S]`, or None.
         backend: that of the forward pass.
     """
@@ -285,14 +291,19 @@ def recorded_backward(
     do = do.to(q.dtype).contiguous()
     if d_final is not None:
         d_final = d_final.float().contiguous()
-    arguments = (q, k, v, beta, initial_state, G, states, do, d_final, scale)
+    others = (beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
+        found = None
         if isinstance(cut, Segments):
-            found = cuda_backward(backend, *arguments, cut, g)
-            if found is not None:
-                return found
-            cut = plan_of(q, cut)
-        return chunk_quasar_bwd(*arguments, g, plan=cut)
+            found = cuda_backward(backend, q, k, v, *others, cut, g)
+        if found is None:
+            plan = plan_of(v, cut) if isinstance(cut, Segments) else cut
+            each = (_for_each_head(x, v.shape[2]) for x in (q, k))
+            found = chunk_quasar_bwd(*each, v, *others, g, plan=plan)
+        dq, dk, *grads = found
+        if q.shape[2] != v.shape[2]:
+            dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in (dq, dk))
+        return dq, dk, *grads
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -374,6 +385,8 @@ def run_chunks(
     Arguments that are not described here are those of `chunk_quasar`, unchecked.
 
     Args:
+        q, k: as there; with step sizes they may have fewer heads than v, each of which neighbouring
+            ones of v share then. H is v's.
         beta: `[H]`, or the step sizes themselves, `[B, T, H]`, not negative; then no key's
             step size times |k|^2 should pass 2, where the state would grow.
         g: log decays `[B, T, H]`, not positive, by which the state shrinks before each token, or
@@ -382,7 +395,8 @@ def run_chunks(
     arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, g)
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
     if not on_kernels or (backend := requested_backend()) == "torch":
-        return chunk_quasar_torch(*arguments[:7], scale=scale, g=g)
+        q, k = (_for_each_head(x, v.shape[2]) for x in (q, k))
+        return chunk_quasar_torch(q, k, *arguments[2:7], scale=scale, g=g)
     inputs = (*arguments[:5], g)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return ChunkQuasarFunction.apply(backend, scale, *arguments[:7], g)

@@ -29,7 +29,6 @@ from fla.ops.quasar.cuda.scan.forward import (
     CSRC,
     PANEL,
     TILE,
-    given_steps,
     step_options,
     tensor_maps,
     variant_of,
@@ -51,6 +50,8 @@ class Arguments(ctypes.Structure):
         *fields(INT64 * 3, "q_stride k_stride v_stride o_stride"),
         *fields(INT, "per_sequence heads parts"),
         *fields(FLOAT, "scale"),
+        *fields(POINTER, "decay"),
+        *fields(INT, "group"),
     ]
 
 
@@ -69,10 +70,10 @@ _pack = packer(Arguments)
 
 
 class Gradients(NamedTuple):
-    """Results of `backward`; those of q, k and v are `[B, T, H, S]` in their dtype, contiguous."""
+    """Results of `backward`; the first three are contiguous, in q's dtype."""
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: torch.Tensor  # of v's shape: what each of its heads gives
+    k: torch.Tensor  # likewise
     v: torch.Tensor
     beta: torch.Tensor  # of its shape, fp32
     initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
@@ -80,7 +81,7 @@ class Gradients(NamedTuple):
 
 
 def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels are for q `[B, T, H, S]`, where the forward pass's are.
+    """Return whether the kernels are for q `[..., S]`, where the forward pass's are.
 
     A tile of heads of 128 needs the shared memory of Hopper.
     """
@@ -88,11 +89,19 @@ def is_for(q: torch.Tensor) -> bool:
 
 
 def gradient_maps(
-    shape: tuple[int, ...], places: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...],
+    group: int,
+    places: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
 ) -> bytes:
-    """Return `GradientMaps` of gradients.cuh for q, k, v, d_o and what has d_o's strides."""
+    """Return `GradientMaps` of gradients.cuh for q, k, v, d_o and what has d_o's strides.
+
+    `shape` is v's; `group` of its heads share one of q and k.
+    """
     *others, o = strides
-    return tensor_maps(shape, places, (*others, *[o] * 5), (TILE,) * 8)
+    B, T, H, S = shape
+    heads = *(H // group,) * 2, *(H,) * 6
+    return tensor_maps((B, T, S), heads, places, (*others, *[o] * 5), (TILE,) * 8)
 
 
 def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
@@ -138,29 +147,30 @@ def backward(
 ) -> Gradients:
     """Run the backward pass on the current stream; q's device must be the current one.
 
-    Beside the gradients it takes one tensor like q, for the states between tiles, and a matrix
+    Beside the gradients it takes one tensor like v, for the states between tiles, and a matrix
     `[S, S]` in fp32 for each segment and head.
 
     Args:
         q, k, v, beta, initial_state, scale, g: as forward.py's `forward` was given them.
         G, states, cut: its results, the last one as `segments`.
-        d_o: `[B, T, H, S]` contiguous, q's dtype.
+        d_o: like v, contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         program: PROGRAM as it was loaded for such a call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
-    T, H, S = q.shape[1:]
-    program = program or PROGRAM.load(variant_of(q, step_options(beta, g)))
+    T, H, S = v.shape[1:]
+    group = H // q.shape[2]
+    program = program or PROGRAM.load(variant_of(v, step_options(beta, g)))
     reads_step = beta.ndim == 3
     if reads_step:
-        beta = given_steps(divisible(beta, q.dtype), g)
+        beta = divisible(beta, q.dtype)
     if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
         d_o = d_o.clone()
     dq, dk, dv, checkpoints = (torch.empty_like(d_o) for _ in range(4))
     rows, parts, tiles = _cut_tiles(cut, T, S)
-    d_beta = beta.new_empty(beta.shape[:3] if reads_step else (rows * parts, H))
+    d_beta = beta.new_empty(beta.shape if reads_step else (rows * parts, H))
     d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
@@ -169,10 +179,23 @@ def backward(
         d_initial, d_beta, d_decay,
     )  # fmt: skip
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
-    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts, scale
+    sizes = (
+        T,
+        cut.length,
+        *qs,
+        *ks,
+        *vs,
+        *os,
+        cut.per_sequence,
+        H,
+        parts,
+        scale,
+        *addresses(g),
+        group,
+    )
     maps = _NO_MAPS
     if program.on_hopper:
-        maps = gradient_maps(q.shape, places[:8], (qs, ks, vs, os))
+        maps = gradient_maps(v.shape, group, places[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
         (ctypes.c_char_p * 2)(_pack(*places, *tables, *sizes), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
@@ -187,6 +210,4 @@ def backward(
         kernels["gradient_scan"].launch(scans, parameters, stream)
     kernels["state_gradient"].launch(walks, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
-    d_beta = d_beta.transpose(1, 2) if reads_step else d_beta.sum(0)
-    d_g = None if d_decay is None else d_decay.transpose(1, 2)
-    return Gradients(dq, dk, dv, d_beta, d_initial, d_g)
+    return Gradients(dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, d_decay)

@@ -59,6 +59,8 @@ class Arguments(ctypes.Structure):
         *fields(INT64 * 3, "q_stride k_stride v_stride o_stride"),
         *fields(INT, "per_sequence heads repeat"),
         *fields(FLOAT, "scale"),
+        *fields(POINTER, "decay"),
+        *fields(INT, "group"),
     ]
 
 
@@ -98,24 +100,16 @@ def step_options(beta: torch.Tensor, g: torch.Tensor | None) -> tuple[str, ...]:
     return ("-DQUASAR_READ_STEP",) if g is None else ("-DQUASAR_DECAY",)
 
 
-def given_steps(beta: torch.Tensor, g: torch.Tensor | None) -> torch.Tensor:
-    """Return what the kernels read step sizes from: segments.cuh has the layouts."""
-    if beta.ndim == 1:
-        return beta
-    beta = beta.transpose(1, 2)
-    return beta.contiguous() if g is None else torch.stack((beta, g.transpose(1, 2)), -1)
-
-
-def variant_of(q: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
-    """Return what a call with q `[B, T, H, S]` needs the programs for; `options` are NVRTC's."""
-    _, _, H, S = q.shape
-    return Variant(q.device.index, q.dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
+def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
+    """Return what a call with v `[B, T, H, S]` needs the programs for; `options` are NVRTC's."""
+    _, _, H, S = v.shape
+    return Variant(v.device.index, v.dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
 
 
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
     """Return why the CUDA kernels do not take a call, or None where they do.
 
-    q, k, v: `[B, T, H, S]`, of one shape.
+    q, k, v: as `forward` takes them, in any dtype and with any strides.
     """
     if not q.is_cuda or torch.version.cuda is None:
         return "the tensors are not on an NVIDIA GPU"
@@ -155,15 +149,15 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
 
 def cut_segments(
     program: LoadedProgram,
-    q: torch.Tensor,
+    v: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     count: int | None = None,
 ) -> Segments:
-    """Cut the sequences of q `[B, T, H, S]`, or the packed ones (B = 1), into segments.
+    """Cut the sequences of v `[B, T, H, S]`, or the packed ones (B = 1), into segments.
 
     `count` asks for that many segments of each sequence, where they are not packed.
     """
-    B, T, H, S = q.shape
+    B, T, H, S = v.shape
     chains = H * (S // PANEL)  # of one sequence: blocks that walk one segment
     kernels = program.kernels["segment_map"], program.kernels["segment_output"]
     waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
@@ -177,13 +171,14 @@ def cut_segments(
         return Segments(B * count, B, count, length, None, None, length)
     bounds = cu_seqlens.tolist()
     _, length = _cut(bounds[-1], chains, *waves, tile)
-    packed = packed_table(bounds, length, q.device)
+    packed = packed_table(bounds, length, v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 
 @functools.lru_cache(1024)
 def tensor_maps(
     shape: tuple[int, ...],
+    heads: tuple[int, ...],
     places: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
     tokens: tuple[int, ...],
@@ -191,24 +186,39 @@ def tensor_maps(
     """Return the maps of tensors `[B, T, H, S]`, one behind the other.
 
     Args:
+        shape: (B, T, S).
+        heads: H of each.
         places: their addresses.
         strides: theirs by batch, token and head.
         tokens: of each one's tiles, which have PANEL channels.
     """
-    B, T, H, S = shape
+    B, T, S = shape
     return b"".join(
         tensor_map(place, (S, H, T, B), (head, token, batch), (PANEL, 1, count, 1))
-        for place, (batch, token, head), count in zip(places, strides, tokens, strict=True)
+        for H, place, (batch, token, head), count in zip(
+            heads, places, strides, tokens, strict=True
+        )
     )
 
 
 def scan_maps(
-    shape: tuple[int, ...], places: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...],
+    group: int,
+    places: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
 ) -> bytes:
-    """Return `TensorMaps` of copies.cuh: of q and k by chunks, and of k, v and o by tiles."""
+    """Return `TensorMaps` of copies.cuh: of q and k by chunks, and of k, v and o by tiles.
+
+    Args:
+        shape: v's; `group` of its heads share one of q and k.
+        places: the addresses of q, k, v and o.
+        strides: theirs by batch, token and head.
+    """
     (q, k, v, o), (qs, ks, vs, os) = places, strides
+    B, T, H, S = shape
+    heads = *(H // group,) * 3, H, H
     tokens = CHUNK, CHUNK, TILE, TILE, TILE
-    return tensor_maps(shape, (q, k, k, v, o), (qs, ks, ks, vs, os), tokens)
+    return tensor_maps((B, T, S), heads, (q, k, k, v, o), (qs, ks, ks, vs, os), tokens)
 
 
 def forward(
@@ -230,23 +240,24 @@ def forward(
     Arguments that are not described here are those of `chunk_quasar`.
 
     Args:
-        q, k, v: `[B, T, H, S]` for which `reason_against` is None.
-        beta: `[H]` fp32 contiguous, or the step sizes themselves, `[B, T, H]` fp32.
+        q, k, v: `[B, T, H, S]` for which `reason_against` is None. With step sizes, q and k may
+            have fewer heads than v, each of which neighbouring ones of v share then.
+        beta: `[H]` fp32 contiguous, or the step sizes themselves, `[B, T, H]` fp32 contiguous.
         initial_state: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         cu_seqlens: as `chunk_quasar`'s; reading them synchronises.
-        g: log decays, `[B, T, H]` fp32, finite, or None; only with step sizes.
+        g: log decays, `[B, T, H]` fp32 contiguous, finite, or None; only with step sizes.
         segments: segments of each sequence instead of the built-in choice.
         program: PROGRAM as it was loaded for such a call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
-    T, H, S = q.shape[1:]
-    program = program or PROGRAM.load(variant_of(q, step_options(beta, g)))
-    beta = given_steps(beta, g)
-    cut = cut_segments(program, q, cu_seqlens, segments)
+    T, H, S = v.shape[1:]
+    group = H // q.shape[2]
+    program = program or PROGRAM.load(variant_of(v, step_options(beta, g)))
+    cut = cut_segments(program, v, cu_seqlens, segments)
     grid = cut.total * H * (S // PANEL), 1
-    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
         final = beta.new_empty(cut.sequences, H, S, S)
@@ -262,12 +273,13 @@ def forward(
     )
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
+    given = scale, *addresses(g), group
     maps = _NO_MAPS
     if program.on_hopper:
-        maps = scan_maps(q.shape, places[:4], (qs, ks, vs, os))
+        maps = scan_maps(v.shape, group, places[:4], (qs, ks, vs, os))
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(_pack(*places, *sizes, repeat, scale), maps)
+        parameters = (ctypes.c_char_p * 2)(_pack(*places, *sizes, repeat, *given), maps)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
             scans = cut.sequences * H, S // _SCAN_COLUMNS

@@ -25,40 +25,36 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
 
 #if QUASAR_READ_STEP
 
-// What tokens g and g + 8 of a chunk are given: step sizes, and log decays in powers of two.
+// What a chunk's tokens are given. Lanes g, c have of token g + 8 (c & 1) the step size, and with
+// decays those of c > 1 its log decay.
 struct Steps {
-  float size[2];
-#if QUASAR_DECAY
-  float log_decay[2];
-#endif
+  float given;
+
+  // of token g + 8 r
+  __device__ __forceinline__ float size(int r) const { return __shfl_sync(ALL, given, r, 4); }
+  // in powers of two
+  __device__ __forceinline__ float log_decay(int r) const {
+    return __shfl_sync(ALL, given, 2 + r, 4) * 1.44269504f;
+  }
 };
 
-// A segment's step sizes of one head, read from device memory: a tile before they are needed.
+// A segment's step sizes of one head, and log decays, read from device memory: a tile before they
+// are needed.
 struct StepSizes {
-  const float* at;
-  int tokens;  // of the segment, from this lane's first one on
+  const float* at;    // of this lane's token of the segment's first chunk
+  int heads, tokens;  // of the segment, from that one on
 
   template <class Given>
   __device__ __forceinline__ StepSizes(const Given& arg, const Segment& segment, int head, int lane)
-      : at(arg.beta +
-           STEP_WIDTH * ((segment.row * arg.heads + head) * arg.T + segment.begin + (lane >> 2))),
-        tokens(segment.tokens - (lane >> 2)) {}
+      : heads(arg.heads) {
+    const int own = (lane >> 2) + 8 * (lane & 1);
+    at = (QUASAR_DECAY && lane & 2 ? arg.decay : arg.beta) + entry_of(arg, segment, head, own);
+    tokens = segment.tokens - own;
+  }
 
   // of the chunk at `token` of the segment, which may lie before or behind it
   __device__ __forceinline__ Steps of(int token) const {
-    Steps out = {};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const i64 place = token + 8 * r;
-      if (token < 0 || place >= tokens) continue;
-#if QUASAR_DECAY
-      const float2 x = *(const float2*)(at + 2 * place);
-      out.size[r] = x.x, out.log_decay[r] = x.y * 1.44269504f;
-#else
-      out.size[r] = at[place];
-#endif
-    }
-    return out;
+    return {token >= 0 && token < tokens ? at[(i64)token * heads] : 0.f};
   }
 };
 
@@ -120,7 +116,7 @@ __device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& ste
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #if QUASAR_READ_STEP
-    const float size = steps.size[r];
+    const float size = steps.size(r);
 #else
     const float size = step_size(out.lambda[r], steps);
 #endif
@@ -191,11 +187,11 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
 
 // Running sums of a chunk's log decays, in powers of two.
 struct Decays {
-  float since[2], columns[2][2];  // as of Steps, up to the token; and spread
+  float since[2], columns[2][2];  // of tokens g and g + 8, up to each; and spread
   float whole;
 
   __device__ __forceinline__ Decays(const Steps& steps, int lane) {
-    float low = steps.log_decay[0], high = steps.log_decay[1];
+    float low = steps.log_decay(0), high = steps.log_decay(1);
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) {
       const float l = __shfl_up_sync(ALL, low, step), h = __shfl_up_sync(ALL, high, step);

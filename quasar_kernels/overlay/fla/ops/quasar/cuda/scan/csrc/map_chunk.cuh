@@ -76,7 +76,7 @@ struct Scales {
 
   __device__ __forceinline__ Scales(const ChunkKeys& at, const Steps& steps) {
 #if QUASAR_READ_STEP
-    const float own = fmaxf(steps.size[0] * at.lambda[0], steps.size[1] * at.lambda[1]);
+    const float own = fmaxf(steps.size(0) * at.lambda[0], steps.size(1) * at.lambda[1]);
     const float bound = __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
 #else
     // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2

@@ -51,7 +51,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
-  const Tiles keys(maps.k_tiles, arg.k, arg.k_stride, segment, head, warp, lane);
+  const Tiles keys(maps.k_tiles, arg.k, arg.k_stride, segment, key_head(arg, head), warp, lane);
   const Tiles values(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const int tiles = segment.tokens / TOKENS;
 

@@ -46,8 +46,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const u32 keys_queries = shared_address(shared.keys_queries);
   const u32 own_keys_queries = keys_queries + warp * BYTES;
   const u32 values = shared_address(shared.values), own_values = values + warp * CHUNK_BYTES;
-  const Chunks k(maps.k, arg.k, arg.k_stride, segment, head, lane);
-  const Chunks q(maps.q, arg.q, arg.q_stride, segment, head, lane);
+  const Chunks k(maps.k, arg.k, arg.k_stride, segment, key_head(arg, head), lane);
+  const Chunks q(maps.q, arg.q, arg.q_stride, segment, key_head(arg, head), lane);
   const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const Tiles o(maps.o, arg.o, arg.o_stride, segment, head, warp, lane);
   const Arrivals<2> arrivals{shared_address(shared.arrived)};

@@ -4,9 +4,9 @@
 
 #include "../../csrc/fragments.cuh"
 
-// Where step sizes come from. QUASAR_READ_STEP: `beta` holds them, [batch, heads, T]; else they
-// follow from |k|^2 and `beta`, one a head. QUASAR_DECAY: each is one of a pair with a log decay, by
-// which the state shrinks before its token.
+// Where step sizes come from. QUASAR_READ_STEP: `beta` holds them, [batch, T, heads]; else they
+// follow from |k|^2 and `beta`, one a head. QUASAR_DECAY: `decay` holds log decays likewise, by which
+// the state shrinks before a token.
 #ifndef QUASAR_DECAY
 #define QUASAR_DECAY 0
 #endif
@@ -15,8 +15,6 @@
 #endif
 
 namespace quasar::scan {
-
-constexpr int STEP_WIDTH = 1 + QUASAR_DECAY;  // floats a token in `beta`, where it is read
 
 // Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
 struct Arguments {
@@ -29,7 +27,16 @@ struct Arguments {
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, repeat;
   float scale;
+  // where step sizes are read
+  const float* decay;
+  int group;  // heads that share one of q and k
 };
+
+// The head of q and k that a head reads; step sizes of the kernels' own are of one head of each.
+template <class Given>
+__device__ __forceinline__ int key_head(const Given& arg, int head) {
+  return QUASAR_READ_STEP ? head / arg.group : head;
+}
 
 // Pass 1 may stop within a segment where its map has decayed to next to nothing, and leave out what
 // lies before; in `stops` each of its blocks notes how many tokens that are. Pass 2 comes by the
@@ -71,6 +78,13 @@ __device__ __forceinline__ Segment find_segment(const Given& arg, int index) {
   return {sequence,   sequence,
           begin,      (int)(rest < arg.length ? rest : arg.length),
           place == 0, place == arg.per_sequence - 1};
+}
+
+// where a token of a segment has its entry in [batch, T, heads]
+template <class Given>
+__device__ __forceinline__ i64 entry_of(const Given& arg, const Segment& segment, int head,
+                                        int token) {
+  return (segment.row * arg.T + segment.begin + token) * arg.heads + head;
 }
 
 }  // namespace quasar::scan

@@ -25,6 +25,9 @@ struct GradientArguments {
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
   float scale;
+  // where step sizes are read
+  const float* decay;
+  int group;  // heads that share one of q and k
 };
 
 // their second argument; filled for Hopper alone. All in tiles of 64 tokens.

@@ -250,14 +250,13 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     return;
   }
 #if QUASAR_READ_STEP
-  const int token = first + warp * CHUNK;
-  const Steps steps = StepSizes(arg, segment, head, lane).of(token);
+  const Steps steps = StepSizes(arg, segment, head, lane).of(first + warp * CHUNK);
+  const i64 entry = entry_of(arg, segment, head, first);
 #else
   const float beta = arg.beta[head];
 #endif
 #if QUASAR_DECAY
-  const i64 place = (segment.row * arg.heads + head) * arg.T + segment.begin + first;
-  fill_decays(shared.decays, arg.beta + 2 * place, left);
+  fill_decays(shared.decays, arg.decay + entry, arg.heads, left);
 #endif
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
@@ -272,9 +271,10 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   if (threadIdx.x == 0) arrivals.init(1);
   __syncthreads();
   const bool copies = !Tiles::RUN_OVER || warp == 0;
-  auto copy = [&](const TensorMap& map, const void* x, const i64(&stride)[3], u32 to, int token,
-                  int stage) {
-    const Tiles from(map, x, stride, segment, head, warp & 3, lane);
+  const int keys_of = key_head(arg, head);
+  auto copy = [&](const TensorMap& map, const void* x, const i64(&stride)[3], int from_head, u32 to,
+                  int token, int stage) {
+    const Tiles from(map, x, stride, segment, from_head, warp & 3, lane);
 #pragma unroll
     for (int r = 0; r < PANELS; ++r)
       if (Tiles::RUN_OVER || r == row)
@@ -284,17 +284,18 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   };
   if (copies) {
     arrivals.open(0, (3 + !starts) * MATRIX_BYTES);
-    copy(maps.d_o, arg.d_o, arg.o_stride, at.d_o, first, 0);
-    copy(maps.dq, arg.dq, arg.o_stride, at.fresh, first, 0);
-    copy(maps.k, arg.k, arg.k_stride, at.k, first, 0);
-    if (!starts) copy(maps.checkpoints, arg.checkpoints, arg.o_stride, at.state, first - S, 0);
+    copy(maps.d_o, arg.d_o, arg.o_stride, head, at.d_o, first, 0);
+    copy(maps.dq, arg.dq, arg.o_stride, head, at.fresh, first, 0);
+    copy(maps.k, arg.k, arg.k_stride, keys_of, at.k, first, 0);
+    if (!starts)
+      copy(maps.checkpoints, arg.checkpoints, arg.o_stride, head, at.state, first - S, 0);
   }
   arrivals.close();
   if (copies) {
     arrivals.open(1, (2 + !ends) * MATRIX_BYTES);
-    copy(maps.dv, arg.dv, arg.o_stride, at.dv, first, 1);
-    copy(maps.q, arg.q, arg.q_stride, at.q, first, 1);
-    if (!ends) copy(maps.dk, arg.dk, arg.o_stride, at.d_state, first, 1);
+    copy(maps.dv, arg.dv, arg.o_stride, head, at.dv, first, 1);
+    copy(maps.q, arg.q, arg.q_stride, keys_of, at.q, first, 1);
+    if (!ends) copy(maps.dk, arg.dk, arg.o_stride, head, at.d_state, first, 1);
   }
   arrivals.close();
   if (starts) fill_checkpoint<T>(at.state, arg.initial_state ? arg.initial_state + own : nullptr);
@@ -359,11 +360,10 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
 #if QUASAR_READ_STEP
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int own_token = token + (lane >> 2) + 8 * r;
-    const float a = steps.size[r];
-    if ((lane & 3) == 0 && own_token < segment.tokens)
-      arg.d_beta[(segment.row * arg.heads + head) * arg.T + segment.begin + own_token] =
-          a > 0.f ? d_values[r] / a / a : 0.f;
+    const int own_token = warp * CHUNK + (lane >> 2) + 8 * r;
+    const float a = steps.size(r);
+    if ((lane & 3) == 0 && own_token < left)
+      arg.d_beta[entry + (i64)own_token * arg.heads] = a > 0.f ? d_values[r] / a / a : 0.f;
   }
 #else
   float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
@@ -385,7 +385,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   publish_shared();
   __syncthreads();
 #if QUASAR_DECAY
-  keep_decay_gradient(arg.d_decay + place, shared.decays, flow, left);
+  keep_decay_gradient(arg.d_decay + entry, arg.heads, shared.decays, flow, left);
 #endif
 #if !QUASAR_READ_STEP
   if (threadIdx.x == 0) {

@@ -111,7 +111,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   const int column = panel * PANEL + warp * COLUMN_BLOCKS * 16;  // the first of this warp's
 
   const u32 keys = shared_address(shared.keys), values = shared_address(shared.values);
-  const Tiles k(maps.k, arg.k, arg.k_stride, segment, head, warp, lane);
+  const Tiles k(maps.k, arg.k, arg.k_stride, segment, key_head(arg, head), warp, lane);
   const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const Tiles fresh(maps.dq, arg.dq, arg.o_stride, segment, head, warp, lane);
   const Arrivals<2> arrivals{shared_address(shared.arrived)};

@@ -185,8 +185,8 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
 
   const u32 keys = shared_address(shared.keys), queries = shared_address(shared.queries);
   const u32 outputs = shared_address(shared.outputs);
-  const Tiles k(maps.k, arg.k, arg.k_stride, segment, head, warp, lane);
-  const Tiles q(maps.q, arg.q, arg.q_stride, segment, head, warp, lane);
+  const Tiles k(maps.k, arg.k, arg.k_stride, segment, key_head(arg, head), warp, lane);
+  const Tiles q(maps.q, arg.q, arg.q_stride, segment, key_head(arg, head), warp, lane);
   const Tiles d_o(maps.d_o, arg.d_o, arg.o_stride, segment, head, warp, lane);
   const Tiles dv(maps.dv, arg.dv, arg.o_stride, segment, head, warp, lane);
   const Arrivals<2> arrivals{shared_address(shared.arrived)};

@@ -21,12 +21,14 @@ struct TileDecays {
   float sums[S / 32], passed[INPUT_WARPS];
 };
 
-// The decays of a tile whose first token's pair is at `given`; a barrier of the block must follow.
-__device__ __forceinline__ void fill_decays(TileDecays& out, const float* given, int tokens) {
+// The decays of a tile whose first token's log decay is at `given`, and the next one's `stride`
+// further; a barrier of the block must follow.
+__device__ __forceinline__ void fill_decays(TileDecays& out, const float* given, int stride,
+                                            int tokens) {
   const int t = threadIdx.x, lane = t & 31;
   float x = 0.f;
   if (t < S) {
-    if (t < tokens) x = given[2 * t + 1] * 1.44269504f;
+    if (t < tokens) x = given[(i64)t * stride] * 1.44269504f;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const float before = __shfl_up_sync(ALL, x, step);
@@ -126,13 +128,13 @@ __device__ __forceinline__ float sum_flows(TileDecays& decays) {
 }
 
 // Write the gradients of the log decays of the tile's tokens, from what sum_flows gave.
-__device__ __forceinline__ void keep_decay_gradient(float* to, const TileDecays& decays, float flow,
-                                                    int tokens) {
+__device__ __forceinline__ void keep_decay_gradient(float* to, int stride, const TileDecays& decays,
+                                                    float flow, int tokens) {
   const int t = threadIdx.x;
   if (t >= S || t >= tokens) return;
   for (int w = t / 32 + 1; w < S / 32; ++w) flow += decays.sums[w];
   for (int w = 0; w < INPUT_WARPS; ++w) flow += decays.passed[w];
-  to[t] = flow;
+  to[(i64)t * stride] = flow;
 }
 
 }  // namespace quasar::scan
