@@ -111,11 +111,28 @@ class Operator:
     ) -> tuple[Tensor, Tensor]:
         """Compute by the first implementation that serves; `like` is on the call's device.
 
-        What is not described here is as `backend` takes it. A kernel that fails is not tried again.
-        Calls without tokens launch nothing.
+        What is not described here is as `backend` takes it. A kernel that fails is not tried again,
+        unless nothing computes the call: then it is the call that is wrong. Calls without tokens
+        launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)
+        before = dict(self._failed)
+        try:
+            return self._first(like, packed, arguments, width, values, tokens)
+        except Exception:
+            self._failed = before
+            raise
+
+    def _first(
+        self,
+        like: Tensor,
+        packed: bool,
+        arguments: tuple[Any, ...],
+        width: int,
+        values: int,
+        tokens: int | None,
+    ) -> tuple[Tensor, Tensor]:
         while True:
             chosen = self.backend(like.device, like.dtype, packed, width, values, tokens)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)

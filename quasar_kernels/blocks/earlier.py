@@ -8,6 +8,8 @@ from fla.ops.quasar.layer.forward import positions
 from fla.ops.quasar.layer.kernels import causal_conv_silu
 from torch import Tensor
 
+from quasar_kernels.blocks.shapes import check_bounds, expect
+
 
 class Earlier:
     """Looks back by up to `reach` tokens.
@@ -19,15 +21,19 @@ class Earlier:
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens.
+        ValueError: `cu_seqlens` does not cut one row of T tokens, or the state is another number of
+            sequences'.
     """
 
     def __init__(
         self, x: Tensor, before: Tensor | None, reach: int, cu_seqlens: Tensor | None
     ) -> None:
         B, T, C = x.shape
+        check_bounds(cu_seqlens, B)
         lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
         rows = B if cu_seqlens is None else 1
+        if before is not None:
+            expect("the state's `before`", before, (rows * len(lengths), reach, C), x.device)
         self._x, self._reach, self._bounds = x, reach, cu_seqlens
         self._fresh = before is None
         starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before

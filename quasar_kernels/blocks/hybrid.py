@@ -15,6 +15,7 @@ from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.mamba2 import Mamba2
 from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
+from quasar_kernels.blocks.shapes import expect, expect_sizes
 
 MIXERS = ("rwkv6", "mamba2", "quasar")
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
@@ -31,7 +32,8 @@ class HybridBlock(nn.Module):
     Args:
         width: channels of the input and the output.
         heads: of every branch.
-        mixers: which branches, of `MIXERS`, in the order of their gains; one alone is allowed.
+        mixers: which branches, of `MIXERS`, in the order of their gains, or their names with `+`
+            between; one alone is allowed.
         fusion: `gains` a channel, started at 0.7 for the first branch and 0.3 for the others;
             `gated`, a softmax a token and head; or `mean`, of normed branches.
         layer, layers: the block's place from 0 and how many there are.
@@ -48,7 +50,7 @@ class HybridBlock(nn.Module):
         self,
         width: int,
         heads: int,
-        mixers: Sequence[str] = MIXERS,
+        mixers: Sequence[str] | str = MIXERS,
         fusion: str = "gains",
         layer: int = 0,
         layers: int = 1,
@@ -57,11 +59,15 @@ class HybridBlock(nn.Module):
         checkpoint_above: int | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(mixers, str):
+            mixers = mixers.split("+")
         if not mixers or set(mixers) - set(MIXERS) or len(set(mixers)) < len(mixers):
             known = ", ".join(MIXERS)
-            raise ValueError(f"mixers must be some of {known}, each once; got {list(mixers)}")
+            raise ValueError(f"mixers must be some of {known}, each once; got {mixers!r}")
         if fusion not in FUSIONS:
             raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}; got {fusion!r}")
+        inner = 4 * width if inner is None else inner
+        expect_sizes(width=width, heads=heads, inner=inner)
         self.checkpoint_above = checkpoint_above
         made = {
             "rwkv6": lambda: RWKV6TimeMixing(width, heads, layer, layers),
@@ -73,7 +79,6 @@ class HybridBlock(nn.Module):
         for name, mixer in self.mixers.items():
             mixer.get_parameter(_OUTPUTS[name]).data *= OUTPUT_SCALES[name]
         self.fusion = FUSIONS[fusion](len(mixers), width, heads)
-        inner = inner or 4 * width
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(
@@ -94,7 +99,16 @@ class HybridBlock(nn.Module):
 
         Returns:
             y `[B, T, width]`, and the state behind each sequence or None.
+
+        Raises:
+            ValueError: shapes that do not fit one another, or a state of another kind of block.
         """
+        expect("x", x, ("B", "T", self.norm.weight.shape[0]))
+        if state is not None and (not isinstance(state, dict) or set(state) != set(self.mixers)):
+            got = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(
+                f"state must be what this block returned, of {[*self.mixers]}; got {got}"
+            )
         again = self.checkpoint_above is not None and x.shape[1] > self.checkpoint_above
         if again and not keep and state is None and torch.is_grad_enabled():
             y: Tensor = checkpoint(

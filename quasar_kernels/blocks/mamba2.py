@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import ssd
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.shapes import expect, expect_sizes
 
 TAPS = 4
 STATES = range(16, 129)
@@ -41,7 +42,8 @@ class Mamba2(nn.Module):
         eps: epsilon of the norm.
 
     Raises:
-        ValueError: a state that is not offered, or heads that do not divide into the rest.
+        ValueError: a size below 1, a state that is not offered, or heads that do not divide into
+            the rest.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Mamba2(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        expect_sizes(width=width, heads=heads, expand=expand, groups=groups)
         inner = expand * width
         if state not in STATES:
             raise ValueError(f"state must be {STATES[0]} to {STATES[-1]}; got {state}")
@@ -91,6 +94,7 @@ class Mamba2(nn.Module):
         Raises:
             ValueError: shapes that do not fit one another.
         """
+        expect("x", x, ("B", "T", self.input.in_features))
         gate, mixed, step, _ = self._projected(x).split([*self.sizes, self._over], dim=-1)
         earlier = Earlier(mixed, None if state is None else state.before, TAPS - 1, cu_seqlens)
         taps = self.convolution.weight.squeeze(1)

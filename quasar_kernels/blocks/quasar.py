@@ -8,6 +8,7 @@ from fla.ops.quasar.backend import choose_backend
 from torch import Tensor, nn
 
 from quasar_kernels.blocks.backends import Backend
+from quasar_kernels.blocks.shapes import check_bounds, expect, expect_sizes
 
 
 class QuasarMixer(nn.Module):
@@ -18,11 +19,12 @@ class QuasarMixer(nn.Module):
         heads: each of width / heads channels.
 
     Raises:
-        ValueError: width is no multiple of heads.
+        ValueError: a size below 1, or width is no multiple of heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        expect_sizes(width=width, heads=heads)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads; got {width} and {heads}")
         self.layer = QuasarAttention(width, head_dim=width // heads, num_heads=heads)
@@ -44,7 +46,16 @@ class QuasarMixer(nn.Module):
 
         Returns:
             y `[B, T, width]`, and the state behind each sequence or None.
+
+        Raises:
+            ValueError: shapes that do not fit one another.
         """
+        expect("x", x, ("B", "T", self.layer.hidden_size))
+        check_bounds(cu_seqlens, x.shape[0])
+        if state is not None and len(state):
+            N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+            kept = state[0]["recurrent_state"]
+            expect("the state's `recurrent_state`", kept, (N, *kept.shape[1:]), x.device)
         y, _, state = self.layer(x, past_key_values=state, use_cache=keep, cu_seqlens=cu_seqlens)
         return y, state if keep else None
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import wkv6
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.shapes import expect, expect_sizes
 
 STREAMS = 5
 """Mixtures of a token and the one before: for decay, key, value, receptance and gate."""
@@ -33,7 +34,7 @@ class RWKV6TimeMixing(nn.Module):
         mix_rank, decay_rank: ranks of what makes mixing and decay depend on the data.
 
     Raises:
-        ValueError: width is no multiple of heads, or the layer is none of `layers`.
+        ValueError: a size below 1, width is no multiple of heads, or the layer is none of `layers`.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class RWKV6TimeMixing(nn.Module):
         decay_rank: int = 64,
     ) -> None:
         super().__init__()
+        sizes = {"mix_rank": mix_rank, "decay_rank": decay_rank}
+        expect_sizes(width=width, heads=heads, layers=layers, **sizes)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads; got {width} and {heads}")
         if not 0 <= layer < layers:
@@ -94,6 +97,7 @@ class RWKV6TimeMixing(nn.Module):
         Raises:
             ValueError: shapes that do not fit one another.
         """
+        expect("x", x, ("B", "T", self.width))
         heads = (self.heads, self.width // self.heads)
         earlier = Earlier(x, None if state is None else state.before, 1, cu_seqlens)
         for_decay, for_key, for_value, for_receptance, for_gate = self._mixed(x, earlier.by(1))

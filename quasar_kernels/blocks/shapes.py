@@ -1,27 +1,78 @@
-"""Checks of what an operator is given; an error names the argument, its shape and the right one."""
+"""Checks of what blocks and operators are given: errors name the argument, its value, what fits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-
-def expect(name: str, x: Tensor, shape: Sequence[int]) -> None:
-    """Raise ValueError unless x has the shape."""
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(f"{name} must have shape {list(shape)}; got {list(x.shape)}")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""What tensors may hold; an integer result would be rounded without a word."""
+_BOUNDS = (torch.int32, torch.int64)
 
 
-def check_state(
-    initial_state: Tensor | None, cu_seqlens: Tensor | None, batch: int, shape: tuple[int, ...]
+def expect(
+    name: str, x: Tensor, shape: Sequence[int | str], device: torch.device | None = None
 ) -> None:
-    """Raise ValueError unless there is one state of a shape for each sequence."""
-    if cu_seqlens is not None and batch != 1:
+    """Check a tensor.
+
+    Args:
+        name: as the caller knows it.
+        shape: what it must have; a name stands for any size.
+        device: where it must be; None is anywhere.
+
+    Raises:
+        ValueError: it is no tensor, or has another shape, dtype or device.
+    """
+    said = f"{name} must have shape [{', '.join(map(str, shape))}]"
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{said}; got {type(x).__name__}, no tensor")
+    if len(x.shape) != len(shape) or any(
+        wanted != size and not isinstance(wanted, str)
+        for wanted, size in zip(shape, x.shape, strict=True)
+    ):
+        raise ValueError(f"{said}; got {list(x.shape)}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
+    if device is not None and x.device != device:
+        raise ValueError(f"{name} must be on {device}, as the others are; got {x.device}")
+
+
+def check_bounds(cu_seqlens: Tensor | None, batch: int) -> None:
+    """Raise ValueError unless these can be the bounds of sequences; their values are not read."""
+    if cu_seqlens is None:
+        return
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in _BOUNDS or not cu_seqlens.ndim:
+        got = cu_seqlens if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise ValueError(f"cu_seqlens must be an int32 or int64 tensor [N + 1]; got {got}")
+    if cu_seqlens.ndim != 1 or not cu_seqlens.numel():
+        shape = list(cu_seqlens.shape)
+        raise ValueError(f"cu_seqlens must have shape [N + 1], from 0 to T; got {shape}")
+    if batch != 1:
         raise ValueError(
             f"cu_seqlens packs sequences into one row, so B must be 1; got B = {batch}: "
             "flatten them"
         )
+
+
+def check_state(
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    batch: int,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Raise ValueError unless there is one state of a shape for each sequence."""
+    check_bounds(cu_seqlens, batch)
     if initial_state is not None:
         sequences = batch if cu_seqlens is None else cu_seqlens.numel() - 1
-        expect("initial_state, one state a sequence,", initial_state, (sequences, *shape))
+        name = "initial_state, one state a sequence,"
+        expect(name, initial_state, (sequences, *shape), device)
+
+
+def expect_sizes(**sizes: int) -> None:
+    """Raise ValueError unless each is a whole number from 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a whole number from 1; got {size!r}")

@@ -41,24 +41,21 @@ def ssd(
         for fp64). Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, or QUASAR_BACKEND has no known value.
+        ValueError: no tensors, or shapes, dtypes or devices that do not fit one another; or
+            QUASAR_BACKEND or QUASAR_SSD_BACKEND has no known value.
     """
-    if x.ndim != 4 or B.ndim != 4:
-        raise ValueError(
-            "x must have shape [batch, T, H, P] and B [batch, T, G, N]; got "
-            f"{list(x.shape)} and {list(B.shape)}"
-        )
+    expect("x", x, ("batch", "T", "H", "P"))
     batch, T, H, P = x.shape
+    expect("B", B, (batch, T, "G", "N"), x.device)
     G, N = B.shape[2:]
     if not G or H % G:
         raise ValueError(f"the heads of x must be a multiple of B's groups; got {H} and {G}")
-    expect("B", B, (batch, T, G, N))
-    expect("C", C, B.shape)
-    expect("dt", dt, (batch, T, H))
-    expect("A", A, (H,))
+    expect("C", C, B.shape, x.device)
+    expect("dt", dt, (batch, T, H), x.device)
+    expect("A", A, (H,), x.device)
     if D is not None:
-        expect("D", D, (H,))
-    check_state(initial_state, cu_seqlens, batch, (H, N, P))
+        expect("D", D, (H,), x.device)
+    check_state(initial_state, cu_seqlens, batch, (H, N, P), x.device)
     return OPERATOR(
         x, cu_seqlens is not None, x, dt, A, B, C, D, initial_state, cu_seqlens,
         width=N, values=P, tokens=T,

@@ -45,17 +45,16 @@ def wkv6(
         Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, or QUASAR_BACKEND or
-            QUASAR_WKV6_BACKEND has no known value.
+        ValueError: no tensors, or shapes, dtypes or devices that do not fit one another; or
+            QUASAR_BACKEND or QUASAR_WKV6_BACKEND has no known value.
     """
-    if r.ndim != 4:
-        raise ValueError(f"r must have shape [B, T, H, K]; got {tuple(r.shape)}")
+    expect("r", r, ("B", "T", "H", "K"))
     B, T, H, K = r.shape
-    expect("k", k, r.shape)
-    expect("w", w, r.shape)
-    expect("v", v, (B, T, H, v.shape[-1]))
-    expect("u", u, (H, K))
-    check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]))
+    expect("k", k, r.shape, r.device)
+    expect("w", w, r.shape, r.device)
+    expect("v", v, (B, T, H, "V"), r.device)
+    expect("u", u, (H, K), r.device)
+    check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]), r.device)
     return OPERATOR(
         v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens,
         width=K, values=v.shape[-1], tokens=T,

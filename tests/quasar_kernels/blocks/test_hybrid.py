@@ -137,8 +137,48 @@ def test_backends_name_what_runs():
         ({"mixers": ("rwkv6", "rwkv6")}, "each once"),
         ({"fusion": "sum"}, "one of gains, gated, mean; got 'sum'"),
         ({"mixers": ("quasar",), "heads": 5}, "got 32 and 5"),
+        ({"heads": 0}, "heads must be a whole number from 1; got 0"),
+        ({"width": -32}, "width must be a whole number from 1; got -32"),
+        ({"width": 32.0}, "width must be a whole number from 1; got 32.0"),
+        ({"inner": 0}, "inner must be a whole number from 1; got 0"),
+        ({"mixers": "rwkv6+x"}, r"each once; got \['rwkv6', 'x'\]"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         HybridBlock(**({"width": WIDTH, "heads": HEADS} | options))
+
+
+def test_names_with_plus_between_are_mixers():
+    assert list(made(mixers="mamba2+rwkv6").mixers) == ["mamba2", "rwkv6"]
+
+
+@pytest.mark.parametrize("mixers", [*((name,) for name in MIXERS), MIXERS])
+def test_inputs_that_do_not_fit_are_refused(mixers):
+    block = made(mixers=mixers)
+    x = tokens(5)
+    _, state = block(x, keep=True)
+    for given, words in (
+        ((x[0],), r"x must have shape \[B, T, 32\]; got \[5, 32\]"),
+        ((x[..., 1:],), r"x must have shape \[B, T, 32\]; got \[2, 5, 31\]"),
+        ((x.long(),), "x must be bf16, fp16, fp32 or fp64; got torch.int64"),
+        ((None,), "got NoneType"),
+        ((tokens(5, B=3), state), "must have shape .* got"),
+        ((tokens(5, B=1), state), "must have shape .* got"),
+        ((x, {}), "state must be what this block returned"),
+        ((x, None, torch.tensor([0, 5])), "B must be 1; got B = 2"),
+        ((x[:1], None, [0, 5]), "cu_seqlens must be an int32 or int64 tensor"),
+        ((x[:1], None, torch.tensor([0, 4])), "must rise from 0 to T = 5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            block(*given)
+
+
+def test_an_empty_batch_is_one():
+    block = made()
+    x = tokens(5, B=0).requires_grad_()
+    y, state = block(x, keep=True)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    assert block(x[:, :1], state)[0].shape == (0, 1, WIDTH)

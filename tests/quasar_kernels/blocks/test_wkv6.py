@@ -87,11 +87,26 @@ def test_what_does_not_fit_is_refused():
         ((r, k, v, w, u[:1]), "u must have shape"),
         ((r, k, v, w, u, torch.zeros(1, 2, 16, 24)), "one state a sequence"),
         ((r, k, v, w, u, None, packed([10])), "B must be 1"),
+        ((None, k, v, w, u), r"r must have shape \[B, T, H, K\]; got NoneType, no tensor"),
+        ((r, k, None, w, u), r"v must have shape \[2, 10, 2, V\]; got NoneType"),
+        ((r, k, v.long(), w, u), "v must be bf16, fp16, fp32 or fp64; got torch.int64"),
+        ((r, k, v, w.to(torch.complex64), u), "w must be bf16"),
+        ((r, k, v, w, u.to("meta")), "u must be on cpu, as the others are; got meta"),
+        ((r, k, v, w, u, torch.zeros(2, 2, 16, 24, device="meta")), "sequence, must be on cpu"),
     ):
         with pytest.raises(ValueError, match=words):
             wkv6(*arguments)
-    with pytest.raises(ValueError, match="must rise from 0 to T = 20"):
-        wkv6(*(y.reshape(1, 20, *y.shape[2:]) for y in (r, k, v, w)), u, None, packed([10]))
+    row = [y.reshape(1, 20, *y.shape[2:]) for y in (r, k, v, w)]
+    for bounds, words in (
+        (packed([10]), "must rise from 0 to T = 20"),
+        ([0, 20], "int32 or int64 tensor .* got list"),
+        (torch.tensor([0.0, 20.0]), "int32 or int64 tensor"),
+        (torch.tensor(20), "int32 or int64 tensor"),
+        (torch.tensor([[0, 20]]), r"shape \[N \+ 1\], from 0 to T; got \[1, 2\]"),
+        (packed([])[:0], "got .0."),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wkv6(*row, u, None, bounds)
 
 
 def test_the_host_s_kernels_are_called_as_they_ask(monkeypatch):
@@ -197,6 +212,22 @@ def test_a_kernel_that_fails_is_told_once_and_torch_serves(caplog):
     assert line.startswith("X runs in torch: absent: ModuleNotFoundError: No module named 'no_su")
     assert "broken failed: RuntimeError no kernel image; pip install it; or mend" in line
     assert "\n" not in line
+
+
+def test_a_call_that_nothing_computes_costs_no_kernel_its_place():
+    """Bounds that do not fit are found by whoever reads them, kernels first."""
+
+    def compute(x):
+        if x < 0:
+            raise ValueError("the call is wrong")
+        return x, x
+
+    operator = backends.Operator("X", [backends.Kernels("a", "math", "", compute)], compute)
+    like = torch.zeros(1).as_subclass(OnGPU)
+    with pytest.raises(ValueError, match="the call is wrong"):
+        operator(like, False, -1)
+    assert operator.backend(GPU, torch.float32).name == "a"
+    assert operator(like, False, 1) == (1, 1)
 
 
 def test_a_call_without_tokens_asks_no_kernel():

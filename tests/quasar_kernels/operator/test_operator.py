@@ -178,6 +178,21 @@ def test_no_tokens(operator):
     assert torch.equal(final, state)
     packed_end = operator(q[:1], k[:1], v[:1], beta, state, True, packed([0, 0]))[1]
     assert torch.equal(packed_end, state)
+    leaf = v.clone().requires_grad_()
+    o, _ = operator(q, k, leaf, beta, state, True)
+    o.sum().backward()
+    assert leaf.grad.shape == leaf.shape
+
+
+@operators
+def test_no_sequences(operator):
+    *qkv, beta = layer_like(70)
+    q, k, v = (x[:0].requires_grad_() for x in qkv)
+    o, final = operator(q, k, v, beta, None, True)
+    assert o.shape == (0, 70, *q.shape[2:])
+    assert final.shape == (0, q.shape[2], q.shape[3], q.shape[3])
+    o.sum().backward()
+    assert v.grad.shape == v.shape
 
 
 @operators

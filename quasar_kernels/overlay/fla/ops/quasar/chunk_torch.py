@@ -109,7 +109,7 @@ def _sequence(q, k, v, beta, g, state, scale, chunk_size):
     """Run the batch rows of one sequence each: block by block, recomputed in the backward pass."""
     B, T, H, K = q.shape
     widest = max(K, v.shape[-1], chunk_size)
-    block = max(1, BLOCK_ELEMENTS // (B * H * widest * chunk_size)) * chunk_size
+    block = max(1, BLOCK_ELEMENTS // max(1, B * H * widest * chunk_size)) * chunk_size
     if T <= block:
         return _block(q, k, v, beta, g, state, scale, chunk_size)
     outputs = []

@@ -285,7 +285,12 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
             o, final = chunk_quasar_torch(
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
             )  # fmt: skip
-            outputs, grads = ([o], [do]) if d_final is None else ([o, final], [do, d_final])
+            # without tokens a result may depend on no leaf
+            given = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
+            given = [(x, dx) for x, dx in given if x.requires_grad]
+            if not given:
+                return (None,) * len(ctx.needs_input_grad)
+            outputs, grads = zip(*given, strict=True)
             found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
         per_input = (next(found) if x is not None and x.requires_grad else None for x in leaves)
         return *per_input, None, None, None
