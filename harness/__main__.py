@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
         "`profile` shows where the time of a call goes; `gates` looks at a model of blocks.",
     )
-    parser.add_argument("command", nargs="?", choices=["schema"], help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
@@ -137,6 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[words[0]](words[1:])
     parser, progress = _parser(), Progress()
     arguments = parser.parse_args(argv)
+    if arguments.command not in (None, "schema"):
+        known = ", ".join(("schema", *_COMMANDS))
+        parser.error(f"there is no command {arguments.command!r}; it must be one of {known}")
     if arguments.command == "schema":
         sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
         return 0

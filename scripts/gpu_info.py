@@ -8,6 +8,7 @@ products that the layer is made of, at the card's own rates.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from harness.hardware.gpus import GPUS, Gpu, ceiling, known, longest, settings
@@ -31,6 +32,7 @@ def line(gpu: Gpu) -> str:
 
 def main() -> int:
     """Print this machine's GPU and the table of known ones."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     try:
         machine = probe()
     except MeasurementError as error:

@@ -129,6 +129,11 @@ def main() -> int:
     except QuasarError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except OSError as error:
+        sys.stderr.write(
+            f"{given.folder} cannot be used ({error.strerror}). Name another folder.\n"
+        )
+        return 1
     print(f"settings and hotkeys are in {given.folder}; one terminal for each, in this order:")
     threads = "OMP_NUM_THREADS=1 " if resolve_device("auto") == "cpu" else ""
     for script in ("START_SERVER.sh", "START_VALIDATOR.sh", "START_MINER.sh once"):

@@ -30,13 +30,22 @@ from neurons.protocol import QueuedSubmission
 from neurons.rules import league_of, weighted_score
 from neurons.validation.clone import Sources
 from neurons.validation.evaluate import Evaluator
+from quasar_kernels.arguments import positive
 
 STOPPED = 130
 
 
 def fork_address(fork: str) -> str:
-    """Return an address that can be cloned for a folder or an address."""
-    return fork if "://" in fork else Path(fork).resolve(strict=True).as_uri()
+    """Return an address that can be cloned for a folder or an address.
+
+    Raises:
+        SystemExit: there is no such folder.
+    """
+    if "://" in fork:
+        return fork
+    if not Path(fork).is_dir():
+        raise SystemExit(f"There is no folder {fork}. Name a checkout or an https address.")
+    return Path(fork).resolve().as_uri()
 
 
 def newest_commit(address: str, branch: str) -> str:
@@ -75,9 +84,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("fork", nargs="?", help="https address or folder of the fork")
     parser.add_argument("--claim", type=float, help="tokens per second to claim")
-    parser.add_argument("--target", type=int, default=100_000, help="target sequence length")
+    parser.add_argument("--target", type=positive, default=100_000, help="target sequence length")
     parser.add_argument("--repo-path", type=Path, help="a checkout to judge without a claim")
-    parser.add_argument("--seq-len", type=int, help="length in tokens to judge it at (2048)")
+    parser.add_argument("--seq-len", type=positive, help="length in tokens to judge it at (2048)")
     parser.add_argument("--full", action="store_true", help="512, 1024, 2048 and the target")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--commit", help="full hash; otherwise the branch's newest commit")
@@ -86,6 +95,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
     args = parser.parse_args()
     if args.repo_path is not None:
+        if not args.repo_path.is_dir():
+            parser.error(f"--repo-path {args.repo_path} is no folder: name the root of a checkout")
         lengths = {args.seq_len or 2048}
         if args.full:
             lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}

@@ -7,7 +7,13 @@
 # costs its own figures alone; it decides the exit status.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
-fork=${1:?usage: scripts/measure.sh FORK [FOLDER]}
+case ${1:-} in
+  '' | -*)
+    echo 'usage: scripts/measure.sh FORK [FOLDER]' >&2
+    exit 2
+    ;;
+esac
+fork=$1
 out=${2:-benchmarks/h200}
 commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
 [ -d "$fork/fla" ] || {
@@ -15,6 +21,8 @@ commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
   exit 2
 }
 mkdir -p "$out"
+# A GPU machine may bring its own PyTorch, and so have no .venv.
+if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=python3; fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 status=0
@@ -22,7 +30,7 @@ step() {
   local since=$SECONDS name=$1
   shift
   printf '== %s\n' "$name"
-  python3 -m "benchmarks.$name" "$@" --commit "$commit" || status=1
+  "$python" -m "benchmarks.$name" "$@" --commit "$commit" || status=1
   printf '   %d s\n' $((SECONDS - since))
 }
 

@@ -90,13 +90,18 @@ def as_json(imports: Imports, commit: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or compare the file; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(argv)
     head = ["git", "-C", str(given.checkout), "rev-parse", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    text = as_json(find_imports(given.checkout), commit)
+    asked = subprocess.run(head, capture_output=True, text=True)
+    if asked.returncode:
+        parser.error(f"{given.checkout} is no checkout of the fork: {asked.stderr.strip()}")
+    try:
+        text = as_json(find_imports(given.checkout), asked.stdout.strip())
+    except (FileNotFoundError, SyntaxError) as error:
+        parser.error(f"{given.checkout} is no checkout of the fork: {error}")
     if not given.check:
         FORK_IMPORTS.write_text(text)
     elif text != FORK_IMPORTS.read_text():

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks are not installed
 
 from benchmarks.tuning.candidates import Candidates
 from benchmarks.tuning.entry import TUNED, tiles_of, with_tiles

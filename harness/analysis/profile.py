@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.measuring.job import Profile
 from harness.measuring.runner import PROJECT, MeasurementError, call
+from harness.source import missing_files
 from harness.workload import WORKLOAD
 
 TASK = "harness.worker.subject.profile"
@@ -49,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if given.length < 1:
         parser.error(f"--length {given.length} must be at least 1")
+    if missing := missing_files(given.tree):
+        parser.error(f"{given.tree} has no {missing[0]}; name the root of a fork that holds it")
     tree, trace = given.tree.resolve(), given.trace.resolve()
     try:
         body = call(

@@ -87,6 +87,19 @@ def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None
         find_imports(tmp_path, ["fla.gone"])
 
 
+@pytest.mark.parametrize("named", ["absent", "notes", "."])
+def test_what_is_no_checkout_of_the_fork_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    (tmp_path / "notes").touch()
+    before = FORK_IMPORTS.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / named)])
+    assert ended.value.code == 2
+    assert f"{tmp_path / named} is no checkout of the fork" in capsys.readouterr().err
+    assert FORK_IMPORTS.read_bytes() == before
+
+
 @pytest.mark.skipif(LIVE is None, reason="QUASAR_LIVE_FORK names no clone of the public fork")
 def test_the_record_is_what_the_fork_imports() -> None:
     tree = Path(str(LIVE))

@@ -48,3 +48,10 @@ def test_the_commands_are_said_with_their_settings(tmp_path: Path) -> None:
     file = tmp_path / "home/home.env"
     assert all(f"ENV_FILE={file}" in words for words in lines)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    done = run_python(SCRIPT, tmp_path / "notes")
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path}/notes cannot be used (File exists). Name another folder.\n"

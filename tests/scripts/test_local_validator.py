@@ -43,6 +43,25 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
     assert done.stdout.splitlines()[-1] == "REJECTED"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--repo-path", "/nonexistent"], "--repo-path /nonexistent is no folder"),
+        (["--repo-path", "README.md"], "--repo-path README.md is no folder"),
+        (["--repo-path", ".", "--seq-len", "-5"], "'-5' is not a whole number from 1 up"),
+        (["--repo-path", ".", "--full", "--target", "0"], "'0' is not a whole number from 1 up"),
+        (["/nonexistent", "--claim", "1"], "There is no folder /nonexistent."),
+        (["README.md", "--claim", "1"], "There is no folder README.md."),
+    ],
+)
+def test_what_is_no_checkout_is_said_and_not_judged(arguments: list[str], said: str) -> None:
+    done = run_python("scripts/local_validator.py", *arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "REJECTED" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_a_fork_without_a_claim_is_asked_for_one(fork: Path) -> None:
     done = run_python("scripts/local_validator.py", fork)
     assert done.returncode == 2

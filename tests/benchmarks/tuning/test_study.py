@@ -27,7 +27,7 @@ from benchmarks.tuning.study import (
 )
 from quasar_kernels.contract import OVERLAY
 from tests import PROJECT
-from tests.processes import started, wait_for
+from tests.processes import run_python, started, wait_for
 
 START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
 
@@ -140,6 +140,16 @@ def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
     rows = data["gpus"][old]["tiles"] if isinstance(old, str) else old
     now = entered["safe"][0]["tiles"]
     assert (entered["gpus"][now]["tiles"] if isinstance(now, str) else now) == rows
+
+
+def test_the_script_finds_the_benchmarks_which_are_not_installed(tmp_path):
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = PROJECT / "scripts/step2_kernel_tuning.py"
+    installed = f"import sys; sys.path.append({str(PROJECT)!r}); import harness, quasar_kernels"
+    (tmp_path / "sitecustomize.py").write_text(f"{installed}; sys.path.remove({str(PROJECT)!r})\n")
+    done = run_python(script, "--help", env={**bare, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--trials" in done.stdout
 
 
 def test_the_script_says_what_to_install(monkeypatch):

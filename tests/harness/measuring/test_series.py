@@ -181,6 +181,21 @@ def test_a_fault_of_the_tree_is_told_once(
     )
 
 
+def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compaer"])
+    assert "must be one of schema, compare, history, profile, gates" in capsys.readouterr().err
+
+
+def test_a_profile_of_what_is_no_fork_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["profile", "--tree", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert f"{tmp_path} has no fla/ops/quasar/chunk.py" in said
+
+
 def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]
