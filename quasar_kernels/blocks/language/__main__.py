@@ -135,7 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             _train(arguments, device, console)
         else:
             _sample(arguments, device)
-    except (TextError, CheckpointError, ValueError, FloatingPointError, OSError) as error:
+    except OSError as error:
+        named = f"{error.filename} cannot be used: {error.strerror}"
+        console.print(named if error.filename else str(error), markup=False)
+        return 1
+    except (TextError, CheckpointError, ValueError, FloatingPointError) as error:
         console.print(str(error), markup=False)
         return 1
     except KeyboardInterrupt:

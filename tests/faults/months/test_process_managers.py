@@ -223,9 +223,25 @@ def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_itself_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
     file = tmp_path / unit.name
-    file.write_text(unit.read_text().replace("@ROOT@", str(PROJECT)).replace("@USER@", "root"))
+    file.write_text(filled_in(unit))
     done = run("systemd-analyze", "verify", file)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_the_documented_command_fills_in_a_whole_unit(unit: Path) -> None:
+    text = filled_in(unit)
+    assert not re.findall("@[A-Z]+@", text)
+    home, user = os.environ["HOME"], run("id", "-un").stdout.strip()
+    caches = f"ReadWritePaths=-{home}/.cache -{home}/.triton -{home}/.nv"
+    assert {caches, f"ReadWritePaths={PROJECT}", f"User={user}"} <= set(text.splitlines())
+
+
+def filled_in(unit: Path) -> str:
+    """Return a unit as the command of docs/operating.md makes it."""
+    document = (PROJECT / "docs/operating.md").read_text()
+    (command,) = re.findall(r"^ *(sed .*) scripts/systemd/quasar-miner.service \|$", document, re.M)
+    return run("bash", "-c", f"{command} {unit}", check=True).stdout
 
 
 def ecosystem() -> Any:
