@@ -201,8 +201,7 @@ class Journal:
         return self._find(where + "target_sequence_length = ?", (hotkey, target))
 
     def _find(self, where: str, values: tuple[Any, ...]) -> Submission | None:
-        found = self._select(where, values, 1)
-        return found[0] if found else None
+        return next(iter(self._select(where, values, 1)), None)
 
     def _select(self, where: str, values: tuple[Any, ...], limit: int) -> list[Submission]:
         rows = self._database.execute(

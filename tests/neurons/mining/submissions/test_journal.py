@@ -327,6 +327,19 @@ def test_history_is_kept_as_long_as_docs_say(log: Journal) -> None:
     assert kept[-1].state is State.VALIDATED
 
 
+def test_the_newest_thousand_ends_are_kept_and_every_live_one(log: Journal) -> None:
+    """An end past a thousand takes the oldest one away, whatever lives beside them."""
+    live, last = new(log, target=1), new(log, target=2)
+    log._database.execute("BEGIN")
+    for target in range(3, 1003):
+        row = draft(target_sequence_length=target, state=State.REJECTED)
+        log._database.execute(journal._INSERT, journal._values(row))
+    log._database.execute("COMMIT")
+    close(log, last)  # the oldest of 1,001
+    kept = [one.target_sequence_length for one in log.latest(2000)]
+    assert kept == [*range(1002, 2, -1), live.target_sequence_length]
+
+
 def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
     """Without a target, those count whose target the miner has chosen itself."""
     drafts = [
