@@ -83,6 +83,8 @@ def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
         (410, "Commitment already exists", outcomes.Refused, "Read the server's message"),
         (404, "banned", outcomes.Refused, "Read the server's message"),
         (424, "too early", outcomes.Refused, "Read the server's message"),
+        (426, "too early", outcomes.Refused, "Read the server's message"),
+        (402, "banned", outcomes.Refused, "Read the server's message"),
     ],
 )
 def test_status_and_words_together_say_what_a_person_has_to_do(
