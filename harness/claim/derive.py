@@ -187,7 +187,7 @@ def _told(runs: Mapping[int, Sequence[Measurement]]) -> tuple[str, ...]:
 
 def _refuse_slow_starts(runs: Sequence[Measurement]) -> None:
     most = VALIDATOR_SHARE * WORKLOAD.timeout_seconds
-    slowest = max((run.process_seconds or 0.0 for run in runs), default=0.0)
+    slowest = max(run.process_seconds or 0.0 for run in runs)
     if slowest > most:
         raise NoClaim(
             f"import, compilation and calls at {runs[0].length} tokens took {slowest:.0f} s; a "

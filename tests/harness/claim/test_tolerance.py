@@ -18,7 +18,7 @@ shares = st.sampled_from([5e-5, 1e-3, 1 / 11, 0.3])
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 9, 30])
-@pytest.mark.parametrize("probability", [0.6, 10 / 11, 0.999, 1 - 5e-5])
+@pytest.mark.parametrize("probability", [0.6, 10 / 11, 0.999, 1 - 5e-5, 1 - 1e-6])
 def test_the_quantile_has_its_probability(freedom: int, probability: float) -> None:
     t = student_quantile(probability, freedom)
     beyond = mpmath.betainc(
@@ -27,7 +27,9 @@ def test_the_quantile_has_its_probability(freedom: int, probability: float) -> N
     assert float(beyond) / 2 == pytest.approx(1 - probability, rel=1e-6)
 
 
-@pytest.mark.parametrize(("probability", "freedom"), [(0.5, 3), (1.0, 3), (0.9, 0)])
+@pytest.mark.parametrize(
+    ("probability", "freedom"), [(0.3, 3), (0.5, 3), (1.0, 3), (1.5, 3), (0.9, 0)]
+)
 def test_an_impossible_quantile_is_refused(probability: float, freedom: int) -> None:
     with pytest.raises(ValueError, match="no quantile"):
         student_quantile(probability, freedom)
