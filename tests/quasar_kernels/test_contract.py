@@ -119,6 +119,15 @@ def test_a_missing_import(tree, line):
     assert violation.remedy
 
 
+@pytest.mark.parametrize("comment", ["  # needed", "#1 of 2 # more"])
+def test_a_comment_behind_an_import_takes_nothing_away(tree, comment):
+    chunk = tree / QUASAR_DIR / "chunk.py"
+    line = "from fla.utils import IS_AMD"
+    chunk.write_text(chunk.read_text().replace(f"{line}\n", f"{line}{comment}\n", 1))
+    assert comment in chunk.read_text()
+    assert check_tree(tree) == []
+
+
 @pytest.mark.parametrize("text", FORBIDDEN_TEXT)
 @pytest.mark.parametrize("name", TARGET_FILES)
 def test_forbidden_text_even_in_a_comment(tree, text, name):
@@ -162,10 +171,20 @@ def test_an_import_in_a_text_is_none(tree):
     assert repr(line) in violation.rule
 
 
-def test_another_file_may_tell_of_an_import(tree):
-    with (tree / QUASAR_DIR / "backend.py").open("a") as file:
+@pytest.mark.parametrize("name", ["backend.py", "gate.py"])
+def test_another_file_may_tell_of_an_import(tree, name):
+    with (tree / QUASAR_DIR / name).open("a") as file:
         file.write('"""\n' + "\n".join(REQUIRED_IMPORTS) + '\n"""\n')
     assert check_tree(tree) == []
+
+
+def test_a_file_of_two_mebibytes_is_the_longest_that_is_read(tree):
+    helper = tree / QUASAR_DIR / "helper.py"
+    helper.write_text("#" * 2**21)
+    assert check_tree(tree) == []
+    helper.write_text("#" * (2**21 + 1))
+    (violation,) = check_tree(tree)
+    assert "too long" in violation.rule
 
 
 def test_a_file_that_no_parser_takes(tree):

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from harness.claim.rejection import accepted, rejection
+from harness.hardware.roofline import ceiling
 from harness.report import Measurement, Telemetry
+from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import DIGEST, gate_result, measurement, telemetry
 
 
@@ -80,3 +82,11 @@ def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
 )
 def test_an_undisturbed_run_counts(run: Measurement) -> None:
     assert rejection(run) is None
+
+
+def test_a_run_above_what_the_hardware_can_does_not_count() -> None:
+    bound = ceiling(H200)
+    assert bound is not None
+    run = measurement(1_000_000, bound * 1.01, environment=H200)
+    assert "cannot be" in (rejection(run) or "")
+    assert rejection(run.model_copy(update={"tokens_per_sec": bound})) is None
