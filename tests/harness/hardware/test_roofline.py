@@ -67,7 +67,9 @@ def test_memory_moves_two_transfers_a_clock() -> None:
     assert ceiling(slow) == pytest.approx(2e6 / 3072, rel=1e-9)
 
 
-@pytest.mark.parametrize("machine", [None, environment(), environment(device="cuda")])
+@pytest.mark.parametrize(
+    "machine", [None, environment(), environment(device="cuda"), without(device="cpu")]
+)
 def test_an_unknown_machine_has_no_bound(machine: Any) -> None:
     assert ceiling(machine) is None
 
