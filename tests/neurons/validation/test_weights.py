@@ -14,11 +14,12 @@ from typing import Any
 import bittensor as bt
 import pytest
 from bittensor.result import ChainError
+from structlog.testing import capture_logs
 
 from neurons.identity import ChainUnreachable, create_throwaway, set_weights, submit_weights
-from neurons.protocol import Weight
+from neurons.protocol import Round, Weight
 from neurons.validation.api import ValidatorApi
-from neurons.validation.weights import AGAIN_SECONDS, WeightSetter, shares_of
+from neurons.validation.weights import WeightSetter, shares_of
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi
 
 NETUID = 24
@@ -151,7 +152,10 @@ def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None
     assert chain.set == [shares]
     setter.run_once()
     assert chain.set == [shares]
-    api.clock.now += 3601
+    api.clock.now += 3599
+    setter.run_once()
+    assert chain.set == [shares]
+    api.clock.now += 1
     setter.run_once()
     assert chain.set == [shares, shares]
 
@@ -169,6 +173,80 @@ def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
     chain.fault = None
     setter.run_once()
     assert chain.set == []
-    api.clock.now += AGAIN_SECONDS + 1
+    api.clock.now += 599
+    setter.run_once()
+    assert chain.set == []
+    api.clock.now += 1
     setter.run_once()
     assert chain.set == [{ALICE.hotkey: 0.6}]
+
+
+def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi) -> None:
+    api.register(ALICE)
+    api.mark(api.submit(ALICE, 10.0), 1.0)
+    client = ValidatorApi(api.url, VALIDATOR)
+    client.finalize_round(client.current_round().id)
+    setter = WeightSetter(client, None, 3600.0, api.clock)
+    with capture_logs() as told:
+        for seconds in (0, 1, 3598, 1):
+            api.clock.now += seconds
+            setter.run_once()
+    shown = [(one["shares"], one["chain"]) for one in told if one["event"] == "weights"]
+    assert shown == 2 * [({ALICE.hotkey: 0.6}, "not asked")]
+
+
+def test_other_weights_are_set_at_once(api: LiveApi) -> None:
+    chain = Recorder()
+    setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 1e9, api.clock)
+    for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
+        api.register(key)
+        api.mark(api.submit(key, speed), 1.0)
+        api.clock.now += 49 * 3600
+        setter.run_once()
+        setter.run_once()
+    assert chain.set == [{ALICE.hotkey: 0.6}, {BOB.hotkey: 0.6}]
+
+
+@dataclass
+class IdleServer:
+    """Leaves its round as it is beyond its end, and has nothing to reward."""
+
+    status: str
+    ended: list[int] = field(default_factory=list)
+
+    def current_round(self) -> Round:
+        return Round(
+            id=7,
+            round_number=7,
+            start_time="2026-01-01T00:00:00",
+            end_time="2026-01-03T00:00:00",
+            status=self.status,
+            time_remaining_seconds=0,
+        )
+
+    def finalize_round(self, key: int) -> None:
+        self.ended.append(key)
+
+    def weights(self) -> list[Weight]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "ended"),
+    [
+        ("active", -0.5, []),
+        ("active", 0.0, [7]),
+        ("active", 9.0, [7]),
+        ("completed", 9.0, []),
+        ("paused", 9.0, []),
+    ],
+)
+def test_a_round_is_ended_that_its_server_has_not_ended(
+    status: str, seconds: float, ended: list[int]
+) -> None:
+    server = IdleServer(status)
+    chain = Recorder()
+    now = 1_767_398_400.0 + seconds  # 2026-01-03T00:00:00Z
+    setter = WeightSetter(server, chain, 60.0, lambda: now)  # type: ignore[arg-type]
+    setter.run_once()
+    assert (server.ended, chain.set) == (ended, [])
