@@ -158,6 +158,9 @@ def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None
     api.clock.now += 1
     setter.run_once()
     assert chain.set == [shares, shares]
+    api.clock.now += 3601
+    setter.run_once()
+    assert chain.set == [shares, shares, shares]
 
 
 def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
