@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import FrozenInstanceError, fields, replace
@@ -150,7 +153,7 @@ def test_it_is_on_the_disk_before_a_call_returns(log: Journal) -> None:
     assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
 
 
-@pytest.mark.parametrize("damage", ["replaced", "overwritten", "cut off"])
+@pytest.mark.parametrize("damage", ["replaced", "overwritten", "last page", "cut off"])
 def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
     with Journal(path) as log:
         for target in range(1, 200):
@@ -159,6 +162,7 @@ def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> N
     content = {
         "replaced": b"not a database, but long enough to look at" * 50,
         "overwritten": whole[:4096] + b"\xff" * 8192 + whole[12288:],
+        "last page": whole[:-4096] + b"\xff" * 4096,  # of which only a check learns
         "cut off": whole[: len(whole) // 2],
     }[damage]
     path.write_bytes(content)
@@ -171,15 +175,28 @@ def test_a_file_that_is_locked_for_the_moment_is_no_damage(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Journal(path).close()
-    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 10)
+    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 1100)
     database = sqlite3.connect(path)
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
     with pytest.raises(QuasarError, match=r"at the moment.*locked.*start again") as caught:
         Journal(path)
+    assert 1.0 < time.monotonic() - began < 10
     assert not isinstance(caught.value, ConfigError)
     database.close()
     Journal(path).close()
+
+
+def test_a_file_that_is_unlocked_within_five_seconds_is_waited_for(path: Path) -> None:
+    Journal(path).close()
+    database = sqlite3.connect(path, check_same_thread=False)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("BEGIN EXCLUSIVE")
+    release = threading.Timer(0.3, database.close)
+    release.start()
+    Journal(path).close()
+    release.join()
 
 
 @pytest.mark.parametrize("size", [4096, 12288])
@@ -290,9 +307,26 @@ def test_a_copy_holds_what_another_process_has_just_written(path: Path, log: Jou
 
 
 def test_a_missing_file_cannot_be_copied_and_is_not_made(path: Path) -> None:
-    with pytest.raises(QuasarError):
+    with pytest.raises(QuasarError, match="cannot be used at the moment"):
         Journal(path, copy=True)
     assert not path.exists()
+
+
+def test_a_file_of_another_user_is_told_as_such(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so that the system's answer is given here."""
+    Journal(path).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        Journal(path, copy=True)
+    path.unlink()
+    with pytest.raises(QuasarError, match="cannot be used at the moment"):
+        Journal(path, copy=True)
+
+
+def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
+    Journal(tmp_path / "of" / "this" / "miner" / "journal.sqlite").close()
 
 
 def test_the_index_knows_every_state_that_closes() -> None:
