@@ -17,6 +17,7 @@ def test_spread_is_relative_to_the_slowest() -> None:
     assert spread([100.0, 125.0, 110.0]) == pytest.approx(0.25)
     assert spread([42.0]) == 0
     assert spread([0.75, 0.5]) == 0.5
+    assert spread([2.0, 7.0]) == 2.5
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, float("nan")], [-1.0]])
