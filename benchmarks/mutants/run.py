@@ -133,7 +133,7 @@ def chosen(path: str, every: list[Mutant], given: argparse.Namespace) -> list[Mu
     if not given.left:
         shuffled = list(every)
         random.Random(given.seed).shuffle(shuffled)
-        first = _tried_before(path, every, given.seed) if given.more else 0
+        first = _tried_before(path, shuffled, given.seed) if given.more else 0
         return shuffled[first:][: given.most]
     before = earlier(path)
     gaps = [one for one in before.left if not one.equivalent]
@@ -144,12 +144,12 @@ def chosen(path: str, every: list[Mutant], given: argparse.Namespace) -> list[Mu
     return found
 
 
-def _tried_before(path: str, every: list[Mutant], seed: int) -> int:
+def _tried_before(path: str, shuffled: list[Mutant], seed: int) -> int:
     before = earlier(path)
-    same = {(one.before, one.after) for one in every}.issuperset(
+    same = {(one.before, one.after) for one in shuffled[: before.tried]}.issuperset(
         (one.before, one.after) for one in before.left
     )
-    if before.seed != seed or before.made != len(every) or not same:
+    if before.seed != seed or before.made != len(shuffled) or not same:
         sys.exit(f"{path} or the seed has changed since its mutants were tried; leave out --more")
     return before.tried
 

@@ -162,6 +162,10 @@ def test_more_begins_where_the_tries_before_ended(
         chosen("x.py", every[1:], Namespace(**whole, more=True))
     with pytest.raises(SystemExit, match="has changed"):
         chosen("x.py", every, Namespace(**{**whole, "seed": 2}, more=True))
+    write(module("x.py", 2, gap).model_copy(update={"made": len(every)}), file)
+    with pytest.raises(SystemExit, match="has changed"):  # what was left is not among the first
+        chosen("x.py", every, Namespace(**whole, more=True))
+    write(module("x.py", 5, gap).model_copy(update={"made": len(every)}), file)
     changed = [one._replace(after="") if one == order[2] else one for one in every]
     with pytest.raises(SystemExit, match="has changed"):
         chosen("x.py", changed, Namespace(**whole, more=True))
