@@ -8,15 +8,10 @@ from benchmarks.mutants.results import Module, Mutants
 def section(found: Mutants) -> str:
     """Return the table by module, the sums, and every mutant that was left with its reason."""
     head = (
-        "| code | mutants | tried | noticed | change nothing | noticed of the others | earlier |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+        "| code | mutants | tried | noticed | change nothing | noticed of the others |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |"
     )
-    earlier = {one.path: f"{one.noticed} of {one.tried}" for one in found.samples}
-    rows = [
-        _row(one.path, one.made, one.tried, one.noticed, one.equivalent, earlier.pop(one.path, "-"))
-        for one in found.modules
-    ]
-    rows += [f"| {path} | - | - | - | - | - | {told} |" for path, told in sorted(earlier.items())]
+    rows = [_row(one) for one in found.modules]
     made, tried, noticed, equivalent = (
         sum(getattr(one, of) for one in found.modules)
         for of in ("made", "tried", "noticed", "equivalent")
@@ -27,17 +22,14 @@ def section(found: Mutants) -> str:
         f"{noticed / (tried - equivalent):.1%}. {tried / made:.0%} of these modules' mutants were "
         "tried."
     )
-    if found.samples:
-        before = sum(one.tried for one in found.samples)
-        seen = sum(one.noticed for one in found.samples)
-        told += f" In the earlier samples it was {seen:,} of {before:,}, {seen / before:.1%}."
     return "\n".join([head, *rows, "", told, "", *_left(found.modules)])
 
 
-def _row(name: str, made: int, tried: int, noticed: int, equivalent: int, earlier: str) -> str:
-    share = f"{noticed / (tried - equivalent):.1%}" if tried > equivalent else "-"
+def _row(module: Module) -> str:
+    made, tried, equivalent = module.made, module.tried, module.equivalent
+    share = f"{module.noticed / (tried - equivalent):.1%}" if tried > equivalent else "-"
     part = f"{tried:,}" if tried == made else f"{tried:,} ({tried / made:.0%})"
-    return f"| {name} | {made:,} | {part} | {noticed:,} | {equivalent} | {share} | {earlier} |"
+    return f"| {module.path} | {made:,} | {part} | {module.noticed:,} | {equivalent} | {share} |"
 
 
 def _left(modules: tuple[Module, ...]) -> list[str]:

@@ -63,8 +63,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     },
     "neurons/mining/submissions/cycle.py": (f"{MINING}/submissions",),
     "neurons/mining/submissions/journal.py": (f"{MINING}/submissions",),
+    "neurons/mining/submissions/schema.py": (f"{MINING}/submissions",),
+    "neurons/rules.py": ("tests/neurons/test_rules.py",),
     "neurons/validation/verdict.py": ("tests/neurons/validation/test_verdict.py",),
+    "neurons/validation/weights.py": ("tests/neurons/validation/test_weights.py",),
     "neurons/validator_api/access/auth.py": ("tests/neurons/validator_api/access",),
+    **{
+        f"neurons/validator_api/competition/{part}.py": (
+            "tests/neurons/validator_api/test_rounds.py",
+        )
+        for part in ("ranking", "rounds")
+    },
     "quasar_kernels/contract.py": ("tests/quasar_kernels/test_contract.py",),
 }
 """The tests that belong to a module, whose mutants they have to notice."""
