@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as metrics_text
+from pydantic import ValidationError
 
 from neurons.inference.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
@@ -20,15 +21,18 @@ from neurons.inference_protocol import Health, InferenceReply, InferenceRequest,
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
 """What Retry-After says while the model loads, and while the queue is full."""
 LOOK_SECONDS = 0.1
+PROBLEMS = 3
+"""So many of a body's faults are told."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, in tokens, and the bytes of its body."""
+    """What one request may ask for, in tokens, and the bytes and seconds of its body."""
 
     prompt: int
     new: int
     body: int = 2**20
+    seconds: float = 10.0
 
 
 class Metrics:
@@ -93,11 +97,16 @@ def create_app(decoding: Decoding, model_name: str, device: str, limits: Limits)
         began = perf_counter()
         try:
             decoder = _ready(decoding)
-            body = _checked(await _read(request, limits.body), decoder, limits)
+            read = asyncio.wait_for(_read(request, limits.body), limits.seconds)
+            body = _checked(await read, decoder, limits)
             try:
                 job = decoding.put(body)
             except Full:
                 raise _later("Too many requests wait", BUSY_SECONDS) from None
+        except asyncio.TimeoutError:  # another name of TimeoutError from Python 3.11 on
+            metrics.requests.labels("refused").inc()
+            late = f"The request did not arrive within {limits.seconds:g} s"
+            raise HTTPException(408, late, headers={"Connection": "close"}) from None
         except HTTPException as refusal:
             metrics.requests.labels("busy" if refusal.status_code == 503 else "refused").inc()
             raise
@@ -140,8 +149,10 @@ async def _read(request: Request, most: int) -> InferenceRequest:
             raise HTTPException(413, f"Request body is larger than {most} bytes")
     try:
         return InferenceRequest.model_validate_json(bytes(data))
-    except ValueError as error:
-        raise HTTPException(422, "; ".join(str(error).splitlines()[1:3]) or "no JSON") from None
+    except ValidationError as error:
+        told = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]]
+        detail = "; ".join(": ".join(filter(None, words)) for words in told)
+        raise HTTPException(422, detail) from None
 
 
 def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> InferenceRequest:

@@ -28,7 +28,7 @@ from tests import PROJECT
 from tests.processes import wait_for
 
 VOCABULARY = 512
-LIMITS = Limits(prompt=256, new=600)
+LIMITS = Limits(prompt=256, new=600, seconds=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,32 @@ def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str
     assert reply.status_code == status
     assert words in reply.text
     assert ask(url, prompt=[1], gen_len=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", "Invalid JSON: EOF while parsing a value at line 1 column 0"),
+        (b"[" * 3000, "Invalid JSON: recursion limit exceeded at line 1 column 202"),
+        (b"[]", "Input should be an object"),
+        (b'{"prompt": [1], "gen_len": 0}', "gen_len: Input should be greater than or equal to 1"),
+        (b'{"prompt": 1}', "prompt: Input should be a valid array; gen_len: Field required"),
+    ],
+)
+def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str) -> None:
+    reply = httpx.post(f"{url}/inference", content=body)
+    assert (reply.status_code, reply.json()) == (422, {"detail": detail})
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(url: str) -> None:
+    place = httpx.URL(url)
+    with socket.create_connection((place.host, int(place.port or 0)), timeout=30) as client:
+        client.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        began = time.monotonic()
+        answer = b"".join(iter(lambda: client.recv(4096), b""))  # to the end of the connection
+    assert time.monotonic() - began < 20
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 2 s" in answer
 
 
 class Slow:
