@@ -14,7 +14,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons import rules
-from neurons.validator_api.competition import rounds
+from neurons.protocol import HIGHEST_CLAIM
+from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
@@ -51,10 +53,10 @@ class Standing:
     """Ranks rows of one round."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
 
     def __call__(self, rows: Sequence[Row], baseline: Row | None = None) -> list[Ranked]:
-        session = self._session
+        session = self.session
         listed = [(2, one) for one in rows] + ([(1, baseline)] if baseline else [])
         for uid, hotkey in enumerate(sorted({one[1] for _, one in listed})):
             session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
@@ -106,6 +108,16 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
         key=lambda one: (-rules.weighted_score(one[2], one[3]["target_sequence_length"]), one[0]),
     )
     assert order(standing(rows)) == [one[0] for one in expected]
+    found = standing.session.execute(
+        select(Submission.target_sequence_length, Submission.tokens_per_sec, ranking.WEIGHTED)
+    ).all()
+    assert len(found) == len(bounds)
+    for length, speed, weighted in found:
+        assert weighted == pytest.approx(rules.weighted_score(speed, length), rel=1e-12)
+
+
+def test_what_was_never_revealed_weighs_nothing() -> None:
+    assert ranking.weighted(Submission(target_sequence_length=300_000)) == 0.0
 
 
 def test_the_multiplier_decides_before_the_speed(standing: Standing) -> None:
@@ -150,8 +162,15 @@ def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -
     ]
 
 
+def test_from_the_fifth_hotkey_on_nothing_is_earned(standing: Standing) -> None:
+    ranked = standing([row(number, f"key{number}", 100.0 - number) for number in range(1, 9)])
+    assert [place.rank for place in ranked] == list(range(1, 9))
+    assert [place.weight for place in ranked] == [0.60, 0.25, 0.10, 0.05, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_nothing_beyond_the_ceiling_ranks(standing: Standing) -> None:
-    assert order(standing([row(1, "a", 1.7e308), row(2, "b", 1.0)])) == [2]
+    beyond = row(1, "a", 1.7e308, target_sequence_length=1_000_000)  # their product overflows
+    assert order(standing([beyond, row(2, "b", 1.0), row(3, "c", HIGHEST_CLAIM)])) == [3, 2]
 
 
 def test_nothing_beyond_the_ceiling_is_a_baseline(standing: Standing) -> None:
@@ -161,6 +180,18 @@ def test_nothing_beyond_the_ceiling_is_a_baseline(standing: Standing) -> None:
 def test_a_refuted_baseline_need_not_be_beaten(standing: Standing) -> None:
     refuted = row(1, "a", 500.0, score=0.0)
     assert order(standing([row(2, "b", 1.0)], baseline=refuted)) == [2]
+
+
+def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
+    def uids(of_chain: dict[str, int]) -> list[tuple[int, str]]:
+        moment = Moment(START, block=2, oldest_block=1, uids=of_chain)
+        return [(one.uid, one.hotkey) for one in rounds.weights(standing.session, 2, moment)]
+
+    standing([row(1, "a", 2.0), row(2, "b", 1.0)])
+    assert uids({"a": 5}) == [(5, "a")]  # the chain does not know b
+    moment = Moment(START, block=2, oldest_block=1, uids={"a": 7})
+    rounds.finalize(standing.session, standing.session.get_one(Round, 2), moment)
+    assert uids({"a": 9, "b": 8}) == uids({}) == [(7, "a")]
 
 
 def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
@@ -195,8 +226,10 @@ def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveAp
     best = api.submit(BOB, 200.0)
     api.mark(best, 1.0)
     assert api.get("/get_weights")["weights"] == []
+    assert api.get("/get_current_round")["total_submissions"] == 2
     api.clock.now += 48 * HOURS
     following = api.get("/get_current_round")
+    assert following["total_submissions"] == 0
     assert (following["round_number"], following["baseline_submission_id"]) == (2, best)
     assert [(w["uid"], w["hotkey"], w["weight"]) for w in api.get("/get_weights")["weights"]] == [
         (1, BOB.hotkey, 0.60),
@@ -204,8 +237,12 @@ def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveAp
     ]
     for key, speed in ((ALICE, 200.0), (BOB, 201.0)):
         api.mark(api.submit(key, speed), 1.0)
-    weights = api.get("/get_weights", round_id=2)["weights"]
-    assert [w["hotkey"] for w in weights] == [BOB.hotkey]
+    for _ in ("as it stands", "as it ended"):
+        weights = api.get("/get_weights", round_id=2)["weights"]
+        assert [(w["hotkey"], w["weight"]) for w in weights] == [(BOB.hotkey, 0.60)]
+        api.clock.now += 48 * HOURS
+    first = api.get("/get_weights", round_id=1)["weights"]
+    assert [w["hotkey"] for w in first] == [BOB.hotkey, ALICE.hotkey]
 
 
 def test_a_round_without_a_winner_keeps_the_baseline(api: LiveApi) -> None:
@@ -233,6 +270,8 @@ def test_finalize(api: LiveApi) -> None:
     ]
     weights = api.get("/get_weights")["weights"]
     assert [w["weight"] for w in weights] == [0.60, 0.25, 0.10, 0.05]
+    shown = api.get("/get_submission_stats")["top_performers"]  # while no round is active
+    assert [one["rank"] for one in shown] == [1, 2, 3, 4, 5, None]
     for path, status, text in (
         ("/finalize_round/1", 400, "Round already finalized"),
         ("/finalize_round/7", 404, "Round not found"),
@@ -284,6 +323,28 @@ def test_a_completed_round_never_changes(api: LiveApi) -> None:
     weights = api.get("/get_weights", round_id=1)["weights"]
     assert [(w["hotkey"], w["weight"]) for w in weights] == [(ALICE.hotkey, 0.60)]
     assert api.get("/get_current_round")["round_number"] == 2
+
+
+def test_a_commitment_outlives_a_round_to_its_last_block(api: LiveApi) -> None:
+    row = api.commit(ALICE)
+    api.pass_blocks(BLOCKS + 300)
+    api.judge("/create_round", {"duration_hours": 2})
+    api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+
+
+def test_what_was_revealed_waits_for_its_verdict_over_rounds(api: LiveApi) -> None:
+    """A commitment that nobody may reveal any more stays behind."""
+    api.register(BOB)
+    revealed = api.commit(ALICE)
+    api.commit(BOB, "other")
+    api.pass_blocks(BLOCKS)
+    api.ok("/reveal_submission", revelation(ALICE, revealed), ALICE)
+    api.pass_blocks(301)
+    created = api.judge("/create_round", {"duration_hours": 2})
+    assert created["total_submissions"] == 1
+    api.mark(revealed, 1.0)
+    api.judge("/finalize_round/2", {})
+    assert [w["hotkey"] for w in api.get("/get_weights")["weights"]] == [ALICE.hotkey]
 
 
 def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
