@@ -42,19 +42,10 @@ class Module(Frozen):
         return sum(bool(one.equivalent) for one in self.left)
 
 
-class Sample(Frozen):
-    """What an earlier run found, by all of cosmic-ray's operators; what it left is not listed."""
-
-    path: str
-    tried: int
-    noticed: int
-
-
 class Mutants(Frozen):
-    """All modules, and what was found before."""
+    """All modules."""
 
     modules: tuple[Module, ...] = ()
-    samples: tuple[Sample, ...] = ()
 
 
 def load(path: Path = DATA) -> Mutants:
