@@ -53,7 +53,7 @@ def _token(value: SecretStr) -> SecretStr:
 
 def _no_folder_sign(value: str) -> str:
     if value in (".", ".."):
-        raise ValueError("names another folder")
+        raise ValueError("stands for a folder and is no name")
     return value
 
 

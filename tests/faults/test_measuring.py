@@ -206,6 +206,7 @@ def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
     assert stand_in.count(COMMIT) == 0
 
 
+LATE = MeasurementError("not done within 1 s", "timeout")
 CRASH = MeasurementError("died", "crash")
 NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import", remedy="Run pip.")
 
@@ -216,6 +217,7 @@ NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import"
         (512, {512: [CRASH] * 6}, 6, "died", ""),
         (512, {512: [NO_MODULE]}, 2, "attn.py needs x, which is not installed.", "Run pip."),
         (2048, {2048: [NO_MEMORY]}, 2, "2048 tokens failed: no memory", "TARGET_SEQUENCE_LENGTH"),
+        (2048, {2048: [LATE]}, 2, "not done within 1 s", "a larger BENCH_TIMEOUT_SECONDS"),
         (100_000, {}, 0, "TARGET_SEQUENCE_LENGTH=100000", ""),  # too long for a CPU
     ],
 )

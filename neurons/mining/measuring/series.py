@@ -113,10 +113,11 @@ class MinerSeries(ShortSeries):
             if self._confirmed(target) or self.run_for(target, VALIDATOR_LENGTHS):
                 return
         last = self.failures[-1]
+        longer = ", or a larger BENCH_TIMEOUT_SECONDS" if last.kind == "timeout" else ""
         raise Held(
             f"Nothing can be claimed: {last.length} tokens failed: {last.reason}.",
-            "Set TARGET_SEQUENCE_LENGTH to a length that fits this machine, or to auto; the report "
-            f"{self.path.name} names every failure.",
+            "Set TARGET_SEQUENCE_LENGTH to a length that fits this machine, or to auto"
+            f"{longer}; the report {self.path.name} names every failure.",
         )
 
     def _confirmed(self, target: int) -> bool:
