@@ -8,7 +8,7 @@ from fla.ops.quasar.layer.forward import positions
 from fla.ops.quasar.layer.kernels import causal_conv_silu
 from torch import Tensor
 
-from quasar_kernels.blocks.shapes import check_bounds, expect
+from quasar_kernels.shapes import check_bounds, expect
 
 
 class Earlier:

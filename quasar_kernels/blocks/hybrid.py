@@ -15,7 +15,7 @@ from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.mamba2 import Mamba2
 from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
-from quasar_kernels.blocks.shapes import expect, expect_sizes
+from quasar_kernels.shapes import expect, expect_sizes
 
 MIXERS = ("rwkv6", "mamba2", "quasar")
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}

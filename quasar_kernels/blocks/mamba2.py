@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import ssd
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
-from quasar_kernels.blocks.shapes import expect, expect_sizes
+from quasar_kernels.shapes import expect, expect_sizes
 
 TAPS = 4
 STATES = range(16, 129)

@@ -8,7 +8,7 @@ from fla.ops.quasar.backend import choose_backend
 from torch import Tensor, nn
 
 from quasar_kernels.blocks.backends import Backend
-from quasar_kernels.blocks.shapes import check_bounds, expect, expect_sizes
+from quasar_kernels.shapes import check_bounds, expect, expect_sizes
 
 
 class QuasarMixer(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import wkv6
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
-from quasar_kernels.blocks.shapes import expect, expect_sizes
+from quasar_kernels.shapes import expect, expect_sizes
 
 STREAMS = 5
 """Mixtures of a token and the one before: for decay, key, value, receptance and gate."""

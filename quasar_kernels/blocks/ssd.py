@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quasar_kernels.blocks.backends import Kernels, Operator
 from quasar_kernels.blocks.chunked import decayed_attention
-from quasar_kernels.blocks.shapes import check_state, expect
+from quasar_kernels.shapes import check_state, expect
 
 
 def ssd(

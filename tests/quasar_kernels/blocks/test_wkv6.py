@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused():
         (packed([10]), "must rise from 0 to T = 20"),
         ([0, 20], "int32 or int64 tensor .* got list"),
         (torch.tensor([0.0, 20.0]), "int32 or int64 tensor"),
-        (torch.tensor(20), "int32 or int64 tensor"),
+        (torch.tensor(20), r"shape \[N \+ 1\], from 0 to T; got \[\]"),
         (torch.tensor([[0, 20]]), r"shape \[N \+ 1\], from 0 to T; got \[1, 2\]"),
         (packed([])[:0], "got .0."),
     ):

@@ -25,34 +25,45 @@ def expect(
     Raises:
         ValueError: it is no tensor, or has another shape, dtype or device.
     """
-    said = f"{name} must have shape [{', '.join(map(str, shape))}]"
     if not isinstance(x, Tensor):
-        raise ValueError(f"{said}; got {type(x).__name__}, no tensor")
-    if len(x.shape) != len(shape) or any(
-        wanted != size and not isinstance(wanted, str)
-        for wanted, size in zip(shape, x.shape, strict=True)
+        raise ValueError(f"{_said(name, shape)}; got {type(x).__name__}, no tensor")
+    # a whole shape is compared at once: a decoded token waits for these checks
+    if x.shape != shape and (
+        len(x.shape) != len(shape)
+        or any(
+            wanted != size and not isinstance(wanted, str)
+            for wanted, size in zip(shape, x.shape, strict=True)
+        )
     ):
-        raise ValueError(f"{said}; got {list(x.shape)}")
+        raise ValueError(f"{_said(name, shape)}; got {list(x.shape)}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
     if device is not None and x.device != device:
         raise ValueError(f"{name} must be on {device}, as the others are; got {x.device}")
 
 
-def check_bounds(cu_seqlens: Tensor | None, batch: int) -> None:
+def _said(name: str, shape: Sequence[int | str]) -> str:
+    return f"{name} must have shape [{', '.join(map(str, shape))}]"
+
+
+def check_bounds(cu_seqlens: Tensor | None, batch: int, name: str = "cu_seqlens") -> None:
     """Raise ValueError unless these can be the bounds of sequences; their values are not read."""
     if cu_seqlens is None:
         return
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in _BOUNDS or not cu_seqlens.ndim:
-        got = cu_seqlens if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
-        raise ValueError(f"cu_seqlens must be an int32 or int64 tensor [N + 1]; got {got}")
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(
+            f"{name} must be an int32 or int64 tensor [N + 1]; got {type(cu_seqlens).__name__}"
+        )
+    if cu_seqlens.dtype not in _BOUNDS:
+        raise ValueError(f"{name} must be an int32 or int64 tensor; got {cu_seqlens.dtype}")
     if cu_seqlens.ndim != 1 or not cu_seqlens.numel():
         shape = list(cu_seqlens.shape)
-        raise ValueError(f"cu_seqlens must have shape [N + 1], from 0 to T; got {shape}")
+        raise ValueError(f"{name} must have shape [N + 1], from 0 to T; got {shape}")
+    if cu_seqlens.is_meta:
+        raise ValueError(f"{name} is on the meta device and has no values: make it on another")
     if batch != 1:
         raise ValueError(
-            f"cu_seqlens packs sequences into one row, so B must be 1; got B = {batch}: "
-            "flatten them"
+            f"{name} packs sequences into one row, so B must be 1; got B = {batch}: flatten them"
         )
 
 
