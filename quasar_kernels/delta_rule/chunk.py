@@ -44,7 +44,7 @@ def chunk_delta_rule(
         use_qk_l2norm_in_kernel: normalise q and k to unit length first.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included.
-        cu_seqlens_cpu: the same on the host, which saves a synchronisation.
+        cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
         kwargs: `chunk_size`, which changes nothing here.
 
     Returns:
@@ -52,14 +52,17 @@ def chunk_delta_rule(
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, tensors on several devices, an unknown
-            option, or QUASAR_BACKEND has no known value.
+        ValueError: arguments that are no tensors of these dtypes, shapes that do not fit one
+            another, no head or channel, tensors on several devices, bounds that do not rise from 0
+            to T or differ from their copy where both are on the host, a scale that is no number, an
+            unknown option, or QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
     """
     inputs.without(kwargs)
+    inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     return _chunks(
         q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+        inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
     )  # fmt: skip
 
 
@@ -114,12 +117,13 @@ def chunk_gated_delta_rule(
     inputs.without(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
     if cp_context is not None:
         raise ValueError("cp_context is given: call flash-linear-attention's own function for it")
+    inputs.check(q, k, v, scale, initial_state, cu_seqlens, turn, g=g, beta=beta)
     if kwargs.get("use_gate_in_kernel"):
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o, final = _chunks(
         q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+        use_qk_l2norm_in_kernel, inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
     )  # fmt: skip
     return o, inputs.turned(final, turn)
 
@@ -136,7 +140,6 @@ def _chunks(
     l2norm: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    inputs.check(q, k, v, beta, g, initial_state, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
         q, k = inputs.normed(q), inputs.normed(k)
@@ -153,4 +156,5 @@ def _chunks(
         scale,
         None if g is None else heads.scalars(g),
     )
-    return heads.joined(o), None if final is None else heads.joined_state(final)
+    results = heads.joined(o), None if final is None else heads.joined_state(final)
+    return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)

@@ -46,11 +46,13 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
     GPU with heads that are too wide for these kernels, which the torch path would compute.
     """
     given = dict(zip(_parameters(name), args, strict=False)) | kwargs
-    q, v, beta = given["q"], given["v"], given.get("beta")
+    q, v, beta = (given.get(x) for x in ("q", "v", "beta"))
+    if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor)):
+        return None  # ours refuse them by name
     for option in ("cp_context", "gk", "gv"):
         if given.get(option) is not None:
             return f"{option} is given"
-    if beta is not None and beta.ndim != 3:
+    if isinstance(beta, torch.Tensor) and beta.ndim != 3:
         return "beta has more than one value a token and head"
     recurrent = name.startswith("fused")
     widest = MAX_RECURRENT_HEAD_DIM if recurrent else MAX_HEAD_DIM

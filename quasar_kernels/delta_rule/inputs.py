@@ -3,60 +3,94 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.chunk_torch import l2norm
+from fla.ops.quasar.chunk_torch import l2norm, sequence_lengths
 from torch import Tensor
+
+from quasar_kernels.shapes import check_bounds, check_state, expect
 
 CHUNK_SIZES = (16, 32, 64)
 """What the host's `chunk_size` may be; here the kernels choose, and it changes nothing."""
+
+Results = tuple[Tensor, Tensor | None]
+"""An output, and a state if it is asked for."""
 
 
 def check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor,
-    g: Tensor | None,
+    scale: object,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    v_first: bool = False,
+    **scalars: Tensor,
 ) -> None:
-    """Check the shapes of a call.
+    """Check what a call is given, as its caller has it; nothing is read from a GPU.
+
+    Args:
+        v_first: whether states are `[N, HV, V, K]`.
+        scalars: `[B, T, HV]`, by their names.
 
     Raises:
-        ValueError: shapes do not fit one another, or tensors are on several devices.
+        ValueError: an argument is no tensor of a floating dtype, does not fit the others or is on
+            another device; there is no head or channel; or `scale` is no number.
     """
-    if q.ndim != 4 or k.shape != q.shape:
-        raise ValueError(
-            f"q and k must have one shape [B, T, H, K]; got {tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    B, T, H, K = q.shape
-    if v.ndim != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % H:
-        raise ValueError(
-            f"v must have shape [{B}, {T}, HV, V], HV a multiple of the {H} heads of q and k; got "
-            f"{tuple(v.shape)}"
-        )
+    expect("q", q, ("B", "T", "H", "K"))
+    device, (B, T, H, K) = q.device, q.shape
+    expect("k, as wide as q,", k, q.shape, device)
+    expect("v", v, (B, T, "HV", "V"), device)
     HV, V = v.shape[2:]
-    for name, x in (("beta", beta), ("g", g)):
-        if x is not None and x.shape != (B, T, HV):
+    if 0 in (H, K, HV, V):
+        raise ValueError(
+            f"q and v must have heads and channels; got {list(q.shape)} and {list(v.shape)}"
+        )
+    if HV % H:
+        raise ValueError(f"v's heads must be a multiple of the {H} heads of q and k; got {HV}")
+    for name, x in scalars.items():
+        expect(name, x, (B, T, HV), device)
+    check_state(initial_state, cu_seqlens, B, (HV, V, K) if v_first else (HV, K, V), device)
+    if scale is not None and not isinstance(scale, Real):
+        raise ValueError(f"scale must be a number, or None for 1 / sqrt(K); got {scale!r}")
+
+
+def given(**scalars: Tensor | None) -> dict[str, Tensor]:
+    """Return those that are not None, for `check`."""
+    return {name: x for name, x in scalars.items() if x is not None}
+
+
+def bounds_on_host(
+    cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, tokens: int
+) -> Tensor | None:
+    """Return the bounds on the host, whose kernels' launches need them there; None without any.
+
+    Bounds on a GPU are copied, which synchronises with it. Where a copy is given they are not
+    read, so whether it equals them is known of those on the host alone.
+
+    Raises:
+        ValueError: they do not rise from 0 to `tokens`, or the copy differs.
+    """
+    check_bounds(cu_seqlens_cpu, 1, "cu_seqlens_cpu")
+    if cu_seqlens is None:
+        if cu_seqlens_cpu is not None:
+            raise ValueError("cu_seqlens_cpu copies cu_seqlens, which is None: give both")
+        return None
+    if cu_seqlens_cpu is None:
+        bounds = cu_seqlens.cpu()
+    else:
+        bounds = cu_seqlens_cpu.cpu()
+        known = bounds if cu_seqlens.is_cuda else cu_seqlens
+        if bounds.shape != cu_seqlens.shape or not bool((bounds == known).all()):
             raise ValueError(
-                f"{name} must have shape [{B}, {T}, {HV}], one value a token and head of v; got "
-                f"{tuple(x.shape)}"
+                f"cu_seqlens_cpu must equal cu_seqlens, of {list(cu_seqlens.shape)}; got "
+                f"{bounds.tolist()}"
             )
-    if any(x is not None and x.device != q.device for x in (k, v, beta, g, initial_state)):
-        raise ValueError(f"all inputs must be on q's device, {q.device}")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(
-            f"cu_seqlens packs sequences into one row, so B must be 1; got B = {B}: flatten them"
-        )
-    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    if initial_state is not None and initial_state.shape != (N, HV, K, V):
-        raise ValueError(
-            f"initial_state must have shape {(N, HV, K, V)}, one state a sequence; got "
-            f"{tuple(initial_state.shape)}"
-        )
+    sequence_lengths(bounds, 1, tokens)
+    return bounds
 
 
 def without(options: dict[str, Any], *known: str) -> None:
@@ -107,10 +141,12 @@ def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tenso
     """Return -exp(A_log) softplus(g + dt_bias), of `[B, T, HV]` and `[HV]` each, in fp32.
 
     Raises:
-        ValueError: there is no A_log.
+        ValueError: there is no A_log, or one of both has another shape, dtype or device than fits.
     """
     if A_log is None:
         raise ValueError("use_gate_in_kernel=True needs A_log, of shape [HV]")
+    for name, x in given(A_log=A_log, dt_bias=dt_bias).items():
+        expect(name, x, g.shape[2:], g.device)
     wide = g if g.dtype == torch.float64 else g.float()
     if dt_bias is not None:
         wide = wide + dt_bias.to(wide.dtype)
@@ -138,3 +174,13 @@ def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
 def turned(state: Tensor | None, turn: bool) -> Tensor | None:
     """Return states `[N, H, K, V]` of `[N, H, V, K]` ones, or the reverse, if `turn`."""
     return state.transpose(-1, -2).contiguous() if turn and state is not None else state
+
+
+def linked(results: Results, *inputs: Tensor | None) -> Results:
+    """Return results that no token reached so that gradients, zeros, reach every input."""
+    wanting = [x for x in inputs if x is not None and x.requires_grad]
+    if not wanting or not torch.is_grad_enabled():
+        return results
+    nothing = torch.stack([x.sum().double() for x in wanting]).sum()
+    o, final = results
+    return o + nothing, None if final is None else final + nothing

@@ -18,7 +18,7 @@ def fused_recurrent_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor,
+    beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
@@ -34,7 +34,8 @@ def fused_recurrent_delta_rule(
     Arguments that are not described here are those of `chunk_delta_rule`.
 
     Args:
-        beta: `[B, T, HV]`; a step size a channel of the values is not taken.
+        beta: `[B, T, HV]`; None is 1; a step size a channel of the values is not taken.
+        cu_seqlens: on q's device; on a GPU its values are not checked, which would wait for it.
         inplace_state: return the final state, and in `initial_state`'s own storage where there is
             one and no gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
 
@@ -42,6 +43,9 @@ def fused_recurrent_delta_rule(
         ValueError: as `chunk_delta_rule`; or `inplace_state` with a state that cannot hold it.
     """
     inputs.without(kwargs)
+    _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
+    if beta is None:
+        beta = _ones(v)
     return _walk(
         q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         cu_seqlens, inplace_state,
@@ -94,18 +98,39 @@ def fused_recurrent_gated_delta_rule(
         )
     if inplace_state and turn:
         raise ValueError("inplace_state needs states [K, V]: leave state_v_first out")
+    _check(q, k, v, scale, initial_state, cu_seqlens, turn, g=g, beta=beta)
     if use_gate_in_kernel:
         if g is None:
             raise ValueError("use_gate_in_kernel=True needs g, the gate's input")
         g = inputs.log_decays(g, A_log, dt_bias)
     if beta is None:
-        beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
+        beta = _ones(v)
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o, final = _walk(
         q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens, inplace_state,
     )  # fmt: skip
     return o.to(v.dtype), inputs.turned(final, turn)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    v_first: bool = False,
+    **scalars: Tensor | None,
+) -> None:
+    inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, **inputs.given(**scalars))
+    # the kernel reads the bounds where they lie
+    if cu_seqlens is not None and cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")
+
+
+def _ones(v: Tensor) -> Tensor:
+    return torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
 
 
 def _walk(
@@ -121,11 +146,10 @@ def _walk(
     cu_seqlens: Tensor | None,
     inplace_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    inputs.check(q, k, v, beta, g, initial_state, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
         q, k = inputs.normed(q), inputs.normed(k)
     found: tuple[Tensor, Tensor | None] = run_recurrent(
         q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state, g
     )
-    return found
+    return found if q.numel() else inputs.linked(found, q, k, v, beta, g, initial_state)

@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused(call):
     x = inputs(10, B=2)
     for wrong, words in (
         ({"beta": x.beta[:, 1:]}, "beta must have shape"),
-        ({"k": x.k[..., 1:]}, "one shape"),
+        ({"k": x.k[..., 1:]}, "k, as wide as q, must have shape"),
         ({"v": x.v[:, :, :1]}, "a multiple of the 2 heads"),
         ({"g": x.g[..., :1]}, "g must have shape"),
     ):
