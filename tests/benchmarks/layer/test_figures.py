@@ -148,8 +148,9 @@ def test_launches_are_medians_in_order_of_start() -> None:
 def test_the_share_of_the_bound_by_hand(runs: Runs) -> None:
     machine = runs.reports["overlay"].environment
     assert machine is not None
-    # a token's products: four of 512 x 512, two of 512 x 64, and three of 64 x 64 in 8 heads
-    bound = 989 / (2 * (4 * 512 * 512 + 2 * 512 * 64 + 3 * 8 * 64 * 64)) * 1e6
+    # 4,096 operations a clock in each of an H200's 132 multiprocessors, at 1,980 MHz; a token's
+    # products: four of 512 x 512, two of 512 x 64, and three of 64 x 64 in 8 heads
+    bound = 4096 * 132 * 1980e-6 / (2 * (4 * 512 * 512 + 2 * 512 * 64 + 3 * 8 * 64 * 64)) * 1e6
     assert bound_of(machine) == pytest.approx(bound * 1e6)
     speeds = {"overlay": {7: bound / 2, 9: bound}, "public-fork": {}, "peer": {7: bound / 4}}
     text = shares_of_bound(machine, speeds)
