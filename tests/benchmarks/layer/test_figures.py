@@ -156,5 +156,6 @@ def test_the_share_of_the_bound_by_hand(runs: Runs) -> None:
     text = shares_of_bound(machine, speeds)
     assert "| 7 | 50.0% | - | 66.7% |" in text  # 1 of the 3 bounds that the peer is late is left
     assert "| 9 | 100.0% | - | - |" in text
-    unknown = machine.model_copy(update={"gpu": "NVIDIA X1"})
+    silent = {"gpu": "NVIDIA X1", "memory_bus_bits": None, "compute_capability": None}
+    unknown = machine.model_copy(update=silent)
     assert "not known" in shares_of_bound(unknown, speeds)
