@@ -34,10 +34,23 @@ def test_the_slow_operation_is_found_and_traced(
     assert ncu_command(tree, 16) in out
 
 
-def test_what_cannot_be_profiled_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_tree_that_breaks_is_told(
+    make_tree: MakeTree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--tree", str(tmp_path), "--device", "cpu"]) == 1
-    assert "fla" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--tree", ".", "--length", "0"])
+    assert (
+        main(["--tree", str(make_tree("raise ValueError('no such layer')")), "--device", "cpu"])
+        == 1
+    )
+    assert "no such layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("length", "words"), [("16", "has no fla/ops/quasar/chunk.py"), ("0", "--length 0 must be")]
+)
+def test_what_cannot_be_profiled_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], length: str, words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--tree", str(tmp_path), "--length", length, "--device", "cpu"])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
