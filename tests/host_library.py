@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
 
     if not torch.cuda.is_available():
         fla.utils.device = "cpu"  # type: ignore[attr-defined] # where tests put their tensors
+        fla.utils.device_torch_lib = torch.cpu  # type: ignore[attr-defined] # what they wait for
     ours = ["-c", "/dev/null", "-p", "no:cacheprovider", "-q", *options]
     with switched():
         return pytest.main([*map(str, files), *ours], plugins=[LeaveOut()])

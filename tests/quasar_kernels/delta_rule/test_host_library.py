@@ -19,6 +19,15 @@ def test_ours_is_called():
 def test_flash_qla_is_not_ours():
     assert False
 """
+CONFTEST = """
+import pytest
+from fla.utils import device_torch_lib
+
+@pytest.fixture(autouse=True)
+def _wait():
+    yield
+    device_torch_lib.synchronize()
+"""
 OF_GDN = """
 def test_that_fails():
     assert False
@@ -28,6 +37,7 @@ def test_that_fails():
 def test_the_tests_of_a_checkout_run_against_these_kernels(tmp_path):
     folder = tmp_path / "tests/ops"
     folder.mkdir(parents=True)
+    (tmp_path / "tests/conftest.py").write_text(CONFTEST)
     done = run_python("-m", "tests.host_library", tmp_path)
     assert done.returncode == 2
     assert "give a checkout" in done.stderr
