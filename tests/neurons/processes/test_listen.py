@@ -17,6 +17,15 @@ def test_a_free_port_is_listened_on() -> None:
         socket.create_connection(place.getsockname()).close()
 
 
+def test_a_reply_in_two_parts_does_not_wait_for_its_client() -> None:
+    with (
+        listen("127.0.0.1", 0, NAMES) as place,
+        socket.create_connection(place.getsockname()),
+        place.accept()[0] as served,
+    ):
+        assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
     with listen("127.0.0.1", 0, NAMES) as place:
         port = place.getsockname()[1]
