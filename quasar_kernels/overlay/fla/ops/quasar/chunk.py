@@ -229,9 +229,11 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
     return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
 
 
-def _for_each_head(x, heads: int):
-    # q or k, whose heads neighbouring ones of v share, repeated for those that read a head's own
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+def _for_each_head(q, k, v) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # heads of q and k that neighbouring ones of v share repeated, for what reads one of its own
+    if q.shape[2] != v.shape[2]:
+        q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    return q, k, v
 
 
 class Recorded(NamedTuple):
@@ -262,9 +264,9 @@ def recorded_forward(
     )  # fmt: skip
     if found is None:
         plan = plan_segments(v, cu_seqlens, launch=_forward_with)
-        each = (_for_each_head(x, v.shape[2]) for x in (q, k))
+        qkv = _for_each_head(q, k, v)
         found = *chunk_quasar_fwd(
-            *each, v, beta, initial, output_final_state, scale, g, plan=plan
+            *qkv, beta, initial, output_final_state, scale, g, plan=plan
         ), plan  # fmt: skip
     o, final, G, states, cut = found
     return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
@@ -298,8 +300,7 @@ def recorded_backward(
             found = cuda_backward(backend, q, k, v, *others, cut, g)
         if found is None:
             plan = plan_of(v, cut) if isinstance(cut, Segments) else cut
-            each = (_for_each_head(x, v.shape[2]) for x in (q, k))
-            found = chunk_quasar_bwd(*each, v, *others, g, plan=plan)
+            found = chunk_quasar_bwd(*_for_each_head(q, k, v), *others, g, plan=plan)
         dq, dk, *grads = found
         if q.shape[2] != v.shape[2]:
             dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in (dq, dk))
@@ -395,8 +396,7 @@ def run_chunks(
     arguments = (q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, g)
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
     if not on_kernels or (backend := requested_backend()) == "torch":
-        q, k = (_for_each_head(x, v.shape[2]) for x in (q, k))
-        return chunk_quasar_torch(q, k, *arguments[2:7], scale=scale, g=g)
+        return chunk_quasar_torch(*_for_each_head(q, k, v), *arguments[3:7], scale=scale, g=g)
     inputs = (*arguments[:5], g)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return ChunkQuasarFunction.apply(backend, scale, *arguments[:7], g)

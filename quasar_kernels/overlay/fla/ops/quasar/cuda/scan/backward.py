@@ -179,25 +179,13 @@ def backward(
         d_initial, d_beta, d_decay,
     )  # fmt: skip
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
-    sizes = (
-        T,
-        cut.length,
-        *qs,
-        *ks,
-        *vs,
-        *os,
-        cut.per_sequence,
-        H,
-        parts,
-        scale,
-        *addresses(g),
-        group,
-    )
+    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts
+    given = scale, *addresses(g), group
     maps = _NO_MAPS
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, places[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(_pack(*places, *tables, *sizes), maps)
+        (ctypes.c_char_p * 2)(_pack(*places, *tables, *sizes, *given), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
