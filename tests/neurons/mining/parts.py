@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -226,3 +226,29 @@ def draft(**changes: Any) -> Submission:
 def states(context: Context, key: int) -> list[State]:
     """Return every state that a submission has been in, in order."""
     return [event.state for event in context.journal.events(key) if event.kind != "noted"]
+
+
+COMMITTING: dict[str, Any] = {
+    "fork_url": "https://github.com/alice/fork",
+    "commit_hash": "a" * 40,
+    "content_digest": "d",
+    "report": "reports/a.json",
+    "tokens_per_sec": 1234.5678901234567,
+    "vram_mb": 12.25,
+    "benchmarks": {"512": {"tokens_per_sec": 0.1 + 0.2, "vram_mb": 0.0}},
+    "salt": "5" * 64,
+    "commitment_hash": "c" * 64,
+    "round_id": 7,
+}
+"""What a submission has from its claim on."""
+
+
+def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
+    """Have a journal begin a submission."""
+    first = draft(id=0, target_sequence_length=target, hotkey=hotkey, created_at=1.0)
+    return log.insert(replace(first, updated_at=1.0))
+
+
+def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
+    """Have a journal end a submission."""
+    return log.transition(submission, replace(submission, state=state, updated_at=2.0))
