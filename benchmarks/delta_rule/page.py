@@ -53,6 +53,8 @@ def speeds(results: DeltaRuleResults) -> str:
             "host / CUDA": _times(lead(row)),
             "host / Triton": _times(lead(row, "triton")),
             "CUDA from rest, ms": _ms(row.times.get("cuda"), "rested_ms"),
+            "host from rest, ms": _ms(row.times.get("host"), "rested_ms"),
+            "host / CUDA, from rest": _times(lead(row, kind="rested_ms")),
             "CUDA eager, ms": _ms(row.times.get("cuda"), "eager_ms"),
         }
 

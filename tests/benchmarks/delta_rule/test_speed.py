@@ -135,8 +135,8 @@ def test_a_run_within_its_limits_misses_none(results):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("rows.0.times.host.graph_ms", 14.0, "delta rule, forward"),
-        ("rows.0.times.cuda.rested_ms", 1.4, "ms from rest: 1.4, limit 1.3"),
+        ("rows.0.times.host.rested_ms", 14.0, "times the host, from rest: 14, limit 15"),
+        ("rows.0.times.cuda.rested_ms", 1.32, "ms from rest: 1.32, limit 1.3"),
         ("rows.1.times.host.graph_ms", 0.9, "forward and backward"),
         ("rows.2.times.cuda.rested_ms", 0.5, "ms from rest: 0.5, limit 0.45"),
         ("rows.3.times.cuda.graph_ms", 1.6, "times the fastest other library: 0.625"),
