@@ -1,7 +1,8 @@
 """A stand-in for a CUDA graph of a call, on a CPU: it computes again, into the same tensors.
 
 What `replay.py` promises of its outputs and inputs can be broken with it as on a GPU: it reads its
-inputs where they lay at its capture, or its copies of them, and overwrites its outputs.
+inputs where they lay at its capture, or its copies of them, and overwrites its outputs, and what
+the other graphs have left, whose memory it shares.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ CAPTURED: list[Graph] = []
 class Graph(replay._Graph):
     """Stands in for a captured call; `replays` counts its calls."""
 
-    def __init__(self, compute, inputs, tensors, dtype, scratch, moves) -> None:
+    def __init__(self, compute, inputs, tensors, dtype, moves) -> None:
         self.thread, self.replays = threading.current_thread(), 0
         self.places = None if moves else replay._places(inputs)
         if moves:
             inputs = [torch.empty_like(x, dtype=dtype) for x in inputs]
         self.copies = inputs if moves else ()
-        more = {} if scratch is None else {"scratch": torch.empty(scratch, dtype=dtype)}
 
         def run():
-            return compute(*inputs, *tensors, **more)
+            return compute(*inputs, *tensors)
 
         self.outputs, self.rest = run()
         self.graph = SimpleNamespace(replay=lambda: self.again(run))
@@ -36,6 +36,11 @@ class Graph(replay._Graph):
 
     def again(self, run) -> None:
         self.replays += 1
+        for graph in CAPTURED:
+            if graph is not self:
+                for left in (*graph.copies, *graph.outputs, *graph.rest):
+                    if left is not None and left.is_floating_point():
+                        left.fill_(float("nan"))
         outputs, rest = run()
         for old, new in zip((*self.outputs, *self.rest), (*outputs, *rest), strict=True):
             if old is not None:
@@ -48,7 +53,7 @@ def simulate(monkeypatch) -> list[Graph]:
     monkeypatch.setattr(replay, "_Graph", Graph)
     monkeypatch.setattr(
         replay,
-        "_can_be_replayed",
+        "_may_be_replayed",
         lambda x, dtype, most: 0 < x.numel() <= most and not torch.is_grad_enabled(),
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)

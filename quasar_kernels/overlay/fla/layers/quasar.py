@@ -29,6 +29,8 @@ from fla.ops.quasar.switches import requested_backend
 DECODE_TOKENS = 16
 """Up to so many tokens after a cached state are walked one by one."""
 
+_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
+
 
 class GatedRMSNorm(nn.Module):
     """Holds the norm's weight `[head_dim]`; the layer applies it."""
@@ -278,21 +280,43 @@ class QuasarAttention(nn.Module):
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:
+        """Return the parameters, without a module's search for attributes: at 512 tokens it counts.
+
+        Raises:
+            TypeError: FSDP2 or tensor parallelism shards a projection by itself.
+        """
         parts = self._modules
-        if hasattr(_parameter(parts["q_proj"]), "placements"):  # kernels read plain memory
-            raise TypeError(
+        narrow, wide = parts["g_proj"]._modules.values()
+        try:
+            q, wide = parts["q_proj"]._parameters["weight"], wide._parameters
+            taps = shifts = (None, None, None)
+            if self.use_short_conv:
+                convs = [parts[name]._parameters for name in _CONVS]
+                taps, shifts = [p["weight"] for p in convs], [p["bias"] for p in convs]
+            found = Weights(
+                q, parts["k_proj"]._parameters["weight"], parts["v_proj"]._parameters["weight"],
+                narrow._parameters["weight"], wide["weight"], wide["bias"], *taps, *shifts,
+                self._parameters["beta_log"], parts["o_norm"]._parameters["weight"],
+                parts["o_proj"]._parameters["weight"],
+            )  # fmt: skip
+        except KeyError:  # what parametrizes a module makes its weight an attribute like others
+            found = self._weights_by_attribute()
+        if type(found.q) is not nn.Parameter and hasattr(found.q, "placements"):
+            raise TypeError(  # kernels read plain memory
                 "q_proj.weight is a DTensor while the layer runs: give fully_shard the layer or "
                 "the block around it, not its projections, and do not parallelize them by tensor"
             )
-        narrow, wide = parts["g_proj"]._modules.values()
-        names = ("q_conv1d", "k_conv1d", "v_conv1d") if self.use_short_conv else ()
-        convs = [parts[name] for name in names]
+        return found
+
+    def _weights_by_attribute(self) -> Weights:
+        narrow, wide = self.g_proj
+        convs = [getattr(self, name) for name in _CONVS] if self.use_short_conv else []
         return Weights(
-            *(_parameter(parts[name]) for name in ("q_proj", "k_proj", "v_proj")),
-            _parameter(narrow), _parameter(wide), _parameter(wide, "bias"),
-            *([_parameter(conv) for conv in convs] or (None,) * 3),
-            *([_parameter(conv, "bias") for conv in convs] or (None,) * 3),
-            _parameter(self, "beta_log"), _parameter(parts["o_norm"]), _parameter(parts["o_proj"]),
+            self.q_proj.weight, self.k_proj.weight, self.v_proj.weight,
+            narrow.weight, wide.weight, wide.bias,
+            *([conv.weight for conv in convs] or (None,) * 3),
+            *([conv.bias for conv in convs] or (None,) * 3),
+            self.beta_log, self.o_norm.weight, self.o_proj.weight,
         )  # fmt: skip
 
     def _attend(
@@ -331,13 +355,6 @@ class QuasarAttention(nn.Module):
             o = gated(o, narrow, gate_weights, weights.norm, self.norm_eps)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
         return y.view(B, T, self.hidden_size), conv_state, state
-
-
-def _parameter(module: nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return `module.name`, without a module's search for attributes: at 512 tokens it counts."""
-    own = module._parameters
-    # what parametrizes a module makes the name an attribute like others
-    return own[name] if name in own else getattr(module, name)
 
 
 def _are_overwritable(parts, state, dtype: torch.dtype) -> bool:

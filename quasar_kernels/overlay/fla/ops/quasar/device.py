@@ -21,7 +21,7 @@ def on_its_device(function: Function) -> Function:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        for x in (*args, *kwargs.values()):
+        for x in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(x, torch.Tensor):
                 if x.is_cuda and x.get_device() != torch.cuda.current_device():
                     with torch.cuda.device(x.device):

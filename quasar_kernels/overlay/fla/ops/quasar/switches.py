@@ -22,13 +22,24 @@ NVRTC = "QUASAR_NVRTC"
 """The path of the NVRTC library to use instead of searching for one."""
 
 
+def _read(name: str, default: str) -> str:
+    """Return a variable, without the two exceptions inside `os.environ.get` where it is not set.
+
+    They are a thirtieth of the host's time of a short call of the layer.
+    """
+    stored = getattr(os.environ, "_data", None)
+    if stored is not None and os.environ.encodekey(name) not in stored:
+        return default
+    return os.environ.get(name, default)
+
+
 def requested_backend() -> Backend:
     """Return QUASAR_BACKEND, `auto` where it is not set.
 
     Raises:
         ValueError: it is none of `BACKENDS`.
     """
-    wanted = os.environ.get(BACKEND, "auto")
+    wanted = _read(BACKEND, "auto")
     for name in BACKENDS:
         if name == wanted:
             return name
@@ -37,7 +48,7 @@ def requested_backend() -> Backend:
 
 def graphs() -> bool:
     """Return whether calls of the layer may become CUDA graphs."""
-    return os.environ.get(GRAPHS) != "0"
+    return _read(GRAPHS, "") != "0"
 
 
 def keep_mib(default: int) -> int:

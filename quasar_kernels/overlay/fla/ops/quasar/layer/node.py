@@ -97,14 +97,12 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     x, *tensors = ctx.saved_tensors
     count = len(Weights._fields)
 
-    def compute(
-        x: torch.Tensor, dy: torch.Tensor, *tensors: Any, scratch: torch.Tensor | None = None
-    ) -> tuple[Tensors, Tensors]:
+    def compute(x: torch.Tensor, dy: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
         found = None
         if kept:
             found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
-        return _gradients(call, x, weights, found, dy, needed, scratch)
+        return _gradients(call, x, weights, found, dy, needed)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
         return product_in(d_products, projections, x.dtype).view(x.shape)
@@ -117,7 +115,6 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         d_weights, dx = replayed(
             ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
             ("backward", call, cut, needed, x.dtype), most=most,
-            scratch=(x.numel() // x.shape[-1], 3 * call.heads * call.head_dim + call.head_dim),
             finish=of_x if needed[0] else None,
         )  # fmt: skip
     return None, None, None, dx, *d_weights
@@ -141,13 +138,13 @@ def apply_layer(
 
 def _gradients(
     call: Call, x: torch.Tensor, weights: Weights, found: Attended | None, dy: torch.Tensor,
-    needed: Sequence[bool], scratch: torch.Tensor | None,
+    needed: Sequence[bool],
 ) -> tuple[Tensors, Tensors]:  # fmt: skip
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
-    The latter are the gradient of the products, in `scratch` where that is given, and the weights
-    of the products. `found` is what led to the output, None to compute it again. Tensors go as soon
-    as they have served: a million tokens' are gigabytes each.
+    The latter are the gradient of the products and the weights of the products. `found` is what led
+    to the output, None to compute it again. Tensors go as soon as they have served: a million
+    tokens' are gigabytes each.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -169,9 +166,7 @@ def _gradients(
         saved, cut, do.view(B, T, H, S), backend=call.backend
     )  # fmt: skip
     del do, saved
-    if scratch is None:
-        scratch = torch.empty(R, channels + S, dtype=dtype, device=x.device)
-    d_products = scratch
+    d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None:
         # as they were, to the bit; but 16 bits will do where none are ever kept

@@ -8,7 +8,6 @@ everything again, from the parameters as they are then.
 from __future__ import annotations
 
 import logging
-import math
 import operator
 import threading
 import weakref
@@ -26,7 +25,8 @@ KEPT = 8
 """Kinds of calls that an owner remembers, the latest ones: each keeps its outputs."""
 
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
-_dtype = operator.attrgetter("dtype")
+_stride = torch.Tensor.stride
+_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
@@ -36,7 +36,6 @@ _LAUNCHED = "cannot be captured"
 _this_thread = threading.local()
 
 Key = tuple[Any, ...]
-Shape = tuple[int, ...]
 Inputs = Sequence[torch.Tensor]
 Tensors = Sequence["torch.Tensor | None"]
 Compute = Callable[..., tuple[Tensors, Tensors]]
@@ -51,17 +50,10 @@ class _Pool:
         self.handle = torch.cuda.graph_pool_handle()
         # of all captures: torch's allocator gives a block again only to the stream that had it
         self.stream = torch.cuda.Stream()
-        self._scratch: torch.Tensor | None = None
-
-    def scratch(self, shape: Shape, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        size = math.prod(shape) * dtype.itemsize
-        if self._scratch is None or self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8, device=like.device)
-        return self._scratch[:size].view(dtype).view(shape)
 
 
 def _places(inputs: Inputs) -> Key:
-    return tuple((x.data_ptr(), x.dtype, x.stride()) for x in inputs)
+    return *map(_address, inputs), *map(_dtype, inputs), *map(_stride, inputs)
 
 
 class _Seen(NamedTuple):
@@ -72,57 +64,69 @@ class _Seen(NamedTuple):
 
 
 class _Graph:
-    """A captured call: its inputs or their places, and its outputs; a pool has what lies between.
+    """A captured call: where its inputs lay, or its copies of them where one `moves`.
 
-    It reads its inputs where they lay when it was captured, or copies them first where one `moves`.
+    It keeps no memory of its own: its outputs, and the copies, lie in the pool as what is between
+    does, which the next replay of any graph overwrites.
     """
 
     def __init__(
-        self, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype,
-        scratch: Shape | None, moves: bool,
-    ) -> None:  # fmt: skip
+        self, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, moves: bool
+    ) -> None:
         first: Any = (*inputs, *tensors)[0]  # there is no call without a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
         self.places = None if moves else _places(inputs)
-        if moves:
-            inputs = [torch.empty(x.shape, dtype=dtype, device=x.device) for x in inputs]
-        self.copies = inputs if moves else ()
-        more = {}
-        if scratch is not None:
-            more = {"scratch": self.pool.scratch(scratch, first, dtype)}
         self.graph = torch.cuda.CUDAGraph()
         self.pool.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.pool.stream):
             self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
             try:
-                self.outputs, self.rest = compute(*inputs, *tensors, **more)
+                if moves:
+                    inputs = [torch.empty(x.shape, dtype=dtype, device=x.device) for x in inputs]
+                outputs, rest = compute(*inputs, *tensors)
             finally:
                 self.graph.capture_end()
+        self.copies = [_unowned(x) for x in inputs] if moves else ()
+        self.outputs = [None if x is None else _unowned(x) for x in outputs]
+        self.rest = [None if x is None else _unowned(x) for x in rest]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        for copy, x in zip(self.copies, inputs, strict=False):  # none where they are read in place
-            copy.copy_(x)
+        if self.copies:
+            for copy, x in zip(self.copies, inputs, strict=True):
+                copy.copy_(x)
         self.graph.replay()
         return _renewed(self.outputs), self.rest
 
 
+def _unowned(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor where `x` lies that leaves the memory to whoever allocates it next."""
+    memory = x.untyped_storage()
+    construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
+    if construct is None:  # torch does not promise it: then the memory is this graph's alone
+        return x
+    same = construct(memory.data_ptr(), x.device, memory.nbytes())
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        same, x.storage_offset(), x.shape, x.stride()
+    )
+
+
 def _renewed(outputs: Tensors) -> Tensors:
     """Return `outputs` as tensors of their own: the next replay overwrites them."""
+    if len(outputs) == 1 and outputs[0] is not None:
+        return [outputs[0].clone()]
     given = [x for x in outputs if x is not None]
-    if len(given) < 2:
-        return [None if x is None else x.clone() for x in outputs]
     found = [None if x is None else torch.empty_like(x) for x in outputs]
     torch._foreach_copy_([x for x in found if x is not None], given)
     return found
 
 
-def _can_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool:
+def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool:
     return (
         first.is_cuda
         and 0 < first.numel() <= most
-        and dtype in (torch.bfloat16, torch.float16)
+        and dtype.itemsize == 2
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and switches.graphs()
@@ -130,29 +134,22 @@ def _can_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
     )
 
 
-def _kind(
-    inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key, most: int
-) -> Key | None:
+def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return what a graph of this call depends on besides values, or None where it can be none.
 
     An address tells the device, too; those of the inputs are left to `_places`.
     """
-    first: Any = inputs[0] if inputs else tensors[0]
-    if not _can_be_replayed(first, dtype, most):
-        return None
-    types = tuple(map(type, tensors))
-    if not (_PLAIN.issuperset(types) and _PLAIN.issuperset(map(type, inputs))):
-        return None
     # whole passes in C: at 512 tokens this is a tenth of the host's time
+    types = (*map(type, tensors), *map(type, inputs))
+    if not _PLAIN.issuperset(types):
+        return None
     given = [x for x in tensors if x is not None]
-    strides = None if all(map(_is_contiguous, given)) else tuple(x.stride() for x in given)
-    here = first.get_device()
+    here = (inputs or given)[0].get_device()
     stream = torch._C._cuda_getCurrentRawStream(here)
-    inference = torch.is_inference_mode_enabled()
-    shapes = [x.shape for x in inputs]
+    strides = None if all(map(_is_contiguous, given)) else (*map(_stride, given),)
     return (
-        first.shape, dtype, here, stream, inference, settings, types, strides,
-        *shapes, *map(_address, given), *map(_dtype, given),
+        dtype, here, stream, torch.is_inference_mode_enabled(), settings, types, strides,
+        *map(_shape, inputs), *map(_address, given), *map(_dtype, given),
     )  # fmt: skip
 
 
@@ -165,7 +162,6 @@ def replayed(
     settings: Key,
     *,
     most: int = MOST_ELEMENTS,
-    scratch: Shape | None = None,
     finish: Finish | None = None,
 ) -> tuple[Tensors, Any]:
     """Call `compute(*inputs, *tensors)`, from a thread's second call of a kind on by a CUDA graph.
@@ -184,41 +180,40 @@ def replayed(
         dtype: of the computation.
         settings: hashable values that change what `compute` does, the tensors' sizes among them.
         most: elements of the first input up to which a call is replayed.
-        scratch: shape of a tensor in `dtype` that a replayed `compute` gets as `scratch`, to put
-            what `finish` reads: all graphs of a stream share it.
         finish: is called with the rest of what `compute` returned, before anything overwrites that.
 
     Returns:
         The outputs, tensors of their own, and what `finish` returned, or None.
     """
-    kind = None if owner is None else _kind(inputs, tensors, dtype, settings, most)
+    first: Any = inputs[0] if inputs else tensors[0]  # there is no call without a tensor
+    kind = None
+    if owner is not None and _may_be_replayed(first, dtype, most):
+        kind = _kind(inputs, tensors, dtype, settings)
     if kind is not None:
-        # numbers of threads are used again, an object is not while it is kept
-        thread = _this_thread.__dict__.setdefault("mark", object())
-        with _lock:  # a graph has one place for its outputs: nobody else may fill it meanwhile
-            known = _known(owner, kind, thread, compute, inputs, tensors, dtype, scratch)
+        with _lock:  # graphs have one place for their outputs: nobody else may fill it meanwhile
+            kinds, places = _owners.get(owner), _places(inputs)
+            known = None if kinds is None else kinds.get(kind)
+            if not isinstance(known, _Graph) or (known.places or places) != places:
+                known = _captured(owner, kind, compute, inputs, tensors, dtype)
             if known is not None:
+                _owners[owner].move_to_end(kind)
                 outputs, rest = known(inputs)
                 return outputs, finish and finish(*rest)
     outputs, rest = compute(*inputs, *tensors)
     return outputs, finish and finish(*rest)
 
 
-def _known(
-    owner: Any, kind: Key, thread: object, compute: Compute, inputs: Inputs, tensors: Tensors,
-    dtype: torch.dtype, scratch: Shape | None,
-) -> _Graph | None:  # fmt: skip
-    """Return the graph of a call, captured now where it is due, or None for a launch."""
-    kinds = _owners.get(owner)
-    if kinds is None:
-        kinds = _owners[owner] = OrderedDict()
+def _captured(
+    owner: Any, kind: Key, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype
+) -> _Graph | None:
+    """Return the graph of a call that has none yet, if it is due, or None for a launch."""
+    # numbers of threads are used again, an object is not while it is kept
+    thread = _this_thread.__dict__.setdefault("mark", object())
+    kinds = _owners.setdefault(owner, OrderedDict())
     known, places = kinds.get(kind), _places(inputs)
     if type(known) is _Seen and known.thread is thread:
-        moves = known.places != places
-        known = kinds[kind] = _capture(compute, inputs, tensors, dtype, scratch, moves)
-    if isinstance(known, _Graph) and (known.places is None or known.places == places):
-        kinds.move_to_end(kind)
-        return known
+        kinds[kind] = _capture(compute, inputs, tensors, dtype, known.places != places)
+        return kinds[kind] if kinds[kind] is not _LAUNCHED else None
     if known is not _LAUNCHED:
         # a thread's first call makes its libraries' handles, which a capture forbids
         kinds[kind] = _Seen(thread, None if isinstance(known, _Graph) else places)
@@ -229,11 +224,10 @@ def _known(
 
 
 def _capture(
-    compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, scratch: Shape | None,
-    moves: bool,
-) -> _Graph | str:  # fmt: skip
+    compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, moves: bool
+) -> _Graph | str:
     try:
-        return _Graph(compute, inputs, tensors, dtype, scratch, moves)
+        return _Graph(compute, inputs, tensors, dtype, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
         # torch leaves the device's random numbers in a capture that fails: nobody could draw any

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -129,6 +130,17 @@ def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.T
     return table.shape[0], 1, table
 
 
+def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return a tensor like `d_o` for each of `parts`, parts of one tensor where those are.
+
+    What a caller keeps in one piece it gives back in one piece, whose place serves the next large
+    tensor; three pieces between others would be holes, a third of a CUDA graph's memory.
+    """
+    if len({x.untyped_storage().data_ptr() for x in parts}) > 1:
+        return [torch.empty_like(d_o) for _ in parts]
+    return d_o.new_empty(len(parts), *d_o.shape).unbind()
+
+
 def backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -168,7 +180,8 @@ def backward(
         beta = divisible(beta, q.dtype)
     if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
         d_o = d_o.clone()
-    dq, dk, dv, checkpoints = (torch.empty_like(d_o) for _ in range(4))
+    dq, dk, dv = _like_parts(d_o, (q, k, v))
+    checkpoints = torch.empty_like(d_o)
     rows, parts, tiles = _cut_tiles(cut, T, S)
     d_beta = beta.new_empty(beta.shape if reads_step else (rows * parts, H))
     d_decay = None if g is None else torch.empty_like(d_beta)
