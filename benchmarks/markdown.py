@@ -33,7 +33,10 @@ def not_timed(failures: Iterable[tuple[str, str]]) -> str:
     """Return a paragraph that names what was not timed, and why; nothing where all was.
 
     Args:
-        failures: what, and what its failure said; one sentence is shown for each.
+        failures: what, and what its failure said; what failed alike is told with one reason.
     """
-    listed = [f"{what} ({why.splitlines()[0]})" for what, why in failures]
+    by_reason: dict[str, list[str]] = {}
+    for what, why in failures:
+        by_reason.setdefault(why.splitlines()[0], []).append(what)
+    listed = [f"{'; '.join(names)} ({why})" for why, names in by_reason.items()]
     return f"\n\nNot timed: {'; '.join(listed)}." if listed else ""

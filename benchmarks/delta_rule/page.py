@@ -1,4 +1,7 @@
-"""The tables of a run of speed.py, as docs/delta-rule.md shows them."""
+"""The tables of runs of speed.py, as docs/delta-rule.md shows them.
+
+One run has every call, beside the host library alone; another had more libraries installed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from benchmarks.markdown import facts, milliseconds, not_timed, records
 from benchmarks.operator.results import Timing
 from benchmarks.results import DATA, ROOT, told
 
-RUN, DOCUMENT = DATA / "delta-rule.json", ROOT / "docs" / "delta-rule.md"
+RUN, LIBRARIES_RUN = DATA / "delta-rule.json", DATA / "delta-rule-libraries.json"
+DOCUMENT = ROOT / "docs" / "delta-rule.md"
 LABELS = {
     "triton": "Triton",
     "cuda": "CUDA",
@@ -78,7 +82,10 @@ def _not_reached(results: DeltaRuleResults) -> str:
 
 
 def libraries(results: DeltaRuleResults) -> str:
-    """Return the table of the calls that other libraries have, and which were measured."""
+    """Return the table of the calls that other libraries serve, and where it was measured.
+
+    Among them are the host's own gated gradients, which need TileLang on Hopper.
+    """
 
     def cells(row: Row) -> dict[str, str]:
         names = ("cuda", "host", *LIBRARIES)
@@ -91,13 +98,17 @@ def libraries(results: DeltaRuleResults) -> str:
     rows = [
         row
         for row in results.rows
-        if any(takes(n, row.rule, row.way, row.shape) for n in LIBRARIES)
+        if (row.rule, row.way) == ("gated delta rule", "forward and backward")
+        or any(takes(n, row.rule, row.way, row.shape) for n in LIBRARIES)
     ]
     table = records(map(cells, rows)) if rows else f"No call with heads of {WIDTH} was measured."
+    e = results.environment
     versions = [f"{LABELS[name]} {version}" for name, version in results.libraries.items()]
-    measured = f"\n\nMeasured: {results.host}, {', '.join(versions)}." if versions else ""
+    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where |= {"libraries": ", ".join([results.host, *versions])}
     missing = not_timed((LABELS[name], why) for name, why in results.missing.items())
-    return f"{table}{measured}{missing}"
+    limits = summary([*delta_rule_criteria(results)])
+    return f"{facts(where)}\n\n{table}{missing}\n\n{limits}"
 
 
 def errors(results: DeltaRuleResults) -> str:
@@ -138,7 +149,6 @@ def decoding(results: DeltaRuleResults) -> str:
 
 SECTIONS: Mapping[str, Callable[[DeltaRuleResults], str]] = {
     "Whole sequences": speeds,
-    "Heads of 128 beside other libraries": libraries,
     "One token": decoding,
     "Largest errors against float64, by tensor": errors,
     "Limits": lambda results: summary([*delta_rule_criteria(results)]),
@@ -153,5 +163,8 @@ def measured(results: DeltaRuleResults) -> str:
 
 def documents() -> Mapping[Path, str]:
     """Return the text of docs/delta-rule.md, by its path."""
-    sections = {"measured": told(DeltaRuleResults, RUN, measured)}
+    sections = {
+        "measured": told(DeltaRuleResults, RUN, measured),
+        "libraries": told(DeltaRuleResults, LIBRARIES_RUN, libraries),
+    }
     return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}

@@ -135,6 +135,7 @@ def test_a_run_within_its_limits_misses_none(results):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
+        ("rows.0.times.host.graph_ms", 14.0, "times the host: 14, limit 15"),
         ("rows.0.times.host.rested_ms", 14.0, "times the host, from rest: 14, limit 15"),
         ("rows.0.times.cuda.rested_ms", 1.32, "ms from rest: 1.32, limit 1.3"),
         ("rows.1.times.host.graph_ms", 0.9, "forward and backward"),
@@ -168,10 +169,12 @@ def test_a_call_that_the_host_refuses_is_named_with_its_reason(results):
     assert missed(delta_rule_criteria(refused)) == []
     call = "host, delta rule, forward and backward, 32 x 2,048 x 8 x 64"
     assert f"Not timed: {call} (RuntimeError: wrong results)." in page.measured(refused)
+    twice = changed(refused, "rows.2.failures", {"host": "RuntimeError: wrong results"})
+    second = "host, gated delta rule, forward, 1 x 65,536 x 8 x 128"
+    assert f"Not timed: {call}; {second} (RuntimeError: wrong results)." in page.measured(twice)
 
 
 def test_other_libraries_have_a_table_of_their_calls_and_what_is_missing_its_reason(results):
-    assert "Heads of 128 beside other libraries" in page.measured(results)
     run = changed(results, "rows.3.times", with_library(0.7))
     run = changed(run, "rows.3.errors", {"flashqla": {"o": 4e-3}})
     run = changed(run, "libraries", {"flashqla": "0.1"})
@@ -179,7 +182,7 @@ def test_other_libraries_have_a_table_of_their_calls_and_what_is_missing_its_rea
     told = page.libraries(run)
     assert "forward, 32 x 8,192 x 32 x 128 | 1.40 | 1.00 | 0.700 | - | 0.50 |" in told
     assert "x 64 |" not in told
-    assert "Measured: host 1.0, FlashQLA 0.1." in told
+    assert "| libraries | host 1.0, FlashQLA 0.1 |" in told
     assert "Not timed: FlashInfer (ModuleNotFoundError: none)." in told
     assert "4.0e-03 (o)" in page.errors(run)
     assert "FlashQLA" not in page.errors(results)
@@ -211,7 +214,10 @@ def test_parts_of_a_run_are_joined_in_the_order_of_the_calls(results):
 
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "RUN", tmp_path / "run.json")
-    assert "No run of it is committed yet." in page.documents()[page.DOCUMENT]
+    for name in ("RUN", "LIBRARIES_RUN"):
+        monkeypatch.setattr(page, name, tmp_path / name)
+    assert page.documents()[page.DOCUMENT].count("No run of it is committed yet.") == 2
     write(page.RUN, results)
     assert "1 x 1,000,000 x 8 x 64" in page.documents()[page.DOCUMENT]
+    write(page.LIBRARIES_RUN, results)
+    assert "| libraries | host 1.0 |" in page.documents()[page.DOCUMENT]
