@@ -57,4 +57,5 @@ def simulate(monkeypatch) -> list[Graph]:
         lambda x, dtype, most: 0 < x.numel() <= most and not torch.is_grad_enabled(),
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     return CAPTURED

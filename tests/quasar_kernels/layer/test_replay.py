@@ -165,3 +165,20 @@ def test_the_latest_kinds_are_kept():
     for size in range(1, 3 * replay.KEPT):
         call(owner, launched, size)
     assert len(replay._owners[owner]) == replay.KEPT
+
+
+def test_what_a_graph_holds_lies_where_it_was_made_and_keeps_no_memory():
+    x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
+    same = replay._unowned(x)
+    assert (same.data_ptr(), same.dtype, same.stride()) == (x.data_ptr(), x.dtype, x.stride())
+    assert torch.equal(same, x)
+    assert same.untyped_storage()._cdata != x.untyped_storage()._cdata  # another owner
+
+
+def test_calls_are_launched_where_the_allocator_takes_memory_back(captured, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    owner, launched = Owner(), []
+    for _ in range(4):
+        assert call(owner, launched) == 1
+    assert len(launched) == 4
+    assert not captured

@@ -101,11 +101,11 @@ class _Graph:
 
 
 def _unowned(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor where `x` lies that leaves the memory to whoever allocates it next."""
-    memory = x.untyped_storage()
+    """Return a tensor where `x` lies that leaves the memory to the pool."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     if construct is None:  # torch does not promise it: then the memory is this graph's alone
         return x
+    memory = x.untyped_storage()
     same = construct(memory.data_ptr(), x.device, memory.nbytes())
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(
         same, x.storage_offset(), x.shape, x.stride()
@@ -226,6 +226,8 @@ def _captured(
 def _capture(
     compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, moves: bool
 ) -> _Graph | str:
+    if torch.cuda.get_allocator_backend() != "native":  # others take memory back between replays
+        return _LAUNCHED
     try:
         return _Graph(compute, inputs, tensors, dtype, moves)
     except RuntimeError as error:

@@ -38,6 +38,7 @@ from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
+_SMALL = 16 << 20  # bytes of a tensor that torch's allocator cuts from a segment with others
 _NO_MAPS = bytes(8 * TENSOR_MAP)
 
 
@@ -131,12 +132,13 @@ def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.T
 
 
 def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return a tensor like `d_o` for each of `parts`, parts of one tensor where those are.
+    """Return a tensor like `d_o` for each of `parts`; small ones lie together where those do.
 
-    What a caller keeps in one piece it gives back in one piece, whose place serves the next large
-    tensor; three pieces between others would be holes, a third of a CUDA graph's memory.
+    Three small tensors that a caller gives back at once would be three holes in what torch's
+    allocator cuts such tensors from, a third of a CUDA graph's memory.
     """
-    if len({x.untyped_storage().data_ptr() for x in parts}) > 1:
+    places = {x.untyped_storage().data_ptr() for x in parts}
+    if len(places) > 1 or d_o.nbytes > _SMALL:
         return [torch.empty_like(d_o) for _ in parts]
     return d_o.new_empty(len(parts), *d_o.shape).unbind()
 
