@@ -25,6 +25,7 @@ from neurons.inference.queue import Decodes, Decoding
 from neurons.processes.listen import listen
 from neurons.processes.machine import resolve_device
 from neurons.processes.notify import notify
+from neurons.processes.patience import ImpatientProtocol
 from neurons.processes.runtime import STOP_SIGNALS
 
 GRACE_SECONDS = 5
@@ -107,11 +108,12 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
+                http=ImpatientProtocol,
+                ws="none",
                 log_config=None,  # neurons.observe takes uvicorn's loggers too
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                limit_concurrency=settings.inference_queue + 64,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )

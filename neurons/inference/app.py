@@ -14,6 +14,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as metrics_text
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from neurons.inference.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
@@ -27,12 +28,11 @@ PROBLEMS = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, in tokens, and the bytes and seconds of its body."""
+    """What one request may ask for, in tokens, and the bytes of its body."""
 
     prompt: int
     new: int
     body: int = 2**20
-    seconds: float = 10.0
 
 
 class Metrics:
@@ -97,16 +97,14 @@ def create_app(decoding: Decoding, model_name: str, device: str, limits: Limits)
         began = perf_counter()
         try:
             decoder = _ready(decoding)
-            read = asyncio.wait_for(_read(request, limits.body), limits.seconds)
-            body = _checked(await read, decoder, limits)
+            body = _checked(await _read(request, limits.body), decoder, limits)
             try:
                 job = decoding.put(body)
             except Full:
                 raise _later("Too many requests wait", BUSY_SECONDS) from None
-        except asyncio.TimeoutError:  # another name of TimeoutError from Python 3.11 on
-            metrics.requests.labels("refused").inc()
-            late = f"The request did not arrive within {limits.seconds:g} s"
-            raise HTTPException(408, late, headers={"Connection": "close"}) from None
+        except ClientDisconnect:
+            metrics.requests.labels("cancelled").inc()
+            raise HTTPException(499, "The client has gone") from None
         except HTTPException as refusal:
             metrics.requests.labels("busy" if refusal.status_code == 503 else "refused").inc()
             raise

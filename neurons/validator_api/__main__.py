@@ -21,8 +21,8 @@ from neurons.configuration.settings import Settings
 from neurons.identity import Neuron, subnet_neurons
 from neurons.processes.listen import listen
 from neurons.processes.notify import notify
+from neurons.processes.patience import ImpatientProtocol
 from neurons.processes.runtime import stop_on_signals
-from neurons.validator_api.access.patience import ImpatientProtocol
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.availability import DatabaseAway

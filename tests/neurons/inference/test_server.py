@@ -21,6 +21,7 @@ import uvicorn
 from neurons.inference.app import Limits, create_app
 from neurons.inference.queue import Decodes, Decoding, Generation
 from neurons.inference_protocol import InferenceReply
+from neurons.processes import patience
 from neurons.protocol import QueuedSubmission
 from neurons.validation import logits as logits_module
 from neurons.validation.logits import LogitVerifier
@@ -28,7 +29,8 @@ from tests import PROJECT
 from tests.processes import wait_for
 
 VOCABULARY = 512
-LIMITS = Limits(prompt=256, new=600, seconds=2.0)
+LIMITS = Limits(prompt=256, new=600)
+HEAD = b"POST /inference HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
 def serving(load: Callable[[], Decodes], most: int = 4) -> Iterator[str]:
     """Run a server on a free port of loopback."""
     app = create_app(Decoding(load, most), "small", "cpu", LIMITS)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+    config = uvicorn.Config(app, port=0, log_config=None, http=patience.ImpatientProtocol)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
@@ -170,15 +173,19 @@ def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str)
     assert (reply.status_code, reply.json()) == (422, {"detail": detail})
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(url: str) -> None:
+@pytest.mark.parametrize("start", [b"", b"POST /inf", HEAD, HEAD + b"\r\n{"])
+def test_who_does_not_finish_a_request_is_cut_off(
+    url: str, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.5)
     place = httpx.URL(url)
     with socket.create_connection((place.host, int(place.port or 0)), timeout=30) as client:
-        client.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(start)
         began = time.monotonic()
-        answer = b"".join(iter(lambda: client.recv(4096), b""))  # to the end of the connection
-    assert time.monotonic() - began < 20
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"did not arrive within 2 s" in answer
+        with contextlib.suppress(ConnectionError):
+            assert not client.recv(4096)
+    assert time.monotonic() - began < 10
+    assert ask(url, prompt=[1], gen_len=1).status_code == 200
 
 
 class Slow:
@@ -329,6 +336,7 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
         "MINER_INFERENCE_PORT": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "INFERENCE_QUEUE": "1",
         "NOTIFY_SOCKET": str(tmp_path / "systemd"),
         "STATE_DIR": str(tmp_path / "state"),
     }
@@ -344,7 +352,11 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
             assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
         wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy", 60, process)
-        assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+        address = ("127.0.0.1", int(port_file.read_text()))
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):  # a crowd that asks nothing
+                stack.enter_context(socket.create_connection(address, 10))
+            assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()
         assert process.wait(20) == 0
         assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()

@@ -1,4 +1,4 @@
-"""Cuts off who leaves the server waiting, for which uvicorn has no end, and bounds how many do."""
+"""Cuts off who leaves a server waiting, for which uvicorn has no end, and bounds how many do."""
 
 from __future__ import annotations
 
