@@ -22,7 +22,7 @@ from fla.ops.quasar import switches
 MOST_ELEMENTS = 1 << 23
 """Inputs up to this size are replayed (16,384 tokens of 512 channels): beyond, the GPU is busy."""
 KEPT = 8
-"""Kinds of calls that an owner remembers, the latest ones: each keeps its outputs."""
+"""Kinds of calls that an owner remembers, the latest ones: each is a graph of dozens of kernels."""
 
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 _stride = torch.Tensor.stride
@@ -66,8 +66,8 @@ class _Seen(NamedTuple):
 class _Graph:
     """A captured call: where its inputs lay, or its copies of them where one `moves`.
 
-    It keeps no memory of its own: its outputs, and the copies, lie in the pool as what is between
-    does, which the next replay of any graph overwrites.
+    It keeps no memory of its own: its outputs and the copies lie in the pool, as what is between
+    does, where the next replay of any graph of the stream overwrites them.
     """
 
     def __init__(
