@@ -84,9 +84,9 @@ def time_tree(
     timed = partial(measure, turn=turn)
     series = TreeSeries(tree, policy, device, measure=timed, name=name, gates=gates)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in range(plan.runs):
+        for already in range(max(plan.runs, plan.short_runs)):
             failed = {failure.length for failure in series.failures}
-            list(pool.map(series.take, [n for n in plan.lengths if n not in failed]))
+            list(pool.map(series.take, [n for n in plan.due(already) if n not in failed]))
     return series
 
 

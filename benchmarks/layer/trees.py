@@ -12,6 +12,8 @@ from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 
 PEER = ROOT / "benchmarks" / "peer"
+SHORT = 4096
+"""Tokens up to which a call waits for the host, whose pace differs between processes."""
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
 
 
@@ -25,7 +27,13 @@ class Tree(NamedTuple):
     gates: tuple[int, ...] = ()  # a length is timed behind the gate of the next of these
     cold: tuple[int, ...] = SOME_LENGTHS  # where the first process has empty kernel caches
     runs: int = 1  # processes a length
+    short_runs: int = 1  # the same of up to SHORT tokens
     profile: str | None = None
+
+    def due(self, already: int) -> list[int]:
+        """Return the lengths that take more processes than so many."""
+        runs = {n: self.short_runs if n <= SHORT else self.runs for n in self.lengths}
+        return [n for n in self.lengths if already < runs[n]]
 
 
 TREES = {
@@ -38,7 +46,8 @@ TREES = {
     ),
     "overlay": Tree(
         OVERLAY, tuple(overlay_files("layer")), ours=True, lengths=LENGTHS, gates=SOME_LENGTHS,
-        cold=LENGTHS, runs=2, profile="layer-profile.json",
+        cold=LENGTHS, runs=2, short_runs=6,
+        profile="layer-profile.json",
     ),
 }  # fmt: skip
 """The fork as it is; the fork's layer over flash-linear-attention's delta rule; and this project's

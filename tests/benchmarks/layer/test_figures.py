@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, SPEED
+from benchmarks.layer.limits import OPS_SPEED, PEAK_BYTES, QUIET_SPEED, SPEED
 from benchmarks.layer.page import PROFILES, Runs, limits, load_runs
 from benchmarks.layer.profile import launches_of
 from benchmarks.layer.results import Launch, LayerProfile
@@ -51,6 +51,21 @@ def test_speeds_are_judged_by_scope(
     for tokens, limit in speeds.items():
         found = verdicts(altered(runs, tree, tokens, tokens_per_sec=value * limit))
         assert found[f"{tokens:,} tokens, `{scope}` scope, M tokens/s"] == verdict
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.999, "missed"), (1.001, "met")])
+def test_short_calls_are_judged_by_the_quietest_host(
+    runs: Runs, value: float, verdict: str
+) -> None:
+    for tokens, limit in QUIET_SPEED.items():
+        report = runs.reports["overlay"]
+        slow, *others = report.by_length()[tokens]
+        fast = slow.model_copy(update={"tokens_per_sec": value * limit})
+        rest = [m for m in report.measurements if m.length != tokens]
+        slower = [m.model_copy(update={"tokens_per_sec": 1e6}) for m in others]
+        other = report.model_copy(update={"measurements": (*rest, *slower, fast)})
+        found = verdicts(runs._replace(reports={**runs.reports, "overlay": other}))
+        assert found[f"{tokens:,} tokens, `layer` scope, fastest process, M tokens/s"] == verdict
 
 
 def test_memory_and_first_calls_are_judged(runs: Runs) -> None:

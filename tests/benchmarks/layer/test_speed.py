@@ -40,7 +40,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 def test_rounds_behind_the_gate_of_the_next_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(monkeypatch, lengths=(512, 1024, 2048, 4096), runs=2, cold=(512, 4096))
+    plan(monkeypatch, lengths=(512, 1024, 2048, 4096), short_runs=2, cold=(512, 4096))
     gates = {512: SHORT, 2048: LONG}
     found = speed.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
     first = [(512, SHORT, True), (1024, LONG, False), (2048, LONG, False), (4096, LONG, True)]
@@ -54,7 +54,7 @@ def test_rounds_behind_the_gate_of_the_next_length(
 def test_nothing_is_timed_behind_a_failed_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(monkeypatch, lengths=(512, 1024), runs=2)
+    plan(monkeypatch, lengths=(512, 1024), short_runs=2)
     gates: dict[int, GateResult | Failure] = {
         512: SHORT,
         1024: Failure(length=1024, kind="crash", reason="it died"),
@@ -67,6 +67,15 @@ def test_nothing_is_timed_behind_a_failed_gate(
 def test_a_tree_without_gates_is_timed_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(monkeypatch, lengths=(512,), runs=1)
+    plan(monkeypatch, lengths=(512,), short_runs=1)
     speed.time_tree("overlay", tmp_path, {}, tmp_path / "turn", "cpu")
     assert CALLS == [(512, False, True)]
+
+
+def test_calls_that_wait_for_the_host_take_more_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
+    speed.time_tree("overlay", tmp_path, {}, tmp_path / "turn", "cpu")
+    rounds = [(512, 4096, 16_384)] * 2 + [(512, 4096)]
+    assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
