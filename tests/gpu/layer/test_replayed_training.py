@@ -89,6 +89,16 @@ def test_what_needs_gradients_may_change(monkeypatch, B, T):
         assert torch.equal(alone, again)
 
 
+@pytest.mark.parametrize("T", [200, 20_000])
+def test_a_frozen_layer_gives_its_input_s_gradient_alone(monkeypatch, T):
+    layer = make_layer().requires_grad_(False)
+    x, dy = draw(1, T)
+    for _ in range(4):
+        found = step(layer, x, dy)
+        assert found.keys() == {"x"}
+        assert_equal(found, launched(monkeypatch, step, layer, x, dy))
+
+
 def resized(layer):
     # as a sharded parameter's memory is given back and taken again
     weight = layer.k_proj.weight

@@ -134,6 +134,23 @@ def test_the_rest_is_read_before_it_is_overwritten(captured):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]
 
 
+@pytest.mark.parametrize("given", [(), (1,), (0, 2)])
+def test_outputs_may_be_missing_one_or_all(captured, given):
+    """Weights that are frozen have no gradients, and all of a layer's may be."""
+    owner = Owner()
+
+    def compute(x):
+        return [x + n if n in given else None for n in range(3)], (x,)
+
+    for n in range(4):
+        outputs, rest = replay.replayed(
+            owner, compute, (torch.tensor([float(n)]),), (), torch.float32, (), finish=torch.neg
+        )
+        assert outputs == [n + m if m in given else None for m in range(3)]
+        assert rest == -n
+    assert captured[0].replays == 3
+
+
 def test_longer_inputs_and_calls_without_an_owner_are_launched(captured):
     launched, owner = [], Owner()
     for _ in range(3):

@@ -114,9 +114,9 @@ def _unowned(x: torch.Tensor) -> torch.Tensor:
 
 def _renewed(outputs: Tensors) -> Tensors:
     """Return `outputs` as tensors of their own: the next replay overwrites them."""
-    if len(outputs) == 1 and outputs[0] is not None:
-        return [outputs[0].clone()]
     given = [x for x in outputs if x is not None]
+    if len(given) < 2:  # none where every weight is frozen
+        return [None if x is None else x.clone() for x in outputs]
     found = [None if x is None else torch.empty_like(x) for x in outputs]
     torch._foreach_copy_([x for x in found if x is not None], given)
     return found
@@ -126,7 +126,7 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
     return (
         first.is_cuda
         and 0 < first.numel() <= most
-        and dtype.itemsize == 2
+        and dtype in (torch.bfloat16, torch.float16)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and switches.graphs()
@@ -191,29 +191,31 @@ def replayed(
         kind = _kind(inputs, tensors, dtype, settings)
     if kind is not None:
         with _lock:  # graphs have one place for their outputs: nobody else may fill it meanwhile
-            kinds, places = _owners.get(owner), _places(inputs)
-            known = None if kinds is None else kinds.get(kind)
-            if not isinstance(known, _Graph) or (known.places or places) != places:
-                known = _captured(owner, kind, compute, inputs, tensors, dtype)
+            known = _known(owner, kind, compute, inputs, tensors, dtype)
             if known is not None:
-                _owners[owner].move_to_end(kind)
                 outputs, rest = known(inputs)
                 return outputs, finish and finish(*rest)
     outputs, rest = compute(*inputs, *tensors)
     return outputs, finish and finish(*rest)
 
 
-def _captured(
+def _known(
     owner: Any, kind: Key, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype
 ) -> _Graph | None:
-    """Return the graph of a call that has none yet, if it is due, or None for a launch."""
+    """Return the graph of a call, captured now where it is due, or None for a launch."""
+    kinds = _owners.get(owner)
+    if kinds is None:
+        kinds = _owners[owner] = OrderedDict()
+    known, places = kinds.get(kind), _places(inputs)
+    if isinstance(known, _Graph) and (known.places is None or known.places == places):
+        kinds.move_to_end(kind)
+        return known
     # numbers of threads are used again, an object is not while it is kept
     thread = _this_thread.__dict__.setdefault("mark", object())
-    kinds = _owners.setdefault(owner, OrderedDict())
-    known, places = kinds.get(kind), _places(inputs)
     if type(known) is _Seen and known.thread is thread:
-        kinds[kind] = _capture(compute, inputs, tensors, dtype, known.places != places)
-        return kinds[kind] if kinds[kind] is not _LAUNCHED else None
+        known = kinds[kind] = _capture(compute, inputs, tensors, dtype, known.places != places)
+        kinds.move_to_end(kind)
+        return known if isinstance(known, _Graph) else None
     if known is not _LAUNCHED:
         # a thread's first call makes its libraries' handles, which a capture forbids
         kinds[kind] = _Seen(thread, None if isinstance(known, _Graph) else places)
