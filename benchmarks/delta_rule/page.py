@@ -46,6 +46,11 @@ def _times(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def _where(results: DeltaRuleResults) -> dict[str, str]:
+    e = results.environment
+    return results.where(f"torch {e.torch}, Triton {e.triton}")
+
+
 def speeds(results: DeltaRuleResults) -> str:
     """Return the table of whole sequences, and where it was measured."""
 
@@ -62,9 +67,7 @@ def speeds(results: DeltaRuleResults) -> str:
             "CUDA eager, ms": _ms(row.times.get("cuda"), "eager_ms"),
         }
 
-    e = results.environment
-    where = results.where(f"torch {e.torch}, Triton {e.triton}")
-    where |= {"host": results.host, "protocol": results.protocol}
+    where = _where(results) | {"host": results.host, "protocol": results.protocol}
     missing = (
         (f"{LABELS[name]}, {call_name(row.rule, row.way, row.shape)}", why)
         for row in results.rows
@@ -102,10 +105,8 @@ def libraries(results: DeltaRuleResults) -> str:
         or any(takes(n, row.rule, row.way, row.shape) for n in LIBRARIES)
     ]
     table = records(map(cells, rows)) if rows else f"No call with heads of {WIDTH} was measured."
-    e = results.environment
     versions = [f"{LABELS[name]} {version}" for name, version in results.libraries.items()]
-    where = results.where(f"torch {e.torch}, Triton {e.triton}")
-    where |= {"libraries": ", ".join([results.host, *versions])}
+    where = _where(results) | {"libraries": ", ".join([results.host, *versions])}
     missing = not_timed((LABELS[name], why) for name, why in results.missing.items())
     limits = summary([*delta_rule_criteria(results)])
     return f"{facts(where)}\n\n{table}{missing}\n\n{limits}"

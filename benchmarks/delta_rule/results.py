@@ -37,16 +37,15 @@ LEADS: dict[tuple[Rule, Way, Shape], float] = {
     ("delta rule", "forward", LONG): 15,
     ("delta rule", "forward and backward", LONG): 5,
     ("delta rule", "forward", MIDDLE): 3,
-    ("gated delta rule", "forward", LONG): 8,
     ("delta rule", "forward and backward", MIDDLE): 3,
     ("delta rule", "forward", BATCHED): 1,
     ("delta rule", "forward and backward", BATCHED): 1,
+    ("gated delta rule", "forward", LONG): 8,
     ("gated delta rule", "forward and backward", LONG): 5,
     ("gated delta rule", "forward and backward", MIDDLE): 3,
     ("gated delta rule", "forward and backward", BATCHED): 1,
 }
 """How many times faster than the host CUDA must be: graph replay, and from rest where both were."""
-
 
 BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     ("gated delta rule", "forward", WIDE_BATCHED): 1 / 1.5,
