@@ -35,9 +35,9 @@ RUNS_MOST = 16
 EXPECTED_OF = 10
 """Runs whose slowest a claim expects, however few were taken."""
 
-REFUTED = 5e-5
-"""Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is half of
-the 1e-4 that is promised: sampling may stop early, and noise may be other than normal."""
+REFUTED = 4e-5
+"""Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
+than half of the 1e-4 that is promised: sampling may stop early, and noise may not be normal."""
 
 WORST_SHARE = 0.3
 """Share of the slowest run below which noise lowers no claim. Normal noise of a deviation of up to
@@ -128,7 +128,7 @@ def is_settled(runs: Sequence[Measurement]) -> bool:
 
 
 def derive_claim(
-    runs: Mapping[int, Sequence[Measurement]], target: int, headroom: float = 0.01
+    runs: Mapping[int, Sequence[Measurement]], target: int, headroom: float = 0.0
 ) -> Claim:
     """Return the claim for `target` tokens from cold runs filed by length.
 

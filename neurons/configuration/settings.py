@@ -187,19 +187,19 @@ class Settings(BaseModel):
         "auto", MEASURE, "auto, cuda or cpu", "Where kernels run; auto takes a GPU if there is one."
     )
     claim_headroom: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = _setting(
-        0.01,
+        0.0,
         MEASURE,
         "a share from 0 to 0.9",
-        "How far the claim stays under what the measurements allow: at most the slowest accepted "
-        "run, less where the runs differ (docs/honesty.md). A validator that measures less than "
-        "90 % of a claim scores it 0.",
+        "How far the claim stays under what the measurements allow, which is at most the slowest "
+        "accepted run and less where the runs differ (docs/honesty.md). A validator that measures "
+        "less than 90 % of a claim scores it 0, so one whose GPU is that much slower needs some.",
     )
     claim_runs: Annotated[int, Field(ge=1, le=20)] = _setting(
         5,
         MEASURE,
         "a whole number from 1 to 20",
-        "Fresh processes that time the target, at least. Five are taken in any case, and up to ten "
-        "until the noise is known.",
+        "Fresh processes that time the target, at least. Five are taken in any case, and on a GPU "
+        "up to sixteen until the noise is known.",
     )
     bench_timeout_seconds: Seconds = _setting(
         300.0,

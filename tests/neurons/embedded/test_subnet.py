@@ -62,7 +62,7 @@ def test_a_gpu_measures_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(embedded, "resolve_device", lambda device: "cuda")
     settings = embedded_settings({"state_dir": tmp_path}, {})
     assert (settings.device, settings.target_sequence_length) == ("cuda", "auto")
-    assert settings.claim_headroom == 0.01
+    assert settings.claim_headroom == 0.0
 
 
 @pytest.fixture
