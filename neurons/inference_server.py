@@ -7,7 +7,6 @@ validator compares it with its own. This process, other than the miner's, loads 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import sys
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import uvicorn
 
 from neurons import observe
 from neurons.configuration import flags
@@ -24,11 +22,8 @@ from neurons.errors import ConfigError, Problem
 from neurons.inference.queue import Decodes, Decoding
 from neurons.processes.listen import listen
 from neurons.processes.machine import resolve_device
-from neurons.processes.notify import notify
-from neurons.processes.patience import ImpatientProtocol
 from neurons.processes.runtime import STOP_SIGNALS
-
-GRACE_SECONDS = 5
+from neurons.processes.server import Server
 
 log = observe.get_logger("inference")
 
@@ -72,7 +67,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     decoding = Decoding(load, settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
     app = create_app(decoding, settings.reference_model, device, limits)
-    server = _Server(settings, app, port_file)
+    server = Server(app, _say_ready, port_file)
     for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
         signal.signal(number, lambda *_: None)
     place = listen(
@@ -91,44 +86,17 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     return 0
 
 
-async def _serve(server: uvicorn.Server, decoding: Decoding, place: socket.socket) -> None:
+def _say_ready(host: str, port: int) -> None:
+    log.info("inference server listens", host=host, port=port)
+
+
+async def _serve(server: Server, decoding: Decoding, place: socket.socket) -> None:
     """Serve until a signal or until the model has failed to load."""
     serving = asyncio.create_task(server.serve(sockets=[place]))
     while not serving.done():
         await asyncio.wait({serving}, timeout=0.5)
         server.should_exit = server.should_exit or bool(decoding.fault)
     await serving
-
-
-class _Server(uvicorn.Server):
-    """uvicorn on the project's log, which says where it listens."""
-
-    def __init__(self, settings: Settings, app: object, port_file: Path | None) -> None:
-        self._port_file = port_file
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type]
-                http=ImpatientProtocol,
-                ws="none",
-                log_config=None,  # neurons.observe takes uvicorn's loggers too
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-            )
-        )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.started:
-            return
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        notify("READY=1")
-        log.info("inference server listens", host=host, port=port)
-        if self._port_file is not None:
-            part = self._port_file.with_name(f"{self._port_file.name}.part")
-            part.write_text(f"{port}\n")
-            os.replace(part, self._port_file)  # a reader never sees half a number
 
 
 if __name__ == "__main__":

@@ -7,22 +7,24 @@ import socket
 
 from neurons.errors import ConfigError, Problem
 
+BACKLOG = 128
+"""Clients that may wait to be let in, and that are let in between two looks at the others."""
 
-def listen(host: str, port: int, settings: tuple[str, str], backlog: int = 128) -> socket.socket:
+
+def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
     """Return a socket that listens on TCP, and whose connections send at once what they are given.
 
     Args:
         host: a name or an address of this machine.
         port: 0 takes a free one.
         settings: where both were set.
-        backlog: how many clients may wait to be let in.
 
     Raises:
         ConfigError: the port is taken, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        place = socket.create_server((host, port), family=family, backlog=backlog)
+        place = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         of_host, of_port = settings
         said = str(error.strerror).partition(" (while")[0].capitalize()  # without the address

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,28 +11,23 @@ from functools import partial
 from pathlib import Path
 
 import click
-import uvicorn
 
 from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.identity import Neuron, subnet_neurons
 from neurons.processes.listen import listen
-from neurons.processes.notify import notify
-from neurons.processes.patience import ImpatientProtocol
 from neurons.processes.runtime import stop_on_signals
+from neurons.processes.server import Server
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.availability import DatabaseAway
 
-GRACE_SECONDS = 5
 CACHE_SECONDS = 1.0
 """Rounds last days and verdicts take minutes: nobody misses a second."""
 SWITCH_SECONDS = 0.0005
 DATABASE_SECONDS = 5.0
 """Between two tries to reach a database, which may start after the API."""
-BACKLOG = 128
-"""Clients that are let in between two looks at those who are there."""
 
 log = observe.get_logger("validator_api")
 
@@ -73,7 +66,7 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    place = listen(settings.host, settings.port, ("HOST", "PORT"), BACKLOG)
+    place = listen(settings.host, settings.port, ("HOST", "PORT"))
     server.run(sockets=[place])
     return 0
 
@@ -89,13 +82,17 @@ def open_server(settings: Settings, port_file: Path | None = None) -> Server | N
     with stop_on_signals(stop):
         while True:
             try:
-                return Server(settings, port_file)
+                return Server(create_app(config_of(settings)), _say_ready, port_file)
             except DatabaseAway as error:
                 if not said:
                     log.error(f"{error} Trying again every {DATABASE_SECONDS:.0f} s.")
                 said = True
             if stop.wait(DATABASE_SECONDS):
                 return None
+
+
+def _say_ready(host: str, port: int) -> None:
+    log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _prefer_short_waits() -> None:
@@ -134,45 +131,6 @@ def asks_chain(settings: Settings) -> Callable[[], Mapping[str, Neuron]] | None:
     if not settings.uids_from_chain and settings.validator_stake is None:
         return None
     return partial(subnet_neurons, settings.netuid, settings.subtensor_network)
-
-
-class Server(uvicorn.Server):
-    """uvicorn on the project's log, which says where it listens.
-
-    Raises:
-        ConfigError: the database cannot be opened.
-        DatabaseAway: it cannot be reached yet.
-    """
-
-    def __init__(self, settings: Settings, port_file: Path | None = None) -> None:
-        self._port_file = port_file
-        super().__init__(
-            uvicorn.Config(
-                create_app(config_of(settings)),
-                http=ImpatientProtocol,
-                ws="none",
-                backlog=BACKLOG,
-                log_config=None,  # neurons.observe takes uvicorn's loggers too
-                log_level="warning",
-                access_log=False,  # our own line shows neither the query nor headers
-                server_header=False,
-                proxy_headers=False,  # `access.addresses` knows which proxies to believe
-                timeout_graceful_shutdown=GRACE_SECONDS,
-            )
-        )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell the port to the log and to the port file."""
-        await super().startup(sockets)
-        if not self.started:
-            return
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        notify("READY=1")
-        log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        if self._port_file is not None:
-            part = self._port_file.with_name(f"{self._port_file.name}.part")
-            part.write_text(f"{port}\n")
-            os.replace(part, self._port_file)  # a reader never sees half a number
 
 
 if __name__ == "__main__":
