@@ -1,0 +1,120 @@
+"""A clone to start and to install: a project without dependencies, a stand-in for the miner."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import PROJECT
+
+PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "quasar-miner"
+version = "0.1"
+dependencies = [DEPENDENCIES]
+
+[project.optional-dependencies]
+dev = []
+"""
+
+BACKEND = '''\
+"""A build backend that needs no package index; each build adds a line to builds.txt."""
+
+import pathlib, time, zipfile
+
+
+def build_editable(folder, settings=None, metadata=None):
+    with open("builds.txt", "a") as builds:
+        builds.write("build\\n")
+    while pathlib.Path("hang").exists():
+        time.sleep(0.05)
+    info = "quasar_miner-0.1.dist-info"
+    facts = "Metadata-Version: 2.1\\nName: quasar-miner\\nVersion: 0.1\\nProvides-Extra: dev\\n"
+    facts += "".join(f"Requires-Dist: {name}\\n" for name in [DEPENDENCIES])
+    with zipfile.ZipFile(f"{folder}/quasar_miner-0.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("quasar_miner.pth", str(pathlib.Path.cwd()))
+        wheel.writestr(f"{info}/METADATA", facts)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return "quasar_miner-0.1-py3-none-any.whl"
+'''
+
+MINER = """\
+import json, os, signal, sys, time
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(json.dumps([os.getpid(), os.getcwd(), sys.argv[1:], os.environ.get("PLANTED")]), flush=True)
+while "wait" in sys.argv:
+    time.sleep(0.05)
+"""
+
+
+class Checkout:
+    """A clone in a folder with a space, with a stand-in for the miner.
+
+    Attributes:
+        python: what its scripts take for Python.
+        user: as whom they run; None for this user.
+    """
+
+    python = sys.executable
+    user: int | None = None
+
+    def __init__(self, home: Path, dependencies: str = "") -> None:
+        self.root = home / "quasar miner"
+        self.tools = home / "tools"
+        for folder in ("scripts", "requirements", "neurons"):
+            (self.root / folder).mkdir(parents=True)
+        self.tools.mkdir()
+        for name in ("START_MINER.sh", "scripts/install.sh", "requirements/lock.txt"):
+            shutil.copy(PROJECT / name, self.root / name)
+        for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
+            (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))
+        (self.root / "neurons/miner.py").write_text(MINER)
+        self.tool("nvidia-smi", "exit 9")
+        self.home = home
+
+    def tool(self, name: str, script: str) -> None:
+        """Put a command first on the PATH of this checkout's processes."""
+        path = self.tools / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the miner from another folder, in a process group of its own."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
+        env |= {"PATH": f"{self.tools}:{env['PATH']}", "PIP_NO_INDEX": "1"}
+        env |= {"PIP_CONFIG_FILE": os.devnull, "PYTHON": self.python} | environment
+        return subprocess.Popen(
+            [str(self.root / "START_MINER.sh"), *arguments],
+            cwd=self.home,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            user=self.user,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """Start, wait, and return exit status, standard output and standard error."""
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def builds(self) -> int:
+        """How many times the project was installed."""
+        path = self.root / "builds.txt"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def stamp(self) -> str:
+        """What the last installation recorded."""
+        return (self.root / ".venv/quasar-install").read_text()

@@ -1,0 +1,55 @@
+"""Checkouts that were never started, that were, and that are in the middle of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run, wait_for
+from tests.scripts.installation.checkout import Checkout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have virtual environments be copies of one, which takes a twentieth of the time."""
+    folder = tmp_path_factory.mktemp("python")
+    run(sys.executable, "-m", "venv", folder / "made", check=True)
+    python = folder / "python"
+    copied = f'[ "$*" != "-m venv .venv" ] || exec cp -a "{folder}/made/." .venv'
+    python.write_text(f'#!/bin/sh\n{copied}\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkout, "python", str(python))
+        yield
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout that was started once, whose environment Python made."""
+    made = Checkout(tmp_path_factory.mktemp("installed"))
+    status, _, err = made.run(PYTHON=sys.executable)
+    assert status == 0, err
+    return made
+
+
+@pytest.fixture
+def hanging(checkout: Checkout) -> Iterator[subprocess.Popen[str]]:
+    """A start whose installation hangs in the middle."""
+    (checkout.root / "hang").touch()
+    process = checkout.start()
+    wait_for(checkout.builds, 60, process)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
