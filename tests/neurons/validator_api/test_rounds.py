@@ -55,9 +55,12 @@ class Standing:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(self, rows: Sequence[Row], baseline: Row | None = None) -> list[Ranked]:
+    def __call__(
+        self, rows: Sequence[Row], baseline: Row | None = None, before: Sequence[Row] = ()
+    ) -> list[Ranked]:
         session = self.session
-        listed = [(2, one) for one in rows] + ([(1, baseline)] if baseline else [])
+        listed = [(2, one) for one in rows] + [(1, one) for one in before]
+        listed += [(1, baseline)] if baseline else []
         for uid, hotkey in enumerate(sorted({one[1] for _, one in listed})):
             session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
         session.flush()
@@ -137,6 +140,7 @@ def test_the_earlier_commit_wins_a_tie_then_the_lower_id(standing: Standing) -> 
     "change",
     [
         {"score": 0.0},
+        {"score": -1.0},
         {"score": None},
         {"validated_at": None},
         {"is_revealed": False},
@@ -145,6 +149,10 @@ def test_the_earlier_commit_wins_a_tie_then_the_lower_id(standing: Standing) -> 
 )
 def test_what_nobody_confirmed_does_not_rank(standing: Standing, change: dict[str, Any]) -> None:
     assert order(standing([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
+
+
+def test_what_the_round_before_has_ranked_does_not_rank_again(standing: Standing) -> None:
+    assert order(standing([row(2, "b", 1.0)], before=[row(1, "a", 900.0)])) == [2]
 
 
 def test_only_what_beats_the_baseline_ranks(standing: Standing) -> None:
@@ -211,6 +219,9 @@ def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
     api.clock.now += HOURS
     again = api.get("/get_current_round")
     assert (again["id"], again["time_remaining_seconds"]) == (1, 47 * 3600)
+    api.clock.now += 47 * HOURS - 0.5
+    last = api.get("/get_current_round")
+    assert (last["id"], last["time_remaining_seconds"]) == (1, 0)
 
 
 def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> None:
