@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from harness.gates.training import Course, draw, train
+from harness.gates.training import HELD_OUT, Course, draw, train
 from tests.harness.gates.models import VOCABULARY, Plain
 
 CPU = torch.device("cpu")
@@ -38,6 +38,11 @@ def test_a_training_is_adamw_that_warms_up_over_ten_steps() -> None:
     assert course.losses == pytest.approx(losses, rel=1e-4)
     assert course.gradient_norms == pytest.approx(norms, rel=1e-3)
     assert course.dead == []
+
+
+def test_no_step_trains_on_the_batch_that_is_held_out() -> None:
+    held_out = draw(VOCABULARY, HELD_OUT, CPU)
+    assert all(not torch.equal(draw(VOCABULARY, step, CPU), held_out) for step in range(1000))
 
 
 def test_the_fall_is_of_the_last_ten_losses() -> None:
