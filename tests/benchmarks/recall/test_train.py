@@ -20,7 +20,7 @@ from benchmarks.recall.page import RUN, apart, documents, plot, recall
 from benchmarks.recall.processes import in_group
 from benchmarks.recall.results import WAYS, Curve, Recall, Recipe, Setting, Task, criteria
 from benchmarks.recall.task import draw
-from benchmarks.recall.train import SETTINGS, train
+from benchmarks.recall.train import HELD_OUT, SETTINGS, train
 from benchmarks.recall.ways import prepare
 from benchmarks.results import load
 from harness.report import Environment
@@ -43,6 +43,12 @@ def test_each_key_is_asked_for_once_and_answered_by_its_value() -> None:
         assert all(row[place] >= 200 for place in rest)  # noise, neither a key nor a value
     assert torch.equal(draw(task, 7, CPU).tokens, tokens)
     assert not torch.equal(draw(task, 8, CPU).tokens, tokens)
+
+
+def test_no_step_trains_on_a_batch_that_is_held_out() -> None:
+    task, device = Task(vocabulary=24, tokens=32, pairs=4, batch=2), torch.device("cpu")
+    held_out = draw(task, HELD_OUT, device).tokens
+    assert not any(torch.equal(draw(task, step, device).tokens, held_out) for step in range(500))
 
 
 def test_most_queries_come_soon() -> None:

@@ -106,11 +106,13 @@ def test_the_loss_is_of_the_next_token_and_places_are_gathered():
     assert torch.equal(model(tokens, places)[1, 0], logits[1, 8])
 
 
-def test_batches_follow_from_the_step_alone():
+def test_batches_follow_from_the_seed_and_the_step_alone():
     content = torch.arange(200, dtype=torch.uint8)
     first = draw(content, Recipe(tokens=8, batch=4), 3)
     assert torch.equal(first, draw(content, Recipe(tokens=8, batch=4), 3))
     assert not torch.equal(first, draw(content, Recipe(tokens=8, batch=4), 4))
+    for seed in (1, -1, 1 << 32):
+        assert not torch.equal(first, draw(content, Recipe(tokens=8, batch=4, seed=seed), 3))
     assert (first.diff() == 1).all()
     assert first.shape == (4, 9)
 
