@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import threading
@@ -21,6 +22,7 @@ PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
 
 TRIES = 3
 REPLY_SECONDS = 180.0
+"""From the request to the last byte of its reply."""
 REPLY_BYTES = 2**23
 PAUSE_SECONDS = 2.0
 
@@ -66,31 +68,28 @@ class LogitVerifier:
         address = self.servers.get(submission.miner_hotkey)
         if address is None:
             return None
-        with httpx.Client(timeout=REPLY_SECONDS, trust_env=False) as http:
-            try:
-                request = self._request(http)
-                expected = _ask(http, self.reference, request)
-            except _NoAnswer as error:
-                raise Postponed(f"The validator's own inference server {error}") from error
-            try:
-                found = self._ask_miner(http, address, request)
-            except _NoAnswer as error:
-                return _outcome(submission, False, f"The miner's inference server {error}")
+        try:
+            request = self._request()
+            expected = _ask(self.reference, request)
+        except _NoAnswer as error:
+            raise Postponed(f"The validator's own inference server {error}") from error
+        try:
+            found = self._ask_miner(address, request)
+        except _NoAnswer as error:
+            return _outcome(submission, False, f"The miner's inference server {error}")
         return self._judge(submission, request, expected, found)
 
-    def _request(self, http: httpx.Client) -> InferenceRequest:
+    def _request(self) -> InferenceRequest:
         """Draw a prompt that nobody can have answered before."""
-        info = _read(http, "GET", f"{self.reference}/model_info", None, ModelInfo)
+        info = _read("GET", f"{self.reference}/model_info", None, ModelInfo)
         prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
         step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
         return InferenceRequest(prompt=prompt, gen_len=self.new_tokens, logits_at_step=step)
 
-    def _ask_miner(
-        self, http: httpx.Client, address: str, request: InferenceRequest
-    ) -> InferenceReply:
+    def _ask_miner(self, address: str, request: InferenceRequest) -> InferenceReply:
         for number in range(1, TRIES + 1):
             try:
-                return _ask(http, address, request)
+                return _ask(address, request)
             except _NoAnswer:
                 if number == TRIES or self.stop.wait(PAUSE_SECONDS):
                     raise
@@ -150,26 +149,36 @@ def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verif
     return Verification(submission_id=submission.id, verified=verified, reason=reason[:2000])
 
 
-def _ask(http: httpx.Client, address: str, request: InferenceRequest) -> InferenceReply:
+def _ask(address: str, request: InferenceRequest) -> InferenceReply:
     body = request.model_dump_json().encode()
-    return _read(http, "POST", f"{address}/inference", body, InferenceReply)
+    return _read("POST", f"{address}/inference", body, InferenceReply)
 
 
-def _read(
-    http: httpx.Client, method: str, url: str, body: bytes | None, kind: type[_Model]
-) -> _Model:
-    """Return a checked reply of bounded length."""
+def _read(method: str, url: str, body: bytes | None, kind: type[_Model]) -> _Model:
+    """Return a checked reply of bounded length, within one deadline."""
     try:
-        with http.stream(method, url, content=body) as response:
-            data = bytearray()
-            for piece in response.iter_bytes():
-                data += piece
-                if len(data) > REPLY_BYTES:
-                    raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
-        if response.status_code != 200:
-            raise _NoAnswer(f"answered with status {response.status_code}.")
-        return kind.model_validate_json(bytes(data))
+        status, data = asyncio.run(asyncio.wait_for(_reply(method, url, body), REPLY_SECONDS))
+    except asyncio.TimeoutError:
+        raise _NoAnswer(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
     except httpx.HTTPError as error:
         raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
+    if status != 200:
+        raise _NoAnswer(f"answered with status {status}.")
+    try:
+        return kind.model_validate_json(data)
     except ValidationError as error:
         raise _NoAnswer("gave no answer that the protocol knows.") from error
+
+
+async def _reply(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
+    """Return a reply's status and body; it waits for as long as something comes now and then."""
+    async with (
+        httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
+        http.stream(method, url, content=body) as response,
+    ):
+        data = bytearray()
+        async for piece in response.aiter_bytes():
+            data += piece
+            if len(data) > REPLY_BYTES:
+                raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
+        return response.status_code, bytes(data)

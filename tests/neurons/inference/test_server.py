@@ -306,10 +306,10 @@ def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
     real = logits_module._ask
 
-    def answer(http: Any, address: str, request: Any) -> Any:
+    def answer(address: str, request: Any) -> Any:
         if address == "https://miner":
             return InferenceReply.model_validate(kept)
-        return real(http, address, request)
+        return real(address, request)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
     assert not verify(url, "https://miner").verified
@@ -324,6 +324,36 @@ def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Postponed, match="validator's own inference server does not answer"):
         verify("http://127.0.0.1:1", url)
     assert LogitVerifier(url, {}).verify(ROW) is None
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_never_ends_keeps_nobody(
+    url: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte comes now and then: of the head that was begun, or of the body behind it."""
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(begun)
+            while not ended.wait(0.05):
+                client.sendall(b"x")
+
+    expected = verify(url, url)  # the reference's answer takes its time, too
+    assert expected.verified
+    monkeypatch.setattr(logits_module, "TRIES", 1)
+    monkeypatch.setattr(logits_module, "REPLY_SECONDS", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            found = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            ended.set()
+            thread.join()
+    assert not found.verified
+    assert found.reason == "The miner's inference server had not answered whole after 5 s."
 
 
 def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: Path) -> None:
