@@ -43,6 +43,7 @@ GATE = (
     "tests/harness/worker/test_rules.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
+    "harness/analysis/duel.py": ("tests/harness/analysis/test_duel.py",),
     "harness/analysis/stats.py": ("tests/harness/analysis/test_stats.py",),
     "harness/claim/derive.py": ("tests/harness/claim",),
     "harness/claim/rejection.py": ("tests/harness/claim",),
@@ -52,6 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "harness/gates/command.py": ("tests/harness/gates",),
     "harness/gates/findings.py": ("tests/harness/gates",),
     "harness/gates/training.py": ("tests/harness/gates",),
+    "harness/measuring/together.py": ("tests/harness/measuring/test_together.py",),
     "harness/hardware/roofline.py": ("tests/harness/hardware/test_roofline.py",),
     "harness/worker/gate.py": GATE,
     "harness/worker/rules.py": GATE,
