@@ -15,18 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.claim.tolerance import student_quantile
 from harness.measuring.runner import Measure, MeasurementError, check, measure
 from harness.measuring.together import Check
 from harness.report import GateResult
 from harness.workload import WORKLOAD
 from quasar_kernels.line_plot import Line, line_plot
-
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""97.5% quantiles of Student's distribution with 1 to 30 degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference:
         raise ValueError("a speed is not a positive finite number")
     logs = [math.log(b / a) for a, b in pairs]
     middle = statistics.fmean(logs)
-    freedom = len(logs) - 1
-    quantile = _T[min(freedom, len(_T)) - 1]
+    quantile = student_quantile(0.975, len(logs) - 1)
     half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     a, b = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
     return Difference(math.exp(middle), math.exp(middle - half), math.exp(middle + half), a, b)
@@ -123,6 +116,8 @@ class Duel:
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
         """Yield a length and what was found there; A and B take turns, and turns in being first.
 
+        Both may be one tree: what is found then is noise.
+
         Raises:
             MeasurementError: a tree is wrong or cannot be timed.
         """
@@ -130,9 +125,10 @@ class Duel:
         for length in lengths:
             pairs = []
             for number in range(self.pairs):
-                order = (a, b) if number % 2 == 0 else (b, a)
-                speeds = {tree: self._speed(tree, length, gates[tree]) for tree in order}
-                pairs.append((speeds[a], speeds[b]))
+                turn = 1 if number % 2 == 0 else -1
+                speeds = [self._speed(tree, length, gates[tree]) for tree in (a, b)[::turn]]
+                of_a, of_b = speeds[::turn]
+                pairs.append((of_a, of_b))
             yield length, difference(pairs)
 
     def _gate(self, tree: Path, length: int) -> GateResult | bool:
