@@ -13,9 +13,9 @@ import pytest
 from harness.claim import RUNS_MOST, derive_claim
 from harness.measuring.runner import MeasurementError
 from harness.measuring.series import Policy
-from harness.measuring.together import FIRST_RUNS, ShortSeries
+from harness.measuring.together import FIRST_RUNS, ShortSeries, processes_at_once
 from harness.report import GateResult, Kind, Measurement
-from tests.harness.samples import gate_result, measurement, telemetry
+from tests.harness.samples import environment, gate_result, measurement, telemetry
 
 BESIDE = (512, 1024)
 TARGET = 2048
@@ -60,6 +60,28 @@ def short(tree: Path, stand: Stand, at_once: int = 8, **options: Any) -> ShortSe
     return ShortSeries(tree, policy, measure=stand.measure, check=stand.check, **given)
 
 
+@pytest.mark.parametrize(
+    ("cores", "usable", "memory_mb", "processes"),
+    [
+        (64, 64, 500_000.0, 14),
+        (64, None, None, 14),
+        (3, None, None, 3),
+        (16, 2, None, 2),
+        (1, 1, None, 1),
+        (16, 16, 3 * 4096.0 - 1, 2),
+        (16, 16, 3 * 4096.0, 3),
+        (16, 16, 100.0, 1),
+    ],
+)
+def test_as_many_processes_import_side_by_side_as_cores_and_memory_allow(
+    cores: int, usable: int | None, memory_mb: float | None, processes: int
+) -> None:
+    machine = environment().model_copy(
+        update={"cpu_count": cores, "usable_cpus": usable, "memory_mb": memory_mb}
+    )
+    assert processes_at_once(machine) == processes
+
+
 def test_a_quiet_machine_needs_one_round_and_one_gate(tmp_path: Path) -> None:
     stand = Stand()
     series = short(tmp_path, stand, at_once=len(BESIDE) + FIRST_RUNS)
@@ -84,6 +106,25 @@ def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
     series = short(tmp_path, stand)
     assert series.run_for(TARGET, BESIDE)
     assert len(series.of(TARGET)) == RUNS_MOST
+    assert stand.checks == [TARGET]
+    assert series.rounds == 3  # of 6 and two times 5 runs
+
+
+def test_what_was_taken_up_counts(tmp_path: Path) -> None:
+    series = short(tmp_path, stand := Stand())
+    gate = gate_result(longest=TARGET)
+    series.measurements = [measurement(n, gate=gate) for n in (*BESIDE, TARGET, TARGET)]
+    assert series.run_for(TARGET, BESIDE)
+    assert (stand.calls, stand.checks) == ([TARGET] * (FIRST_RUNS - 2), [])
+
+
+@pytest.mark.parametrize(
+    "gate", [None, gate_result(longest=TARGET, passed=False), gate_result(longest=TARGET - 1)]
+)
+def test_a_gate_that_says_too_little_is_run_again(tmp_path: Path, gate: GateResult | None) -> None:
+    series = short(tmp_path, stand := Stand())
+    series.measurements = [measurement(BESIDE[0], gate=gate)]
+    assert series.run_for(TARGET, BESIDE)
     assert stand.checks == [TARGET]
 
 
@@ -114,7 +155,8 @@ def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> No
     stand, seen = Stand([1000.0, 1100.0] * RUNS_MOST), list[int]()
     series = short(tmp_path, stand, soak=lambda: seen.append(len(stand.calls)))
     assert series.run_for(TARGET, BESIDE)
-    assert (series.rounds > 1, len(seen)) == (True, 1)
+    assert series.rounds > 1
+    assert seen == [0]
 
     def fails() -> None:
         raise MeasurementError("no memory", "out_of_memory")
@@ -122,9 +164,31 @@ def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> No
     assert short(tmp_path, Stand(), soak=fails).run_for(TARGET, BESIDE)
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_gpu_is_heated_while_all_processes_import(tmp_path: Path, at_once: int) -> None:
+    together, stand = threading.Barrier(at_once + 1), Stand()
+
+    def measure(tree: Path, length: int, **options: Any) -> Measurement:
+        if not heated.is_set():
+            together.wait(20)
+        return stand.measure(tree, length, **options)
+
+    def soak() -> None:
+        together.wait(20)
+        heated.set()
+
+    heated = threading.Event()
+    series = short(tmp_path, stand, at_once=at_once, soak=soak)
+    series.measure = measure
+    assert series.run_for(TARGET, BESIDE)
+    assert heated.is_set()
+
+
 def test_nothing_counts_behind_a_red_gate(tmp_path: Path) -> None:
-    series = short(tmp_path, Stand(gate=gate_result(passed=False)))
-    with pytest.raises(MeasurementError, match="wrong results") as caught:
+    one = gate_result(passed=False).checks[0]
+    checks = tuple(one.model_copy(update={"name": name}) for name in "abcd")
+    series = short(tmp_path, Stand(gate=gate_result(passed=False, checks=checks)))
+    with pytest.raises(MeasurementError, match=r"wrong results: a .*; b .*; c [^;]*$") as caught:
         series.run_for(TARGET, BESIDE)
     assert caught.value.kind == "gate"
     assert series.measurements == []
@@ -133,11 +197,12 @@ def test_nothing_counts_behind_a_red_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [512, TARGET])
 def test_what_runs_out_of_memory_costs_the_target(tmp_path: Path, length: int) -> None:
     stand = Stand()
-    stand.faults[length] = [MeasurementError("no memory", "out_of_memory")]
+    stand.faults[length] = [MeasurementError("no memory", "out_of_memory")] * 8
     series = short(tmp_path, stand)
     assert not series.run_for(TARGET, BESIDE)
-    assert {failure.length for failure in series.failures} == {length, TARGET}
+    assert sorted(failure.length for failure in series.failures) == sorted({length, TARGET})
     assert series.of(TARGET) == []
+    assert [n for n in BESIDE if series.of(n)] == [n for n in BESIDE if n != length]
     assert all("no memory" in failure.reason for failure in series.failures)
 
 
@@ -188,10 +253,14 @@ def test_disturbed_runs_are_kept_named_and_taken_again(tmp_path: Path) -> None:
 
 def test_a_disturbance_that_persists_ends_the_series(tmp_path: Path) -> None:
     stand = Stand()
-    stand.taints = [DISTURBED] * 50
-    with pytest.raises(MeasurementError, match=r"3 samples at \d+ tokens .*computed") as caught:
-        short(tmp_path, stand, at_once=1).run_for(TARGET, BESIDE)
+    stand.taints = [{"telemetry": telemetry({"processes": n}, {})} for n in range(1, 50)]
+    last = r"3 samples at \d+ tokens .*\(3\) computed"
+    with pytest.raises(MeasurementError, match=last) as caught:
+        short(tmp_path, stand, at_once=1).run_for(TARGET, ())
     assert caught.value.kind == "disturbed"
+    stand.taints = [DISTURBED] * 50
+    with pytest.raises(MeasurementError, match="5 samples at"):
+        short(tmp_path, stand, at_once=5).run_for(TARGET, ())
 
 
 def test_a_stop_keeps_the_rounds_before_it(tmp_path: Path) -> None:
