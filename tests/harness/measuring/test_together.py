@@ -165,13 +165,19 @@ def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_the_gpu_is_heated_while_all_processes_import(tmp_path: Path, at_once: int) -> None:
-    together, stand = threading.Barrier(at_once + 1), Stand()
+def test_the_gpu_is_heated_while_all_processes_import_and_the_gate_runs(
+    tmp_path: Path, at_once: int
+) -> None:
+    together, stand = threading.Barrier(at_once + 2), Stand()
 
     def measure(tree: Path, length: int, **options: Any) -> Measurement:
         if not heated.is_set():
             together.wait(20)
         return stand.measure(tree, length, **options)
+
+    def check(tree: Path, length: int, **options: Any) -> GateResult:
+        together.wait(20)
+        return stand.check(tree, length, **options)
 
     def soak() -> None:
         together.wait(20)
@@ -179,7 +185,7 @@ def test_the_gpu_is_heated_while_all_processes_import(tmp_path: Path, at_once: i
 
     heated = threading.Event()
     series = short(tmp_path, stand, at_once=at_once, soak=soak)
-    series.measure = measure
+    series.check, series.measure = check, measure
     assert series.run_for(TARGET, BESIDE)
     assert heated.is_set()
 
