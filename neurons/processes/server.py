@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,  # our own line shows neither the query nor headers
                 server_header=False,
-                proxy_headers=False,
+                proxy_headers=False,  # an app that asks for addresses knows whom to believe
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
