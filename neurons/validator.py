@@ -88,7 +88,11 @@ class Validator:
             except Postponed as fault:
                 pause = self._attempts.postpone(submission, str(fault))
                 log.warning(
-                    "postponed", submission=submission.id, reason=str(fault), seconds=round(pause)
+                    "postponed",
+                    submission=submission.id,
+                    reason=str(fault),
+                    remedy=fault.remedy or "none: it is tried again",
+                    seconds=round(pause),
                 )
             except Exception as error:  # one submission must not end the others' evaluation
                 self._attempts.postpone(submission, f"{type(error).__name__}: {error}")

@@ -96,9 +96,7 @@ def check_imports(confinement: Confinement | None, withheld: Mapping[str, str]) 
         return
     if confinement is None or _missing(None):
         raise ConfigError(Problem(f"Workers cannot import {found}.", "Run scripts/install.sh."))
-    remedy = (
-        "Install the packages where every user may read them: scripts/install.sh makes .venv."
-    )
+    remedy = "Install the packages where every user may read them: scripts/install.sh makes .venv."
     if withheld:
         entry, reason = next(iter(withheld.items()))
         remedy = (
@@ -165,10 +163,7 @@ def _reason(entry: str, kept: Mapping[str, str]) -> str:
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:
     """Return whether `path` is seen in one of `folders`, where hidden entries are masked."""
-    for folder in folders:
-        if path.startswith(f"{folder}/") and path[len(folder) + 1] != ".":
-            return True
-    return False
+    return any(path.startswith(f"{one}/") and path[len(one) + 1] != "." for one in folders)
 
 
 def _above(path: str) -> tuple[Path, ...]:
