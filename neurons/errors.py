@@ -61,7 +61,16 @@ class Held(QuasarError):
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed: nothing is known about what was to be judged."""
+    """This machine or the network failed: nothing is known about what was to be judged.
+
+    Args:
+        reason: what happened, as a sentence.
+        remedy: what a person can do about it; "" where waiting is enough.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class Retry(QuasarError):

@@ -27,7 +27,7 @@ from neurons.command_line.status import JOURNAL, summary
 from neurons.command_line.update import tell_of_updates
 from neurons.configuration.flags import CONTEXT, Given, run_command, show_version
 from neurons.configuration.settings import Settings
-from neurons.embedded.subnet import EmbeddedSubnet
+from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.identity import (
     OFFLINE,
@@ -139,7 +139,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         for submission in journal.live_submissions():
             observe.register_secret(submission.salt or "")
         kept, fork = Kept(settings.state_dir, settings.fork_scope), open_fork(settings, stop=stop)
-        yield Context(
+        context = Context(
             settings=settings,
             identity=me,
             journal=journal,
@@ -150,6 +150,14 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             stop=stop,
             tuner=Tuner(settings, kept, fork.worktree, log),
         )
+        if not embedded:
+            yield context
+            return
+        context.quiet_seconds = QUIET_SECONDS
+        try:
+            yield context
+        finally:
+            subnet.check()
 
 
 def _greet(context: Context, given: Given) -> None:

@@ -32,6 +32,7 @@ from neurons.validation.attempts import Attempts
 from neurons.validation.clone import Sources, clear
 from neurons.validation.evaluate import Evaluator
 from neurons.validation.logits import LogitVerifier, parse_servers
+from neurons.validation.packages import check_imports
 from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict
 from neurons.validation.weights import WeightSetter
@@ -87,7 +88,11 @@ class Validator:
             except Postponed as fault:
                 pause = self._attempts.postpone(submission, str(fault))
                 log.warning(
-                    "postponed", submission=submission.id, reason=str(fault), seconds=round(pause)
+                    "postponed",
+                    submission=submission.id,
+                    reason=str(fault),
+                    remedy=fault.remedy or "none: it is tried again",
+                    seconds=round(pause),
                 )
             except Exception as error:  # one submission must not end the others' evaluation
                 self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
@@ -177,11 +182,12 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     stop = threading.Event()
     api = _api(settings, stop)
     with StateLock(folder), stop_on_signals(stop), closing(api):
+        confinement = _confinement(settings)
         evaluator = Evaluator(
             *(folder / "clones", settings.device, settings.bench_timeout_seconds),
             sources=Sources(settings.fork_hosts, settings.allow_file_forks),
             stop=stop,
-            confinement=_confinement(settings),
+            confinement=confinement,
         )
         clear(evaluator.folder)
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
@@ -253,21 +259,27 @@ def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier 
 
 
 def _confinement(settings: Settings) -> Sandbox | None:
+    """Return what shuts forks in, once a worker in it was seen to import what it needs."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
+        private = [settings.wallet_path, settings.state_dir]
         try:
-            sandbox = open_sandbox(gpu=resolve_device(settings.device) == "cuda")
-            if not sandbox.cores:
-                log.warning("this machine has one core: a fork can slow down all that runs on it")
-            return sandbox
+            gpu = resolve_device(settings.device) == "cuda"
+            sandbox = open_sandbox(gpu=gpu, private=private)
+            check_imports(sandbox, sandbox.packages.withheld)
         except ConfigError as error:
             if settings.sandbox == "required":
                 raise
             reason = str(error)
+        else:
+            if not sandbox.cores:
+                log.warning("this machine has one core: a fork can slow down all that runs on it")
+            return sandbox
     log.warning(
         "no sandbox: forks run with this user's rights, may read its hotkey and write verdicts",
         reason=reason,
     )
+    check_imports(None, {})
     return None
 
 

@@ -27,7 +27,8 @@ _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
 
 _ALLOWED = frozenset({
     "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+    "PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR",
+    "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
 })  # fmt: skip
 _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
 _KILLED = (-9, 128 + 9)
@@ -109,7 +110,8 @@ def child_environment(
         if name in _ALLOWED
         or (name.startswith(_ALLOWED_PREFIXES) and not any(w in name for w in _SECRET_WORDS))
     }
-    env["PYTHONPATH"] = str(PROJECT)
+    path = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(os.pathsep))
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(PROJECT), *path]))
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # a measured worktree must stay as it was committed
     env["PYTHONUNBUFFERED"] = "1"  # a killed worker's last words are kept
     # As in the validator's script.

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from dotenv.parser import parse_stream
@@ -50,11 +51,13 @@ class EnvFile:
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
-    """Read `path`; `known` are the names that mean something."""
+    """Read `path` line by line; `known` are the names of the settings.
+
+    No value spans lines, so a quote that is left open hides no other line.
+    """
     result = EnvFile()
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            bindings = list(parse_stream(stream))
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
         return result
@@ -63,28 +66,35 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         remedy = f"give it to the user that starts this program, and chmod 600 {path}."
         result.problems.append(Problem(found, remedy))
         return result
-    for binding in bindings:
-        several = "\n" in (binding.value or "")  # up to the next quote, in another's value
-        if binding.error or several or (binding.key is not None and binding.value is None):
-            line, text = binding.original.line, binding.original.string
-            begun = re.match(r"\s*(?:export\s+)?(\w+)\s*=\s*[\"']?", text)
-            if begun is None:
-                found = f"line {line} of {path} cannot be read"
-                result.problems.append(Problem(found, "write NAME=value."))
-                continue
-            found = f"{begun[1]} cannot be read (line {line} of {path})"
-            quote = begun[0][-1]
-            remedy = (
-                f"close the quote {quote} in its line." if quote in "\"'" else "mend its quotes."
-            )
-            result.problems.append(Problem(found, remedy))
-            result.unread.add(begun[1])
-        elif binding.key and binding.value:
-            result.values[binding.key] = binding.value
-    result.ignored += [_explain(name, known) for name in result.values if name not in known]
+    open_quote = False
+    for number, line in enumerate(lines, 1):
+        for binding in parse_stream(StringIO(line)):
+            if binding.error or (binding.key is not None and binding.value is None):
+                open_quote |= _note_broken(result, line, f"line {number} of {path}", known)
+            elif binding.key and binding.value:
+                result.values[binding.key] = binding.value
+    if not open_quote:  # else a name may be part of a value that was meant to span lines
+        result.ignored += [_explain(name, known) for name in result.values if name not in known]
     if path.stat().st_mode & 0o077:
         result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {path}"))
     return result
+
+
+def _note_broken(result: EnvFile, line: str, where: str, known: Collection[str]) -> bool:
+    """Add the problem of a line that cannot be read; return whether it leaves a quote open.
+
+    Only settings are named: another word may be part of a secret.
+    """
+    begun = re.match(r"\s*(?:export\s+)?(\w+)\s*=\s*[\"']?", line)
+    quote = begun[0][-1] if begun and begun[0][-1] in "\"'" else ""
+    if begun is None or begun[1] not in known:
+        remedy = "write NAME=value, its quotes closed."
+        result.problems.append(Problem(f"{where} cannot be read", remedy))
+        return bool(quote)
+    remedy = f"close the quote {quote} in its line." if quote else "correct its quotes."
+    result.problems.append(Problem(f"{begun[1]} cannot be read ({where})", remedy))
+    result.unread.add(begun[1])
+    return bool(quote)
 
 
 def _explain(name: str, known: Collection[str]) -> Problem:

@@ -107,7 +107,8 @@ def _build(
     problems += [problem for name, problem in missing.items() if name not in file.unread]
     if problems:
         # a misspelt name is the likely reason why something is missing
-        raise ConfigError(*problems, *(one for one in file.ignored if one.remedy))
+        misspelt = (one for one in file.ignored if one.remedy)
+        raise ConfigError(*problems, *misspelt, *file.unsafe)
     settings._warnings = (*file.ignored, *file.unsafe)
     return settings
 

@@ -18,6 +18,8 @@ MOST = 2**31 - 1
 """The largest whole number that the subnet's messages and every database hold."""
 HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 """The form of a hotkey's ss58 address."""
+TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
+"""How GitHub's tokens begin; those from before April 2021 are 40 hexadecimal digits."""
 NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 
@@ -48,6 +50,8 @@ def _token(value: SecretStr) -> SecretStr:
     text = _not_placeholder(value.get_secret_value())
     if not re.fullmatch(r"[\x21-\x7e]+", text):  # it travels in a header
         raise ValueError("holds a space or a letter that no token has")
+    if not TOKEN.match(text):
+        raise ValueError("does not have the form of a GitHub token")
     return value
 
 

@@ -12,7 +12,8 @@ import click
 from neurons import observe
 from neurons.configuration import flags
 from neurons.embedded.competition import Competition
-from neurons.processes.runtime import stop_on_signals
+from neurons.errors import EX_CONFIG, ConfigError, QuasarError
+from neurons.processes.runtime import Stopped, stop_on_signals
 
 log = observe.get_logger("embedded")
 
@@ -24,15 +25,35 @@ log = observe.get_logger("embedded")
 @click.option("--miners", default=2, type=flags.Whole(1, 6), help="Honest miners.")
 @click.option("--inference", is_flag=True, help="An inference server for each, and verification.")
 @click.option("--cheat/--no-cheat", default=True, help="One more miner, whose kernel is wrong.")
+@click.option(
+    "--serve/--no-serve",
+    default=None,
+    help="Keep the leaderboard after the ranking until Ctrl-C (the default on a terminal).",
+)
 @click.option("--folder", type=flags.Folder(), metavar="DIR", help="Where everything lies.")
-def command(miners: int, inference: bool, cheat: bool, folder: Path | None) -> int:
+def command(
+    miners: int, inference: bool, cheat: bool, serve: bool | None, folder: Path | None
+) -> int:
     """Run the competition, print its ranking, and return the exit status."""
-    observe.configure()
+    observe.configure(ordinary=sys.stdout)
     stop = threading.Event()
-    with stop_on_signals(stop):
-        competition = Competition(folder, miners, inference=inference, cheat=cheat, stop=stop)
-        for line in competition.run():
-            click.echo(line)
+    try:
+        with stop_on_signals(stop):
+            competition = Competition(
+                *(folder, miners),
+                inference=inference,
+                cheat=cheat,
+                stop=stop,
+                serve=sys.stdout.isatty() if serve is None else serve,
+            )
+            for line in competition.run():
+                click.echo(line)
+    except Stopped:
+        click.echo("stopped before the ranking")
+        return 130
+    except QuasarError as error:
+        click.echo(str(error), err=True)
+        return EX_CONFIG if isinstance(error, ConfigError) else 1
     return 0 if competition.as_it_should_be else 1
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -18,9 +18,11 @@ from pydantic import SecretStr
 from neurons.configuration.settings import Settings
 from neurons.configuration.values import PROJECT
 from neurons.embedded import postgresql
+from neurons.embedded.log_tail import LogTail
 from neurons.embedded.results import Entry, Results, are_as_they_should_be
 from neurons.embedded.subnet import (
     CPU_LENGTH,
+    QUIET_SECONDS,
     EmbeddedSubnet,
     choose_port,
     common_environment,
@@ -29,7 +31,9 @@ from neurons.embedded.subnet import (
 from neurons.embedded.upstream import make_upstream
 from neurons.errors import QuasarError
 from neurons.identity import Identity, create_throwaway
+from neurons.observe import get_logger
 from neurons.processes.child import Child
+from neurons.processes.heartbeat import heartbeat
 from neurons.processes.runtime import Stopped
 from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR
@@ -51,6 +55,8 @@ CHEATS_CLAIM = 5e6
 DATABASE = "competition.db"
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
+log = get_logger("embedded")
+
 
 class Competition:
     """What `python -m neurons.embedded` runs.
@@ -60,6 +66,7 @@ class Competition:
         miners: how many honest ones; each is the real daemon, for one cycle.
         inference: whether each has an inference server, and the validator verifies it.
         cheat: whether one more submits a kernel that skips the recurrence.
+        serve: whether the pages stay after the ranking, until `stop` is set.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Competition:
         inference: bool,
         cheat: bool,
         stop: threading.Event,
+        serve: bool = False,
     ) -> None:
         flags: dict[str, object] = {"state_dir": folder} if folder else {}
         settings = embedded_settings({**flags, "log_format": "json"}, os.environ)
@@ -82,7 +90,8 @@ class Competition:
         self.cheat = None
         if cheat:
             self.cheat = Entry("cheat", "skips the recurrence", self._key(settings, 0))
-        self._stop, self._servers = stop, {}
+        self._stop, self._servers, self._serve = stop, {}, serve
+        self._check: Callable[[], None] = lambda: None
         if inference:
             names = ["reference", *(entry.name for entry in self.entries)]
             self._servers = {name: choose_port(self.folder / f"{name}.port") for name in names}
@@ -104,16 +113,20 @@ class Competition:
         with self._database() as (database, name):
             yield f"the database is {name}"
             settings = self.settings.model_copy(update={"database_url": SecretStr(database)})
-            with EmbeddedSubnet(settings, self._stop) as subnet, self._inference():
-                yield from self._compete(subnet)
+            with EmbeddedSubnet(settings, self._stop) as subnet:
+                self._check, url = subnet.check, str(subnet.settings.validator_api_url)
+                yield f"the leaderboard is at {url}/"
+                with self._inference():
+                    if self._servers:
+                        yield f"{len(self._servers)} inference servers are loaded"
+                    yield from self._compete(subnet, url)
+                    if self._serve:
+                        yield f"the leaderboard stays at {url}/ until Ctrl-C"
+                        self._stop.wait()
 
-    def _compete(self, subnet: EmbeddedSubnet) -> Iterator[str]:
-        url = str(subnet.settings.validator_api_url)
+    def _compete(self, subnet: EmbeddedSubnet, url: str) -> Iterator[str]:
         everybody = [*self.entries, *([self.cheat] if self.cheat else [])]
         results = Results(url, everybody, subnet.validator, self.folder / "validator.log")
-        yield f"the API answers at {url}; the validator polls it"
-        if self._servers:
-            yield f"{len(self._servers)} inference servers are loaded"
         if self.cheat is not None:
             self._submit_cheat(url, self.cheat)
             yield "the cheat has submitted"
@@ -122,7 +135,7 @@ class Competition:
             yield f"{entry.name} ended with status {status} ({self.folder / entry.name}.log)"
         self._wait(VERDICT_SECONDS, results.all_judged, "the last verdict")
         yield results.end_round()
-        self._wait(READY_SECONDS, results.are_final, "the validator's word on the weights")
+        self._wait(READY_SECONDS, results.are_final, "the validator's weights")
         yield "the validator has computed the weights"
         yield from results.table()
 
@@ -168,7 +181,8 @@ class Competition:
         environment = {**common_environment(self.settings), "DEVICE": self.settings.device}
         if not (model / "config.json").is_file():
             command = [sys.executable, "-m", "neurons.inference.sample", str(model)]
-            subprocess.run(command, env=environment, check=True, capture_output=True)
+            with self._heartbeat("a small language model is made"):
+                subprocess.run(command, env=environment, check=True, capture_output=True)
         children = [
             Child(
                 f"inference server of {name}",
@@ -187,7 +201,8 @@ class Competition:
             for child in children:
                 child.watch()
             for port in self._servers.values():
-                self._wait(READY_SECONDS, lambda: _is_healthy(port), "an inference server")  # noqa: B023
+                what = f"the inference server at port {port}"
+                self._wait(READY_SECONDS, lambda: _is_healthy(port), what)  # noqa: B023
             yield
         finally:
             for child in children:
@@ -220,18 +235,26 @@ class Competition:
             "CLAIM_RUNS": str(settings.claim_runs),
             "CLAIM_HEADROOM": str(settings.claim_headroom),
         }
-        with (home.with_suffix(".log")).open("ab") as log:
+        file = home.with_suffix(".log")
+        tail = LogTail(entry.name, file)
+        with file.open("ab") as output, self._heartbeat(f"{entry.name}'s cycle"):
             command = [sys.executable, "-m", "neurons.miner", "once"]
             process = subprocess.Popen(
-                command, cwd=code, env=environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=code,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             try:
                 while process.poll() is None:
-                    if self._stop.wait(0.5):
-                        raise Stopped("asked to stop")
+                    self._pause()
+                    tail.show()
             finally:
                 process.terminate()
                 process.wait()
+                tail.show()
         return process.returncode
 
     def _submit_cheat(self, url: str, entry: Entry) -> None:
@@ -260,14 +283,28 @@ class Competition:
 
     def _wait(self, seconds: float, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + seconds
-        while True:
-            with suppress(httpx.HTTPError, KeyError):
-                if condition():
-                    return
-            if time.monotonic() > deadline:
-                raise QuasarError(f"After {seconds:g} s {what} is missing; see {self.folder}.")
-            if self._stop.wait(0.5):
-                raise Stopped("asked to stop")
+        with self._heartbeat(f"wait for {what}"):
+            while True:
+                with suppress(httpx.HTTPError, KeyError):
+                    if condition():
+                        return
+                if time.monotonic() > deadline:
+                    raise QuasarError(f"After {seconds:g} s {what} is missing; see {self.folder}.")
+                self._pause()
+
+    def _pause(self) -> None:
+        """Wait a moment.
+
+        Raises:
+            Stopped: on request.
+            QuasarError: the validator cannot judge.
+        """
+        if self._stop.wait(0.5):
+            self._check()
+            raise Stopped("asked to stop")
+
+    def _heartbeat(self, work: str) -> AbstractContextManager[None]:
+        return heartbeat(log, work, first=QUIET_SECONDS, longest=QUIET_SECONDS)
 
 
 def _is_healthy(port: int) -> bool:

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +21,14 @@ import httpx
 from harness.measuring.runner import child_environment
 from neurons.configuration.loading import find_env_file, load_settings
 from neurons.configuration.settings import Settings
+from neurons.embedded.log_tail import LogTail
 from neurons.embedded.upstream import make_upstream
-from neurons.errors import ConfigError, QuasarError
+from neurons.errors import EX_CONFIG, ConfigError, Problem, QuasarError
 from neurons.git.bare import make_remote
 from neurons.identity import OFFLINE, Identity, create_throwaway
 from neurons.observe import get_logger
 from neurons.processes.child import Child
+from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
 from neurons.processes.runtime import Stopped
 
@@ -54,6 +57,12 @@ CPU_HEADROOM = 0.5
 
 READY_SECONDS = 60.0
 STARTS_ALLOWED = 3
+POSTPONED = ("postponed", "no verdict")
+"""What the validator logs of an attempt that came to no verdict."""
+POSTPONED_ALLOWED = 3
+"""Such attempts at one submission before the run ends."""
+QUIET_SECONDS = 8.0
+"""The longest that an embedded run works without a line: somebody watches it."""
 
 log = get_logger("embedded")
 
@@ -155,6 +164,10 @@ class EmbeddedSubnet:
                 due=math.inf,  # once the API answers
             ),
         ]
+        self._tail = LogTail("validator", self._children[1].log_file)
+        self._postponed: Counter[object] = Counter()
+        self._failure: QuasarError | None = None
+        self._errors: list[str] = []
         self._asked_to_stop, self._ended = stop, threading.Event()
         # One thread starts every child: the kernel ends them with the thread that started them.
         self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
@@ -173,16 +186,62 @@ class EmbeddedSubnet:
         self._ended.set()
         self._thread.join()
 
+    def check(self) -> None:
+        """Return when the validator can judge; it is asked after a stop.
+
+        Raises:
+            QuasarError: it postponed a submission too often.
+            ConfigError: a part ended with a fault that only a person can correct.
+        """
+        if self._failure is not None:
+            raise self._failure
+
     def _supervise(self) -> None:
         while not self._ended.wait(0.2):
             for child in self._children:
                 child.watch()
+            self._look_for_failures()
         for child in self._children:
             child.ask_to_stop()
         for child in self._children:
             child.stop()
 
+    def _look_for_failures(self) -> None:
+        """Show what the validator logs, and stop the run where no verdict can come of it."""
+        for line in self._tail.show():
+            if line.get("level") in ("error", "critical"):
+                self._errors.append(str(line["event"]))
+            if line["event"] in POSTPONED:
+                self._count_postponed(line.get("submission"), str(line.get("reason", "")))
+        ended = [child for child in self._children if child.last_status == EX_CONFIG]
+        if ended:
+            name, file = ended[0].name, ended[0].log_file
+            said = " ".join([*self._errors[-2:], f"{file} has every message."])
+            self._fail(ConfigError(Problem(f"The {name} of this run ended.", said)))
+
+    def _count_postponed(self, submission: object, reason: str) -> None:
+        self._postponed[submission] += 1
+        if self._postponed[submission] < POSTPONED_ALLOWED:
+            return
+        self._fail(
+            QuasarError(
+                f"The validator of this run postponed submission {submission} "
+                f"{POSTPONED_ALLOWED} times: {reason.rstrip('.') or 'an unexpected error'}. "
+                f"`./START_MINER.sh doctor` checks this machine, {self._tail.file} has every "
+                "message, and the next start goes on from here."
+            )
+        )
+
+    def _fail(self, failure: QuasarError) -> None:
+        if self._failure is None:
+            self._failure = failure
+            self._asked_to_stop.set()
+
     def _wait_until_ready(self) -> None:
+        with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
+            self._wait_for_health()
+
+    def _wait_for_health(self) -> None:
         api, deadline = self._children[0], time.monotonic() + READY_SECONDS
         url = f"{self.settings.validator_api_url}/health"
         while time.monotonic() < deadline:
@@ -190,6 +249,7 @@ class EmbeddedSubnet:
                 if httpx.get(url, timeout=2.0).status_code == 200:
                     return
             if self._asked_to_stop.wait(0.1):
+                self.check()
                 raise Stopped("asked to stop")
             if api.starts > STARTS_ALLOWED:
                 break
@@ -238,6 +298,7 @@ def _validator_environment(settings: Settings) -> dict[str, str]:
     return {
         **common_environment(settings),
         **_passed_on(settings, *VALIDATOR_TAKES),
+        "LOG_FORMAT": "json",  # its lines are read
         "STATE_DIR": str(settings.state_dir / "validator"),
     }
 

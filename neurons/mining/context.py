@@ -23,6 +23,7 @@ from neurons.mining.submissions.cycle import State, Submission
 from neurons.mining.submissions.journal import Journal
 from neurons.mining.tuning.tuner import Tuner
 from neurons.observe import forget_secret
+from neurons.processes.heartbeat import LONGEST_SECONDS
 from neurons.processes.runtime import Waiter
 from quasar_kernels.contract import overlay_digest
 
@@ -83,6 +84,7 @@ class Context:
         registered: the leagues in which this process has registered.
         tuner: looks for faster kernels between cycles; None for nobody.
         told: the submissions whose present failure this process has logged.
+        quiet_seconds: the longest that a step goes on without a line in the log.
     """
 
     settings: Settings
@@ -103,6 +105,7 @@ class Context:
     published: str | None = None
     registered: set[str] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
+    quiet_seconds: float = LONGEST_SECONDS
 
     def wait(self, seconds: float) -> None:
         """Wait `seconds`, or raise `Stopped`."""

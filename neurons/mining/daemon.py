@@ -19,7 +19,7 @@ from neurons.mining.steps import claim, commit, follow, measure, publish, reveal
 from neurons.mining.submissions import cycle
 from neurons.mining.submissions.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.mining.submissions.journal import Journal, StaleSubmission
-from neurons.processes.heartbeat import heartbeat
+from neurons.processes.heartbeat import FIRST_SECONDS, heartbeat
 from neurons.processes.runtime import DISK_FAULTS, Stopped
 
 Result = TypeVar("Result")
@@ -182,7 +182,13 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
         return _resume(submission, context)
     try:
         _require_same_server(submission, context)
-        with heartbeat(context.log, step.value, submission=submission.id):
+        quiet = context.quiet_seconds
+        with heartbeat(
+            *(context.log, step.value),
+            first=min(FIRST_SECONDS, quiet),
+            longest=quiet,
+            submission=submission.id,
+        ):
             return STEPS[step](submission, context)
     except Retry as fault:
         if context.stop.is_set():

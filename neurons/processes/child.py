@@ -31,6 +31,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     due: float = field(default_factory=time.monotonic)
+    last_status: int | None = None
 
     def watch(self) -> None:
         """Start it when it is due; note when it has died; keep its log small."""
@@ -40,6 +41,7 @@ class Child:
             return
         status = self.process.poll()
         if status is not None:
+            self.last_status = status
             first, longest = RESTART_SECONDS
             pause = min(longest, first * 2.0 ** min(self.starts - 1, 10))
             log.warning(

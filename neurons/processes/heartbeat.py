@@ -21,10 +21,11 @@ def heartbeat(
     work: str,
     *,
     first: float = FIRST_SECONDS,
+    longest: float = LONGEST_SECONDS,
     terminal: TextIO | None = None,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` goes on: after `first` seconds, then at pauses that double up to ten minutes.
+    """Log that `work` goes on: after `first` seconds, then at pauses that double up to `longest`.
 
     On a terminal a line at the bottom counts the seconds in between; a line of the log takes its
     place.
@@ -39,7 +40,7 @@ def heartbeat(
                 log.info(
                     "still at work", work=work, seconds=round(time.monotonic() - began), **details
                 )
-                pause = min(2 * pause, LONGEST_SECONDS)
+                pause = min(2 * pause, longest)
                 due += pause
             if live:
                 live()

@@ -117,7 +117,11 @@ class Evaluator:
         except MeasurementError as error:
             self._check_stop()
             said = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
-            raise Postponed(f"The control run failed on this machine: {error}{said}") from error
+            raise Postponed(
+                f"The control run failed on this machine: {error}{said}",
+                "Correct what the sentence names, and start the validator again: at its start it "
+                "checks the packages, and nvidia-smi shows the state of a GPU.",
+            ) from error
 
     def _broken_rules(self, tree: Path) -> list[str]:
         found = call(

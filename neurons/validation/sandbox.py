@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.errors import ConfigError, Problem
+from neurons.validation.packages import Packages, find_packages, hidden_entries
 
 USER = 60_999
 """The user of a fork's code where this process is root: no account of a usual system has it."""
@@ -76,6 +77,7 @@ class Sandbox:
         gpu: whether the GPU's devices are shown.
         cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
             for all of the machine's.
+        packages: where workers import packages from, which is shown read-only.
     """
 
     bubblewrap: str
@@ -83,6 +85,7 @@ class Sandbox:
     gpu: bool
     parent: int = 1
     cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
+    packages: Packages = field(default_factory=find_packages)
     _looked: dict[int, float] = field(default_factory=dict)
 
     def command(
@@ -103,6 +106,8 @@ class Sandbox:
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
             words += ["--setenv", name, str(folder / "cache" / name.lower())]
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
+        if self.packages.user_base:  # else the user site would be sought below the new HOME
+            words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
         return [*words, "--", *self._limits(), *argv]
 
     def exceeded(self, pid: int) -> str:
@@ -179,13 +184,30 @@ class Sandbox:
                 for device in Path("/dev").glob(pattern):
                     yield from ("--dev-bind", str(device), str(device))
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
-        named = [sys.base_prefix, sys.base_exec_prefix, sys.prefix, *libraries]
-        shown += [*named, *map(os.path.realpath, named), *map(str, readable)]
-        for path in dict.fromkeys(shown):
+        shown += [*libraries, *self.packages.shown, *map(str, readable)]
+        masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
+        for path in sorted(dict.fromkeys(shown), key=lambda path: path.count("/")):
             if os.path.exists(path) and not path.startswith("/usr/"):
-                for parent in reversed(Path(path).parents):  # else they are for root alone
-                    yield from ("--perms", "0755", "--dir", str(parent))
-                yield from ("--ro-bind", path, path)
+                yield from _show(path)
+                for hidden in hidden_entries(path) if path in self.packages.shown else ():
+                    yield from _mask(hidden)
+                    masked.append(hidden)
+        for hidden in filter(os.path.isdir, masked):
+            yield from ("--remount-ro", hidden)
+
+
+def _show(path: str) -> Iterator[str]:
+    for parent in reversed(Path(path).parents):  # else they are for root alone
+        yield from ("--perms", "0755", "--dir", str(parent))
+    yield from ("--ro-bind", path, path)
+
+
+def _mask(path: str) -> Iterator[str]:
+    """Put an empty folder or file in the place of a hidden one."""
+    if os.path.isdir(path):
+        yield from ("--perms", "0755", "--tmpfs", path)
+    else:
+        yield from ("--ro-bind", "/dev/null", path)
 
 
 def cores_for_forks() -> frozenset[int]:
@@ -200,8 +222,11 @@ def cores_for_forks() -> frozenset[int]:
     return frozenset(cores[max(1, len(cores) // KEPT_CORES) :])
 
 
-def open_sandbox(*, gpu: bool) -> Sandbox:
+def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
     """Return a sandbox that was seen to hold on this machine.
+
+    Args:
+        private: folders and files that no fork may read, wherever packages lie.
 
     Raises:
         ConfigError: this machine gives none, and why.
@@ -211,7 +236,7 @@ def open_sandbox(*, gpu: bool) -> Sandbox:
     if bubblewrap is None:
         found = ["bubblewrap is not installed"]
     else:
-        sandbox = Sandbox(bubblewrap, memory, gpu)
+        sandbox = Sandbox(bubblewrap, memory, gpu, packages=find_packages(private))
         found = sandbox.leaks()
         if not found:
             return sandbox

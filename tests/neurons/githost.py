@@ -17,7 +17,7 @@ from tests.repositories import GIT_ENVIRONMENT, run_git
 from tests.servers import Handler, Server, serving
 
 # Long enough that finding it somewhere is no chance, and of no well-known shape.
-CANARY = "canary-0f8e1d5c7b3a49628d1e-token"
+CANARY = "0f8e1d5c7b3a49628d1ecafe0f8e1d5c7b3a4962"
 UPSTREAM = "subnet/flash-linear-attention"
 UPSTREAM_FILES = {
     "README.md": "upstream\n",

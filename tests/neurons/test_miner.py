@@ -117,6 +117,7 @@ def test_the_other_command_lines_have_the_same_manner(module: str, tmp_path: Pat
     )
     file = tmp_path / ".env"
     file.write_text("DEVICE=tpu\nPORT=many\nVALIDATOR_API_URL=https://example.org\n")
+    file.chmod(0o600)
     done = run("--env-file", str(file), entry=("-m", module))
     assert done.returncode == 78
     errors = [line for line in done.stderr.splitlines() if " error " in line]

@@ -90,6 +90,34 @@ def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_pa
     assert len(lines) == 9
 
 
+def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) -> None:
+    path = env_file(
+        tmp_path,
+        "# settings\n\nGITHUB_TOKEN=abc123\n\n  \nno setting here\nNETUID=x\n"
+        'WALLET_HOTKEY="open\nCLAIM_RUNS=0\nREFERENCE_MODEL="m"\nPORT=-1\n',
+    )
+    path.chmod(0o644)
+    lines = problems(env_file=path, environ=NOTHING)
+    assert lines == [
+        f"line 6 of {path} cannot be read: write NAME=value, its quotes closed.",
+        f'WALLET_HOTKEY cannot be read (line 8 of {path}): close the quote " in its line.',
+        f"GITHUB_TOKEN=[redacted] ({path}): does not have the form of a GitHub token: give a "
+        "GitHub token, `ghp_...` or `github_pat_...`.",
+        f"NETUID='x' ({path}): give a whole number from 0 to 65535.",
+        f"CLAIM_RUNS='0' ({path}): give a whole number from 1 to 20.",
+        f"PORT='-1' ({path}): give a whole number from 0 to 65535.",
+        f"others can read {path}: chmod 600 {path}",
+    ]
+
+
+def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "GITHUB_TOKEN='ghp_a\ncanary==\ncanary='\n")
+    assert problems(env_file=path, environ=NOTHING) == [
+        f"GITHUB_TOKEN cannot be read (line 1 of {path}): close the quote ' in its line.",
+        f"line 3 of {path} cannot be read: write NAME=value, its quotes closed.",
+    ]
+
+
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
 @pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
 def test_a_quote_that_is_not_closed_is_named_by_its_setting(
@@ -130,6 +158,7 @@ def test_a_secret_is_not_quoted_in_an_error() -> None:
         ("WALLET_MINER_NAME", ".."),
         ("GITHUB_TOKEN", "ghp_é"),
         ("GITHUB_TOKEN", "ghp_a b"),
+        ("GITHUB_TOKEN", "abc123"),
         ("HOST", "127.0.0.1:8000"),
         ("HOST", "http://127.0.0.1"),
         ("FORK_HOSTS", "https://github.com"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -17,8 +18,9 @@ import pytest
 
 from neurons.configuration.settings import Settings
 from neurons.embedded import subnet as embedded
+from neurons.embedded.competition import Competition
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
-from neurons.errors import QuasarError
+from neurons.errors import ConfigError, QuasarError
 from neurons.processes import child as child_module
 from neurons.processes.child import Child
 from neurons.processes.runtime import Stopped
@@ -129,8 +131,56 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
 
 def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> None:
     (settings.state_dir / "validator_api.db").mkdir(parents=True)
-    with pytest.raises(QuasarError, match=r"does not start; see .*api\.log"):
+    with pytest.raises(QuasarError, match=r"validator API of this run ended.*api\.log"):
         EmbeddedSubnet(settings, threading.Event()).__enter__()
+
+
+def log_line(subnet: EmbeddedSubnet, **entry: object) -> None:
+    with subnet._tail.file.open("a") as file:
+        file.write(json.dumps({"level": "warning", **entry}) + "\n")
+
+
+def test_a_validator_that_cannot_work_ends_the_run_with_its_own_words(settings: Settings) -> None:
+    stop = threading.Event()
+    strict = settings.model_copy(update={"sandbox": "required"})
+    with EmbeddedSubnet(strict, stop) as running:
+        running._children[1].environment["PATH"] = "/nonexistent"
+        assert stop.wait(60)
+        with pytest.raises(ConfigError, match=r"validator of this run ended.*bubblewrap is not"):
+            running.check()
+
+
+def test_a_submission_that_is_postponed_again_and_again_ends_the_run(
+    subnet: EmbeddedSubnet,
+) -> None:
+    stop = subnet._asked_to_stop
+    for reason in ("a", "b"):
+        log_line(subnet, event="postponed", submission=1, reason=reason)
+    log_line(subnet, event="postponed", submission=2, reason="c")
+    wait_for(lambda: subnet._postponed[2])
+    assert not stop.is_set()
+    subnet.check()
+    log_line(subnet, event="postponed", submission=1, reason="No module named pydantic")
+    assert stop.wait(20)
+    with pytest.raises(QuasarError, match="submission 1 3 times: No module named pydantic"):
+        subnet.check()
+
+
+def test_the_real_validators_postponement_is_seen(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(embedded, "POSTPONED_ALLOWED", 1)
+    monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
+    stop = threading.Event()
+    without_gpu = EmbeddedSubnet(settings, stop)
+    without_gpu._children[1].environment.update(DEVICE="cuda", SANDBOX="off")
+    with without_gpu as running:
+        competition = Competition(tmp_path / "c", 1, inference=False, cheat=True, stop=stop)
+        assert competition.cheat is not None
+        competition._submit_cheat(str(running.settings.validator_api_url), competition.cheat)
+        assert stop.wait(120)
+        with pytest.raises(QuasarError, match=r"postponed.*control run failed.*CUDA"):
+            running.check()
 
 
 def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Lines that a child process adds to its JSON log, shown in this process's own log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from neurons.observe import get_logger
+
+log = get_logger("embedded")
+
+
+class LogTail:
+    """What is added to a log file from now on.
+
+    Args:
+        name: of the process that writes it, which begins each line that is shown.
+        file: one JSON object a line; it may be missing, and may be cut to nothing.
+    """
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name, self.file = name, file
+        self._position = file.stat().st_size if file.exists() else 0
+        self.last = ""
+
+    def show(self) -> list[dict[str, Any]]:
+        """Show the whole lines that were added since the last call; return them as objects.
+
+        The last line that is no object, such as the end of a traceback, is kept in `last`.
+        """
+        return [_shown(self.name, entry) for entry in self._entries()]
+
+    def _entries(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < self._position:
+                self._position = 0
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        entries = []
+        for line in whole.decode(errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = None
+            if isinstance(entry, dict) and "event" in entry:
+                entries.append(entry)
+            elif line.strip():
+                self.last = line.strip()
+        return entries
+
+
+def _shown(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    left_out = ("event", "level", "logger", "timestamp", "exception")
+    details = {key: value for key, value in entry.items() if key not in left_out}
+    level = getattr(logging, str(entry.get("level")).upper(), logging.INFO)
+    log.log(level, f"{name}: {entry['event']}", **details)
+    return entry
