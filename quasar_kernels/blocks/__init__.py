@@ -16,9 +16,12 @@ from quasar_kernels.mount import mount
 
 mount()
 
+MIXERS = ("rwkv6", "mamba2", "quasar")
+"""The branches that a `HybridBlock` may have."""
+
 if TYPE_CHECKING:
     from quasar_kernels.blocks.backends import Backend
-    from quasar_kernels.blocks.hybrid import MIXERS, BlockState, HybridBlock
+    from quasar_kernels.blocks.hybrid import BlockState, HybridBlock
     from quasar_kernels.blocks.mamba2 import Mamba2, Mamba2State
     from quasar_kernels.blocks.quasar import QuasarMixer
     from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing, TimeMixingState
@@ -38,7 +41,6 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "MIXERS": "hybrid",
         "Backend": "backends",
         "BlockState": "hybrid",
         "HybridBlock": "hybrid",
