@@ -1,26 +1,55 @@
-"""A chart of lines over two logarithmic axes, as SVG; the same figures give the same bytes.
+"""Charts of lines as SVG, for light and dark pages; the same figures give the same bytes.
 
-Benchmarks draw with it, and the training of a model its loss.
+Benchmarks draw with it, and the training of a model its loss. A chart has one panel or several
+below one another; each panel shows its own lines in colour and those of the other panels pale
+behind them, over the same axes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import pairwise
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 560, 440
-LEFT, RIGHT, TOP, BOTTOM = 66, 124, 45, 58
-BEYOND = 0.025
-"""Share of a decade by which a point may lie beyond an axis: 2**20 needs no decade after 10**6."""
-LETTERS = 15
-"""Size of all text. A telephone is 360 to 430 pixels wide, so that it shows ten pixels of it."""
+WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
+"""A chart's width, a panel's height where it is the only one or one of several, and the width of
+one of two columns."""
+LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
+"""Room for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
+LETTERS, LETTER = 14, 8.8
+"""Height of all text, and a letter's mean width. A telephone shows 8 of the 14 pixels."""
+KEY = 22
+"""Length of the piece of line before a label."""
+MARKED = 20
+"""Lines of at most so many points show each as a dot."""
+
+DARK = {
+    "#0b6e4f": "#2fc08f",
+    "#2a5ca8": "#74aaff",
+    "#b5432a": "#ff8f6b",
+    "#8a5fb0": "#c9a0f5",
+    "#a87400": "#e8b93c",
+    "#00838f": "#3ccbd8",
+    "#c2185b": "#ff82b4",
+    "#777777": "#a0a8b0",
+    "#999999": "#a0a8b0",
+    "#111111": "#f5f5f5",
+}
+"""The colour on a dark page of each colour on a light one; others are the same on both."""
+STYLE = """\
+text{fill:#1f2328}.grid{stroke:#d8dee4}.pale{stroke:#c9d1d9}.lead{stroke:#8c959f}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.grid{stroke:#30363d}.pale{stroke:#484f58}\
+.lead{stroke:#768390}}
+path{fill:none}.line{stroke-width:2.5;stroke-linejoin:round}.far{stroke-dasharray:1 4}"""
+DASHES = "7 4"
 
 
 class Line(NamedTuple):
-    """One line: its points from left to right, and how it is drawn."""
+    """One line: its points from left to right, and how it is drawn.
+
+    `colour` is for light pages, one of `DARK` where dark pages need another.
+    """
 
     label: str
     colour: str
@@ -28,81 +57,217 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
-class _Axis(NamedTuple):
-    """Maps the decades from `low` to `high` to pixels from `start` to `stop`."""
+class Panel(NamedTuple):
+    """Lines that are drawn together; those of the same label get one label."""
 
-    low: int
-    high: int
+    title: str
+    lines: Sequence[Line]
+
+
+class Scale(NamedTuple):
+    """An axis: logarithmic or linear, over the data or up to an end that is given.
+
+    Lines are cut off where they leave the axis.
+    """
+
+    log: bool = True
+    low: float | None = None
+    high: float | None = None
+
+
+_Look = tuple[str, bool]
+"""A line's colour, and whether it is dashed."""
+LOG, FROM_ZERO = Scale(), Scale(log=False, low=0)
+
+
+class _Axis(NamedTuple):
+    """Maps values to pixels from `start` to `stop`."""
+
+    log: bool
+    low: float
+    high: float
     start: float
     stop: float
 
     def at(self, value: float) -> float:
-        share = (math.log10(value) - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.stop - self.start), 1)
+        low, high, here = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
+        return round(self.start + (here - low) / (high - low) * (self.stop - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        if self.log:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            for steps in ((1,), (1, 3), (1, 2, 5)):
+                found = [s * 10.0**p for p in powers for s in steps]
+                found = [value for value in found if self.low <= value <= self.high]
+                if len(found) >= 3:
+                    return found
+        step = _round_step((self.high - self.low) / (6 if self.log else 4))
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [n * step for n in range(first, last + 1)]
 
 
-def _axis(values: Sequence[float], start: float, stop: float) -> _Axis:
-    low = math.floor(math.log10(min(values)))
-    high = math.ceil(math.log10(max(values)) - BEYOND)
-    return _Axis(low, max(high, low + 1), start, stop)
+def _round_step(step: float) -> float:
+    """Return the smallest of 1, 2, 2.5 or 5 times a power of ten that is no less."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return power * next(n for n in (1, 2, 2.5, 5, 10) if n * power >= step * (1 - 1e-9))
 
 
-def line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
-    """Return the SVG of `lines`, all values positive, each line labelled at its right end."""
-    points = [point for line in lines for point in line.points]
-    x = _axis([p[0] for p in points], LEFT, WIDTH - RIGHT)
-    y = _axis([p[1] for p in points], HEIGHT - BOTTOM, TOP)
+def line_plot(
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Line],
+    x: Scale = LOG,
+    y: Scale = LOG,
+) -> str:
+    """Return the SVG of `lines`, each labelled at its right; values on a log axis are positive."""
+    return panel_plot(title, x_label, y_label, [Panel("", lines)], x, y)
+
+
+def panel_plot(
+    title: str,
+    x_label: str,
+    y_label: str,
+    panels: Sequence[Panel],
+    x: Scale = LOG,
+    y: Scale = LOG,
+    columns: int = 1,
+) -> str:
+    """Return the SVG of panels over the same axes.
+
+    Args:
+        columns: of panels, from left to right. With two or more the panels' titles are the only
+            labels.
+    """
+    labels = {line.label for panel in panels for line in panel.lines}
+    right = 28.0 if columns > 1 else 14 + KEY + 6 + LETTER * max(map(len, labels))
+    width = WIDTH if columns == 1 else NARROW
+    height = HEIGHT if len(panels) == 1 else SMALL_HEIGHT
+    head = TITLE if any(panel.title for panel in panels) else 0
+    rows = -(-len(panels) // columns)
+    whole = TOP + rows * (head + height) + BOTTOM
+    points = [point for panel in panels for line in panel.lines for point in line.points]
+    across = _axis([p[0] for p in points], x, LEFT, width - right)
+    down = _axis([p[1] for p in points], y, height - 8, 8)
+    looks = list(dict.fromkeys(_look(line) for panel in panels for line in panel.lines))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="sans-serif" font-size="{LETTERS}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * columns}" height="{whole}" '
+        f'viewBox="0 0 {width * columns} {whole}" font-family="sans-serif" '
+        f'font-size="{LETTERS}">',
         f"<title>{escape(title)}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="12" y="26">{escape(title)}</text>',
-        *_grid(x, y),
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">'
-        f"{escape(x_label)}</text>",
-        f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
-        f'text-anchor="middle">{escape(y_label)}</text>',
+        f"<style>{STYLE}\n{_rules(looks)}</style>",
+        f'<clipPath id="area"><rect x="{LEFT - 4}" y="4" width="{across.stop - LEFT + 8:g}" '
+        f'height="{height - 8}"/></clipPath>',
+        f'<text x="4" y="20" font-weight="bold">{escape(title)}</text>',
     ]
-    heights = _apart([y.at(line.points[-1][1]) for line in lines])
-    for line, height in zip(lines, heights, strict=True):
-        parts += _drawn(line, x, y, height)
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _grid(x: _Axis, y: _Axis) -> list[str]:
-    parts = []
-    for power in range(x.low, x.high + 1):
-        at = x.at(10.0**power)
-        parts.append(f'<path d="M{at} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
-        text = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
+    for n, panel in enumerate(panels):
+        row, column = divmod(n, columns)
+        others = [line for m, one in enumerate(panels) if m != n for line in one.lines]
         parts.append(
-            f'<text x="{at}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text}</text>'
+            f'<g transform="translate({column * width} {TOP + head + row * (head + height)})">'
         )
-    for power in range(y.low, y.high + 1):
-        at = y.at(10.0**power)
-        parts.append(f'<path d="M{LEFT} {at}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{10.0**power:g}</text>')
-    return parts
-
-
-def _drawn(line: Line, x: _Axis, y: _Axis, label_height: float) -> list[str]:
-    places = [(x.at(a), y.at(b)) for a, b in line.points]
-    path = "L".join(f"{a} {b}" for a, b in places)
-    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-    dots = [f'<circle cx="{a}" cy="{b}" r="3" fill="{line.colour}"/>' for a, b in places]
-    return [
-        f'<path d="M{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>',
-        *dots,
-        f'<text x="{places[-1][0] + 10}" y="{label_height + 4}" fill="{line.colour}">'
-        f"{escape(line.label)}</text>",
+        parts += _grid(across, down, last=n + columns >= len(panels))
+        if panel.title:
+            parts.append(f'<text x="{LEFT}" y="-3">{escape(panel.title)}</text>')
+        parts += _lines(panel.lines, others, across, down, looks)
+        if columns == 1:
+            parts += _labels(panel.lines, across, down, looks)
+        parts.append("</g>")
+    middle = (LEFT + width - right) / 2 if columns == 1 else width * columns / 2
+    parts += [
+        f'<text x="{middle:g}" y="{whole - 8}" text-anchor="middle">{escape(x_label)}</text>',
+        f'<text transform="translate(14 {(TOP + whole - BOTTOM) / 2:g}) rotate(-90)" '
+        f'text-anchor="middle">{escape(y_label)}</text>',
+        "</svg>",
     ]
+    return "\n".join(parts) + "\n"
 
 
-def _apart(heights: Sequence[float], gap: float = LETTERS + 3) -> list[float]:
-    """Move labels down until no two are closer than `gap`."""
-    placed = list(heights)
-    order = sorted(range(len(placed)), key=placed.__getitem__)
-    for above, below in pairwise(order):
-        placed[below] = max(placed[below], placed[above] + gap)
+def _axis(values: Sequence[float], scale: Scale, start: float, stop: float) -> _Axis:
+    low = min(values) if scale.low is None else scale.low
+    high = max(values) if scale.high is None else scale.high
+    if low == high:
+        low, high = (low / 2, high * 2) if scale.log else (low - 1, high + 1)
+    return _Axis(scale.log, low, high, start, stop)
+
+
+def _look(line: Line) -> _Look:
+    return line.colour, line.dashed
+
+
+def _rules(looks: Sequence[_Look]) -> str:
+    light, dark = list[str](), list[str]()
+    for n, (colour, dashed) in enumerate(looks):
+        dashes = f";stroke-dasharray:{DASHES}" if dashed else ""
+        light.append(f".s{n}{{stroke:{colour}{dashes}}}.f{n}{{fill:{colour}}}")
+        other = DARK.get(colour, colour)
+        dark.append(f".s{n}{{stroke:{other}}}.f{n}{{fill:{other}}}")
+    return "\n".join([*light, "@media(prefers-color-scheme:dark){", *dark, "}"])
+
+
+def _grid(x: _Axis, y: _Axis, *, last: bool) -> Iterator[str]:
+    for value in x.ticks():
+        at = x.at(value)
+        yield f'<path class="grid" d="M{at} {y.stop:g}V{y.start:g}"/>'
+        if last:
+            yield f'<text x="{at}" y="{y.start + 20:g}" text-anchor="middle">{value:,.10g}</text>'
+    for value in y.ticks():
+        at = y.at(value)
+        yield f'<path class="grid" d="M{x.start:g} {at}H{x.stop:g}"/>'
+        yield f'<text x="{x.start - 8:g}" y="{at + 5:g}" text-anchor="end">{value:,.10g}</text>'
+
+
+def _lines(
+    lines: Sequence[Line], others: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]
+) -> Iterator[str]:
+    yield '<g clip-path="url(#area)">'
+    for line in others:
+        yield f'<path class="pale" d="{_path(line, x, y)}"/>'
+    for line in lines:
+        number = looks.index(_look(line))
+        yield f'<path class="line s{number}" d="{_path(line, x, y)}"/>'
+        if len(line.points) <= MARKED:
+            for a, b in line.points:
+                yield f'<circle class="f{number}" cx="{x.at(a)}" cy="{y.at(b)}" r="3.2"/>'
+    yield "</g>"
+
+
+def _path(line: Line, x: _Axis, y: _Axis) -> str:
+    return "M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in line.points)
+
+
+def _labels(lines: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]) -> Iterator[str]:
+    named = list({line.label: line for line in lines}.values())
+    ends = [(x.at(a), y.at(b)) for a, b in (line.points[-1] for line in named)]
+    heights = spread([b for _, b in ends], LETTERS + 3, y.stop, y.start)
+    at = x.stop + 14
+    for line, (a, b), height in zip(named, ends, heights, strict=True):
+        number = looks.index(_look(line))
+        if abs(height - b) > 2 or x.stop - a > 2:
+            far = " far" * (x.stop - a > 2)  # dotted, or it would look like a part of the line
+            yield f'<path class="lead{far}" d="M{a + 4:g} {b}L{at - 2:g} {height}"/>'
+        yield f'<path class="line s{number}" d="M{at:g} {height}h{KEY}"/>'
+        yield f'<text x="{at + KEY + 6:g}" y="{height + 5:g}">{escape(line.label)}</text>'
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return positions at least `gap` apart, in the order of `wanted` and as near to it as can be.
+
+    The squared distances are the least where nothing reaches past `low` or `high`; positions that
+    do are moved back, past `low` only where there is no room for all.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    groups: list[tuple[float, int]] = []  # the mean place less the gaps before it, and how many
+    for rank, n in enumerate(order):
+        place, count = wanted[n] - rank * gap, 1
+        while groups and groups[-1][0] > place:
+            before, many = groups.pop()
+            place = (before * many + place * count) / (many + count)
+            count += many
+        groups.append((place, count))
+    last = high - gap * (len(wanted) - 1)
+    flat = [min(max(place, low), last) for place, count in groups for _ in range(count)]
+    placed = [0.0] * len(wanted)
+    for rank, n in enumerate(order):
+        placed[n] = round(flat[rank] + rank * gap, 1)
     return placed

@@ -1,49 +1,58 @@
 """Make `fla.ops.quasar` and `fla.layers.quasar` resolve to the overlay over the installed fla-core.
 
 For tests and tools of this project. A measurement does not mount: it runs in a process that has
-the fork's own tree first on its path.
+the fork's own tree first on its path. Mounting imports nothing: a finder serves the overlay's
+modules when they are first imported, so it costs no time where none is.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from quasar_kernels.contract import OVERLAY
 
-_MOUNTED = ("fla.ops.quasar", "fla.layers.quasar")
+_MOUNTED = {"fla.ops.quasar": OVERLAY / "fla/ops", "fla.layers.quasar": OVERLAY / "fla/layers"}
+"""Each mounted module and the folder that holds it."""
+_LAYERS = "fla.layers"
+
+
+class _OverlayFinder(MetaPathFinder):
+    """Finds the mounted modules in the overlay, and `fla.layers` where fla-core has none."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in _MOUNTED:
+            return PathFinder.find_spec(fullname, [str(_MOUNTED[fullname])], target)
+        if fullname == _LAYERS and PathFinder.find_spec(fullname, path, target) is None:
+            package = ModuleSpec(fullname, None, is_package=True)
+            package.submodule_search_locations = [str(_MOUNTED["fla.layers.quasar"])]
+            return package
+        return None
 
 
 def mount() -> None:
     """Put the overlay in front of whatever `fla` is installed; a second call changes nothing.
 
+    fla warns at its import on a machine without a GPU. What mounts the overlay computes with torch
+    there, and needs no warning.
+
     Raises:
-        RuntimeError: another copy of the mounted modules is already loaded, or would win.
+        RuntimeError: another copy of the mounted modules is already loaded.
     """
     _refuse_other_copies()
-    overlay = OVERLAY / "fla"
-    fla = importlib.import_module("fla")
-    _search_first(importlib.import_module("fla.ops"), overlay / "ops")
-    # fla-core brings no fla.layers: then the overlay's folder becomes that package by itself
-    if str(overlay) not in fla.__path__:
-        fla.__path__.append(str(overlay))
-    importlib.invalidate_caches()
-    _search_first(importlib.import_module("fla.layers"), overlay / "layers")
-    for name in _MOUNTED:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None or not _in_overlay(spec.origin):
-            raise RuntimeError(
-                f"{name} would be loaded from {spec.origin if spec else 'nowhere'}, not from the "
-                f"overlay {OVERLAY}; remove the other copy from sys.path."
-            )
-
-
-def _search_first(package: object, folder: Path) -> None:
-    path = list(getattr(package, "__path__", ()))
-    if str(folder) not in path[:1]:
-        package.__path__ = [str(folder), *(p for p in path if p != str(folder))]  # type: ignore[attr-defined]
+    if any(isinstance(finder, _OverlayFinder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _OverlayFinder())
+    warnings.filterwarnings(
+        "ignore", "Triton is not supported on current platform", UserWarning, r"fla\."
+    )
 
 
 def _refuse_other_copies() -> None:
@@ -51,12 +60,8 @@ def _refuse_other_copies() -> None:
         if not any(name == m or name.startswith(f"{m}.") for m in _MOUNTED):
             continue
         origin = getattr(module, "__file__", None)
-        if origin is not None and not _in_overlay(origin):
+        if origin is not None and not Path(origin).resolve().is_relative_to(OVERLAY):
             raise RuntimeError(
                 f"{name} is already loaded from {origin}; call mount() before anything imports it, "
                 f"in a process that has no other copy on sys.path."
             )
-
-
-def _in_overlay(origin: str) -> bool:
-    return Path(origin).resolve().is_relative_to(OVERLAY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -10,7 +10,7 @@ from typing import TypeVar
 from benchmarks.learning.results import EVERY, LearnedRecall, LearnedText, Trained
 from benchmarks.markdown import facts, records
 from benchmarks.results import DATA, ROOT, load, told
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, Scale, line_plot, panel_plot
 
 RECALL, TEXT = DATA / "learned-recall.json", DATA / "learned-text.json"
 PLOTS = {RECALL: ROOT / "docs" / "learned-recall.svg", TEXT: ROOT / "docs" / "learned-text.svg"}
@@ -18,13 +18,15 @@ NAMES = {"rwkv6": "RWKV-6", "mamba2": "Mamba-2", "quasar": "Quasar"}
 COLOURS = {
     ("quasar",): "#0b6e4f",
     ("rwkv6",): "#8a5fb0",
-    ("mamba2",): "#c28a00",
+    ("mamba2",): "#a87400",
     ("rwkv6", "mamba2"): "#2a5ca8",
     ("rwkv6", "quasar"): "#b5432a",
     ("mamba2", "quasar"): "#00838f",
 }
 ALL = "#111111"
 """The colour of the hybrid with every branch."""
+SHOWN = 5
+"""The plot of the text ends at so many times its lowest loss: all models pass that at once."""
 
 Training = TypeVar("Training", bound=Trained)
 
@@ -103,28 +105,47 @@ def _where(run: LearnedRecall | LearnedText) -> dict[str, str]:
     return {f"of {wanted} trainings": ended, **machine, "protocol": run.protocol}
 
 
-def plot(title: str, curves: Mapping[tuple[str, ...], Sequence[Sequence[float]]]) -> str:
-    """Return the SVG of each choice's losses by steps: means over its seeds while all go on."""
+def recall_plot(run: LearnedRecall) -> str:
+    """Return the SVG of every training's loss by steps: a panel for each choice of branches."""
+    panels = [
+        Panel(
+            label(mixers),
+            [Line("", COLOURS.get(mixers, ALL), _by_steps(t.curve.losses)) for t in trainings],
+        )
+        for mixers, trainings in by_choice(run.trainings).items()
+    ]
+    title = f"Training loss of recall, a line a seed{_on(run)}"
+    return panel_plot(title, "steps", "nats", panels, x=FROM_ZERO, columns=2)
+
+
+def text_plot(run: LearnedText) -> str:
+    """Return the SVG of each choice's loss by steps, a mean over its seeds."""
     lines = []
-    for mixers, seeds in curves.items():
-        means = [fmean(losses) for losses in zip(*seeds, strict=False)]
-        points = [(EVERY * (n + 1), loss) for n, loss in enumerate(means)]
-        short = "+".join(NAMES[name][0] for name in mixers)
-        lines.append(Line(short, COLOURS.get(mixers, ALL), points, dashed=len(mixers) == 1))
-    return line_plot(title, "steps", "nats", lines)
+    for mixers, trainings in by_choice(run.trainings).items():
+        means = [fmean(losses) for losses in zip(*(t.losses for t in trainings), strict=True)]
+        single = len(mixers) == 1
+        lines.append(Line(label(mixers), COLOURS.get(mixers, ALL), _by_steps(means), single))
+    title = f"Training loss on a text, means over the seeds{_on(run)}"
+    losses = [loss for line in lines for _, loss in line.points]
+    nats = Scale(high=min(SHOWN * min(losses), max(losses)))
+    return line_plot(title, "steps", "nats a byte", lines, FROM_ZERO, nats)
+
+
+def _on(run: LearnedRecall | LearnedText) -> str:
+    return f", {run.environment.gpu}" if run.environment.gpu else ""
+
+
+def _by_steps(losses: Sequence[float]) -> list[tuple[float, float]]:
+    return [(EVERY * (n + 1), loss) for n, loss in enumerate(losses)]
 
 
 def plots() -> dict[Path, str]:
     """Return the plots of the runs that are there, by path."""
     found = {}
     if RECALL.exists():
-        recalled = by_choice(load(LearnedRecall, RECALL).trainings)
-        curves = {mixers: [t.curve.losses for t in ts] for mixers, ts in recalled.items()}
-        found[PLOTS[RECALL]] = plot("Loss of recall: R RWKV-6, M Mamba-2, Q Quasar", curves)
+        found[PLOTS[RECALL]] = recall_plot(load(LearnedRecall, RECALL))
     if TEXT.exists():
-        read = by_choice(load(LearnedText, TEXT).trainings)
-        curves = {mixers: [t.losses for t in ts] for mixers, ts in read.items()}
-        found[PLOTS[TEXT]] = plot("Loss on a text: R RWKV-6, M Mamba-2, Q Quasar", curves)
+        found[PLOTS[TEXT]] = text_plot(load(LearnedText, TEXT))
     return found
 
 

@@ -21,8 +21,8 @@ from benchmarks.commands import options, say
 from benchmarks.learning.choices import equal_sizes, parameters, side_by_side
 from benchmarks.learning.results import EVERY, LearnedText, TaughtText, TextRecipe
 from benchmarks.results import origin, write
-from quasar_kernels.blocks.language.checkpoint import Recipe
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss
+from quasar_kernels.blocks.language.settings import Recipe
 from quasar_kernels.blocks.language.training import Training, read_text
 
 TEXT = Path(pydoc_data.topics.__file__)

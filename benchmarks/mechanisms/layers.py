@@ -19,8 +19,7 @@ from benchmarks.mechanisms.calls import Bounds, Implementation
 from benchmarks.mechanisms.inputs import Inputs
 from benchmarks.mechanisms.results import Trained
 from quasar_kernels.blocks import BlockState, HybridBlock
-from quasar_kernels.blocks.language.checkpoint import Recipe
-from quasar_kernels.blocks.language.model import BYTES, Sizes
+from quasar_kernels.blocks.language.settings import BYTES, Recipe, Sizes
 from quasar_kernels.blocks.language.training import Training
 
 BLOCK_WIDTH, BLOCK_HEADS = 512, 8

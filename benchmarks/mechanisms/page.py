@@ -19,7 +19,7 @@ from benchmarks.mechanisms.results import (
 )
 from benchmarks.results import DATA, ROOT, load, told
 from benchmarks.wkv6.page import section as wkv6
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import Line, Panel, panel_plot
 
 RUN, DOCUMENT = DATA / "mechanisms.json", ROOT / "docs" / "models.md"
 PLOTS: Mapping[Way, Path] = {
@@ -28,19 +28,22 @@ PLOTS: Mapping[Way, Path] = {
 }
 DETAILED_TOKENS = 65_536
 """The length whose memory, share of the bound and errors are shown."""
-COLOURS = {
-    "softmax attention": "#777777",
-    "Quasar": "#0b6e4f",
-    "delta rule": "#2a5ca8",
-    "gated delta rule": "#b5432a",
-    "RWKV-6": "#8a5fb0",
-    "RWKV-7": "#c2185b",
-    "Mamba-2": "#c28a00",
-    "KDA": "#00838f",
-    "GLA": "#6d4c41",
-    "hybrid block": "#111111",
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "Quasar and the delta rule": {"Quasar": "#0b6e4f", "delta rule": "#2a5ca8"},
+    "Decays: gated delta rule, KDA, GLA": {
+        "gated delta rule": "#b5432a",
+        "KDA": "#00838f",
+        "GLA": "#8a5fb0",
+    },
+    "RWKV": {"RWKV-6": "#8a5fb0", "RWKV-7": "#a87400"},
+    "Mamba-2, and a block of RWKV-6, Mamba-2 and Quasar": {
+        "Mamba-2": "#2a5ca8",
+        "hybrid block": "#c2185b",
+    },
 }
-SHORT = {"softmax attention": "softmax", "gated delta rule": "gated", "hybrid block": "block"}
+"""The panels of a plot: which mechanisms are in each, and their colours there."""
+REFERENCE, REFERENCE_COLOUR = "softmax attention", "#777777"
+"""The mechanism that is in every panel."""
 
 
 def label(name: str) -> str:
@@ -186,19 +189,22 @@ def tables(results: MechanismsResults) -> str:
 
 def plot(results: MechanismsResults, way: Way) -> str:
     """Return the SVG of the time by tokens of kernels; what is not this project's is dashed."""
-    lines = [
-        Line(
-            SHORT.get(mechanism := ENTRIES[name].mechanism, mechanism)
-            + (", fla" if ENTRIES[name].by == HOST else ""),
-            COLOURS[mechanism],
-            [(tokens, rows[tokens].ms) for tokens in sorted(rows)],
-            dashed=ENTRIES[name].by == HOST,
-        )
-        for name, rows in of(results.rows, way).items()
-        if ENTRIES[name].by != SEQUENTIAL
-    ]
+    panels = []
+    for title, colours in FAMILIES.items():
+        shown = {REFERENCE: REFERENCE_COLOUR, **colours}
+        lines = [
+            Line(
+                entry.mechanism + (", fla" if entry.by == HOST else ""),
+                shown[entry.mechanism],
+                [(tokens, rows[tokens].ms) for tokens in sorted(rows)],
+                dashed=entry.by == HOST,
+            )
+            for name, rows in of(results.rows, way).items()
+            if (entry := ENTRIES[name]).mechanism in shown and entry.by != SEQUENTIAL
+        ]
+        panels.append(Panel(title, lines))
     title = f"{way.capitalize()}, 8 heads of 64, bf16, {results.environment.gpu}"
-    return line_plot(title, "tokens", "milliseconds", lines)
+    return panel_plot(title, "tokens", "milliseconds", panels)
 
 
 def plotted(results: MechanismsResults) -> list[Way]:

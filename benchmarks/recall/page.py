@@ -9,7 +9,7 @@ from benchmarks.documents import filled
 from benchmarks.markdown import facts, records
 from benchmarks.recall.results import WAYS, Curve, Recall, Setting
 from benchmarks.results import DATA, ROOT, load
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, panel_plot
 
 RUN = DATA / "recall.json"
 DOCUMENT, PLOT = ROOT / "docs" / "layer.md", ROOT / "docs" / "recall.svg"
@@ -21,24 +21,20 @@ COLOURS = {
     "compiled": "#2a5ca8",
     "checkpointed": "#b5432a",
     "ddp": "#8a5fb0",
-    "fsdp": "#c28a00",
+    "fsdp": "#a87400",
 }
 
 
 def plot(setting: Setting, gpu: str) -> str:
-    """Return the SVG of the losses against the steps, fp32's dashed."""
+    """Return the SVG of the losses against the steps: a panel for each way of training."""
     every = setting.recipe.every
-    lines = [
-        Line(
-            curve.way,
-            COLOURS[curve.way],
-            [(every * (n + 1), loss) for n, loss in enumerate(curve.losses)],
-            dashed=curve.way == "fp32",
-        )
-        for curve in setting.curves
-    ]
+    panels = []
+    for curve in setting.curves:
+        points = [(every * (n + 1), loss) for n, loss in enumerate(curve.losses)]
+        name = WAYS[curve.way].replace("`", "")
+        panels.append(Panel(name, [Line("", COLOURS[curve.way], points)]))
     title = f"Loss of recall over {setting.task.tokens:,} tokens, {gpu}"
-    return line_plot(title, "steps", "nats", lines)
+    return panel_plot(title, "steps", "nats", panels, x=FROM_ZERO, columns=2)
 
 
 def apart(curve: Curve, exact: Curve, every: int) -> float:

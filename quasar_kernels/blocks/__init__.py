@@ -3,19 +3,28 @@
 from quasar_kernels.blocks import HybridBlock
 
 block = HybridBlock(width=512, heads=8, mixers=("rwkv6", "mamba2", "quasar"))
+
+Each name is imported when it is first used: torch and fla-core take seconds.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from quasar_kernels.lazy import lazy_names
 from quasar_kernels.mount import mount
 
 mount()
 
-from quasar_kernels.blocks.backends import Backend  # noqa: E402 it needs what is mounted
-from quasar_kernels.blocks.hybrid import MIXERS, BlockState, HybridBlock  # noqa: E402
-from quasar_kernels.blocks.mamba2 import Mamba2, Mamba2State  # noqa: E402
-from quasar_kernels.blocks.quasar import QuasarMixer  # noqa: E402
-from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing, TimeMixingState  # noqa: E402
+MIXERS = ("rwkv6", "mamba2", "quasar")
+"""The branches that a `HybridBlock` may have."""
+
+if TYPE_CHECKING:
+    from quasar_kernels.blocks.backends import Backend
+    from quasar_kernels.blocks.hybrid import BlockState, HybridBlock
+    from quasar_kernels.blocks.mamba2 import Mamba2, Mamba2State
+    from quasar_kernels.blocks.quasar import QuasarMixer
+    from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing, TimeMixingState
 
 __all__ = [
     "MIXERS",
@@ -28,3 +37,23 @@ __all__ = [
     "RWKV6TimeMixing",
     "TimeMixingState",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Backend": "backends",
+        "BlockState": "hybrid",
+        "HybridBlock": "hybrid",
+        "Mamba2": "mamba2",
+        "Mamba2State": "mamba2",
+        "QuasarMixer": "quasar",
+        "RWKV6TimeMixing": "rwkv6",
+        "TimeMixingState": "rwkv6",
+        "ssd": "",
+        "wkv6": "",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

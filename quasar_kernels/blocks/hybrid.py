@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from quasar_kernels.blocks import MIXERS
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.mamba2 import Mamba2
@@ -17,7 +18,6 @@ from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 from quasar_kernels.shapes import expect, expect_sizes
 
-MIXERS = ("rwkv6", "mamba2", "quasar")
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
 """Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
 0.57 or 0.28 for an input of 1; with them branches begin alike, and their gains say the rest."""

@@ -5,23 +5,25 @@ The four functions have the signatures and defaults of flash-linear-attention's 
 
     from quasar_kernels.delta_rule import chunk_gated_delta_rule
 
-`host.switched()` and `host.register()` switch that library's own layers over.
+`host.switched()` and `host.register()` switch that library's own layers over. Each name is imported
+when it is first used.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from quasar_kernels.lazy import lazy_names
 from quasar_kernels.mount import mount
 
 mount()
 
-from quasar_kernels.delta_rule.chunk import (  # noqa: E402 the kernels are found once they are mounted
-    chunk_delta_rule,
-    chunk_gated_delta_rule,
-)
-from quasar_kernels.delta_rule.recurrent import (  # noqa: E402
-    fused_recurrent_delta_rule,
-    fused_recurrent_gated_delta_rule,
-)
+if TYPE_CHECKING:
+    from quasar_kernels.delta_rule.chunk import chunk_delta_rule, chunk_gated_delta_rule
+    from quasar_kernels.delta_rule.recurrent import (
+        fused_recurrent_delta_rule,
+        fused_recurrent_gated_delta_rule,
+    )
 
 __all__ = [
     "chunk_delta_rule",
@@ -29,3 +31,17 @@ __all__ = [
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "chunk_delta_rule": "chunk",
+        "chunk_gated_delta_rule": "chunk",
+        "fused_recurrent_delta_rule": "recurrent",
+        "fused_recurrent_gated_delta_rule": "recurrent",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -46,7 +46,7 @@ def test_both_are_timed_and_drawn(
     )
     assert "correctness gate: green" in capsys.readouterr().out
     drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
-    assert drawn.get("viewBox") == "0 0 560 440"
+    assert float(drawn.get("width", "inf")) <= 830  # the width of a README on GitHub
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"public fork", "these kernels"} <= texts
 

@@ -9,19 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quasar_kernels.blocks.language.model import LanguageModel, Sizes
-
-
-class Recipe(NamedTuple):
-    """How a model is trained; the batches and the rate of a step follow from it alone."""
-
-    tokens: int = 256  # of a sequence
-    batch: int = 8  # sequences
-    rate: float = 2e-3
-    warmup: int = 50  # steps over which the rate rises
-    weight_decay: float = 0.01
-    clip: float = 1.0  # the gradient's largest norm
-    seed: int = 0
+from quasar_kernels.blocks.language.model import LanguageModel
+from quasar_kernels.blocks.language.settings import Recipe, Sizes
 
 
 class Checkpoint(NamedTuple):
@@ -66,7 +55,7 @@ def load(path: Path, device: torch.device) -> Checkpoint:
         raise CheckpointError(f"there is no {path}; `train --out` writes it") from None
     except Exception as error:  # what a damaged file raises is anything
         raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}); remove it to begin anew, or name "
+            f"{path} cannot be read ({type(error).__name__}); remove it to start over, or name "
             "another folder"
         ) from error
 

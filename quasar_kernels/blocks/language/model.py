@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quasar_kernels.blocks import MIXERS, Backend, BlockState, HybridBlock
-
-BYTES = 256
-
-
-class Sizes(NamedTuple):
-    """A model's sizes, as `HybridBlock` takes them."""
-
-    vocabulary: int = BYTES
-    width: int = 128
-    heads: int = 4
-    layers: int = 4
-    mixers: tuple[str, ...] = MIXERS
-    fusion: str = "gains"
-    state: int = 64
-    checkpoint_above: int | None = None
-    inner: int | None = None
+from quasar_kernels.blocks import Backend, BlockState, HybridBlock
+from quasar_kernels.blocks.language.settings import Sizes as Sizes
 
 
 class LanguageModel(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from torch import Tensor
 from quasar_kernels.blocks.language.checkpoint import (
     Checkpoint,
     CheckpointError,
-    Recipe,
     load,
     model_of,
     save,
 )
-from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss
+from quasar_kernels.blocks.language.model import LanguageModel, next_token_loss
 from quasar_kernels.blocks.language.recorded import RecordedStep
+from quasar_kernels.blocks.language.settings import Recipe, Sizes
 
 
 class TextError(ValueError):
@@ -130,22 +131,42 @@ class Training:
             Checkpoint(self.sizes, self.recipe, self._digest, self.losses, weights, optimizer),
         )
 
-    def run(self, steps: int, save_every: int, told: Callable[[int, float], None]) -> None:
-        """Train up to `steps` in all, saving on the way and at the end.
+    def run(
+        self,
+        steps: int,
+        save_seconds: float,
+        report: Callable[[int, float], None],
+        stopped: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> bool:
+        """Train up to `steps` in all; save on the way, and when the call returns.
 
         Args:
-            told: called with the steps done and the loss after each.
+            save_seconds: a checkpoint is written after the first step that ends so long after the
+                last checkpoint, or after the start.
+            report: called with the steps done and the loss of the last one, after each.
+            stopped: asked after each step; true ends the training there.
+            clock: seconds.
+
+        Returns:
+            Whether all steps are done.
 
         Raises:
             FloatingPointError: the loss is not finite; the last checkpoint stays.
         """
-        while len(self.losses) < steps:
+        saved_at, unsaved = clock(), False
+        while len(self.losses) < steps and not stopped():
             loss = self.step()
             if not np.isfinite(loss):
                 raise FloatingPointError(
                     f"the loss is {loss} at step {len(self.losses)}; begin in another "
                     "folder with a smaller --rate"
                 )
-            if len(self.losses) % save_every == 0 or len(self.losses) == steps:
+            unsaved = True
+            if clock() - saved_at >= save_seconds:
                 self.save()
-            told(len(self.losses), loss)
+                saved_at, unsaved = clock(), False
+            report(len(self.losses), loss)
+        if unsaved:
+            self.save()
+        return len(self.losses) >= steps

@@ -58,4 +58,4 @@ def test_the_command_writes_each_training_and_the_page_shows_them(tmp_path, monk
     assert f"{run.trainings[0].held_out:.4f}" in shown
     drawn = ElementTree.fromstring(page.plots()[tmp_path / "t.svg"])  # noqa: S314 made above
     labels = {e.text for e in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"M", "R+Q"} <= labels
+    assert {"Mamba-2", "RWKV-6 + Quasar"} <= labels

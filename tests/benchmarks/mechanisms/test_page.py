@@ -79,9 +79,12 @@ def test_the_tables_say_what_the_run_says(results):
 
 def test_a_plot_has_a_point_for_every_length(results):
     drawn = ElementTree.fromstring(page.plot(results, "forward"))  # noqa: S314 made a line above
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 3
+    panels = drawn.findall("{http://www.w3.org/2000/svg}g")
+    dots = [len(list(panel.iter("{http://www.w3.org/2000/svg}circle"))) for panel in panels]
+    reference = dots[-1]  # softmax attention alone, which is in every panel
+    assert dots == [3, *[reference] * (len(panels) - 1)]
     labels = {e.text for e in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"softmax", "Quasar"} <= labels
+    assert {"softmax attention", "Quasar"} <= labels
 
 
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):

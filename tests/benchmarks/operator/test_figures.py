@@ -14,7 +14,6 @@ from benchmarks.operator.results import ERRORS, FORWARD_MS, OperatorResults
 from benchmarks.operator.training_results import TRAINING_MS
 from benchmarks.sanitizer.calls import CASES
 from benchmarks.sanitizer.results import misses as sanitizer_misses
-from quasar_kernels.line_plot import Line, line_plot
 from tests.benchmarks.runs import changed
 
 
@@ -108,25 +107,6 @@ def test_the_plot_draws_a_line_for_each_implementation_and_way(results: Operator
     assert {"Triton, graph", "Triton, eager", "peer, graph", "peer, eager"} <= labels
     points = sum(2 * len(row.times) for row in results.forward)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == points
-
-
-def test_ten_times_as_much_is_a_decade_further() -> None:
-    svg = line_plot("t", "x", "y", [Line("a", "red", [(1, 1), (10, 10), (100, 100)])])
-    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
-    (x0, y0), (x1, y1), (x2, y2) = places
-    assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
-    assert x1 > x0
-    assert y1 - y2 == pytest.approx(y0 - y1, abs=0.2)
-    assert y1 < y0
-
-
-def test_labels_do_not_lie_on_each_other() -> None:
-    lines = [Line(str(i), "red", [(1, 1), (10, 5 + i / 100)]) for i in range(4)]
-    heights = [
-        float(y)
-        for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" fill', line_plot("t", "x", "y", lines))
-    ]
-    assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) >= 16
 
 
 def test_the_profile_is_of_both_calls_and_no_kernel_beats_its_floor(runs: Runs) -> None:

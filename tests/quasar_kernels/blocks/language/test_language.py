@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import shlex
+import signal
+import subprocess
 
 import pytest
 import torch
+from rich.console import Console
 
-from quasar_kernels.blocks.language.__main__ import loss_curve, main
-from quasar_kernels.blocks.language.checkpoint import Recipe
+from quasar_kernels.blocks.language.__main__ import main
+from quasar_kernels.blocks.language.commands import loss_curve
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss, sampled
-from quasar_kernels.blocks.language.training import draw
-from tests.processes import started, wait_for
+from quasar_kernels.blocks.language.progress import Reporter, duration
+from quasar_kernels.blocks.language.settings import Recipe
+from quasar_kernels.blocks.language.stopping import stop_on_signal
+from quasar_kernels.blocks.language.training import Training, draw, read_text
+from tests.processes import run_python, started, wait_for
 
 SMALL = ["--width", "16", "--heads", "2", "--layers", "1", "--state", "16", "--tokens", "24",
          "--batch", "2", "--device", "cpu"]  # fmt: skip
@@ -49,21 +58,125 @@ def assert_equal(found, wanted):
         assert found == wanted
 
 
+def command(text, out, steps, *options):
+    """Return the words that train in a process of their own."""
+    words = ["-m", "quasar_kernels.blocks.language", "train", "--text", str(text)]
+    return [*words, "--out", str(out), "--steps", str(steps), *SMALL, *options]
+
+
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
 def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    words = ["-m", "quasar_kernels.blocks.language", "train", "--text", str(text), "--out",
-             str(killed), "--steps", "100000", "--save-every", "2", *SMALL]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with started(*words, env=environment) as child:
+    words = command(text, killed, 100000, "--save-seconds", "1")
+    with started(*words, env=ONE_THREAD) as child:
         wait_for((killed / "model.pt").exists, 100, child)
         child.kill()
         child.wait()
     done = len(checkpoint(killed)["losses"])
-    assert done >= 2
+    assert done >= 1
     assert train(text, killed, done + 5) == 0
     assert train(text, whole, done + 5) == 0
     assert len(checkpoint(killed)["losses"]) == done + 5
     assert_equal(checkpoint(killed), checkpoint(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
+    text, tmp_path, number, capsys
+):
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    words = command(text, stopped, 100000)  # its first checkpoint is due after a minute
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(*words, env=ONE_THREAD, **output) as child:
+        printed = [child.stdout.readline() for _ in range(5)]
+        assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # in a pipe, at once
+        child.send_signal(number)
+        rest, errors = child.communicate(timeout=100)
+        assert child.returncode == 128 + number, errors
+    done = len(checkpoint(stopped)["losses"])
+    assert f"stopped after step {done:,} of 100,000" in rest
+    again = shlex.split(rest.splitlines()[-1])
+    assert again == ["python", *words]
+    assert "ending after this step" in errors
+    again[again.index("100000")] = str(done + 3)
+    assert main(again[3:]) == 0
+    assert f"going on from step {done:,} of {stopped}" in capsys.readouterr().out
+    assert train(text, whole, done + 3) == 0
+    assert_equal(checkpoint(stopped), checkpoint(whole))
+
+
+def test_a_second_signal_ends_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_signal() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Clock:
+    """Seconds that pass as a test says."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_line_every_ten_seconds_with_the_mean_loss_and_the_time_left():
+    clock, out = Clock(), io.StringIO()
+    with Reporter(Console(file=out, width=40, soft_wrap=True), 100, 1000, clock=clock) as report:
+        for n, loss in enumerate((5.0, 4.0, 2.0, 1.0, 3.0), 1):
+            clock.now += 4
+            report(100 + n, loss)
+        clock.now += 3600
+        report(1000, 7.0)
+    assert out.getvalue().splitlines() == [
+        "step 101 of 1,000: loss 5.000, 4 s a step, 59:56 left",
+        "step 104 of 1,000: loss 2.333, 4 s a step, 59:44 left",
+        "step 1,000 of 1,000: loss 5.000, 4.02 s a step, 0:00 left",
+    ]
+    assert [duration(s) for s in (0.4, 59.6, 3600, 7509)] == ["0:00", "1:00", "1:00:00", "2:05:09"]
+
+
+def test_a_terminal_has_the_lines_too():
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, soft_wrap=True, highlight=False)
+    with Reporter(console, 0, 3, clock=clock) as report:
+        clock.now += 2
+        report(1, 5.5)
+    assert "step 1 of 3: loss 5.500, 2 s a step, 0:04 left" in out.getvalue()
+    assert "1/3" in out.getvalue()  # the bar
+
+
+def test_it_saves_by_time_when_it_stops_and_at_the_end(text, tmp_path):
+    content, digest = read_text(text, 24)
+    sizes, recipe = Sizes(width=16, heads=2, layers=1, mixers=("mamba2",)), Recipe(24, 2)
+    path, clock, saved = tmp_path / "model.pt", Clock(), []
+    training = Training(content, digest, path, sizes, recipe, torch.device("cpu"))
+
+    def note(done, _loss):
+        saved.append(len(torch.load(path)["losses"]) if path.exists() else 0)
+        clock.now += 20
+
+    assert not training.run(9, 60, note, stopped=lambda: len(saved) == 8, clock=clock)
+    assert saved == [0, 0, 0, 4, 4, 4, 7, 7]
+    assert len(torch.load(path)["losses"]) == 8
+    assert training.run(9, 60, note, clock=clock)
+    assert len(torch.load(path)["losses"]) == 9
+
+
+def test_help_and_mistakes_need_no_torch():
+    code = "import sys; from quasar_kernels.blocks.language.__main__ import _parser; _parser()"
+    done = run_python("-c", f"{code}; print({{'torch', 'fla', 'triton'}} & set(sys.modules))")
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_it_learns_a_text_draws_its_loss_and_samples(text, tmp_path, capsys):
@@ -71,8 +184,8 @@ def test_it_learns_a_text_draws_its_loss_and_samples(text, tmp_path, capsys):
     losses = checkpoint(tmp_path / "m")["losses"]
     assert losses[0] > 5.4
     assert losses[-1] < 2.5
-    assert (tmp_path / "m/loss.svg").read_text().count("<circle") == 60
-    assert "going on" not in capsys.readouterr().err
+    assert points((tmp_path / "m/loss.svg").read_text()) == 60
+    assert "going on" not in capsys.readouterr().out
     sample = ["sample", "--model", str(tmp_path / "m"), "--prompt", "the ", "--count", "30"]
     drawn = []
     for seed in "112":
@@ -117,9 +230,15 @@ def test_batches_follow_from_the_seed_and_the_step_alone():
     assert first.shape == (4, 9)
 
 
+def points(svg):
+    """Count the points of a chart's one line."""
+    (path,) = re.findall(r'<path class="line \w+" d="M([^h"]+)"', svg)
+    return path.count("L") + 1
+
+
 def test_the_curve_has_means_of_equal_parts():
     svg = loss_curve([4.0] * 150 + [2.0] * 51)
-    assert svg.count("<circle") == 67
+    assert points(svg) == 67
 
 
 def test_what_cannot_be_trained_is_told_in_a_line(text, tmp_path, capsys):

@@ -1,0 +1,102 @@
+"""Training and sampling as the command line's options ask for them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from quasar_kernels.blocks.language.checkpoint import CheckpointError, load, model_of
+from quasar_kernels.blocks.language.model import sampled
+from quasar_kernels.blocks.language.progress import Reporter
+from quasar_kernels.blocks.language.settings import CHECKPOINT, CURVE, Recipe, Sizes
+from quasar_kernels.blocks.language.stopping import stop_on_signal
+from quasar_kernels.blocks.language.training import TextError, Training, read_text
+from quasar_kernels.line_plot import FROM_ZERO, Line, line_plot
+
+POINTS = 100
+"""Most points of the loss curve, each a mean of as many steps."""
+_CHOICES = ("width", "heads", "layers", "mixers", "fusion", "state", "checkpoint_above")
+
+
+def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run a command.
+
+    Args:
+        words: the command line, to repeat it in what is printed.
+
+    Returns:
+        0; 1 where something needs a person; 128 and the signal's number where one ended a training.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no GPU here; leave it out")
+        if arguments.command == "train":
+            return _train(arguments, device, words)
+        _sample(arguments, device)
+    except OSError as error:
+        named = f"{error.filename} cannot be used: {error.strerror}"
+        errors.print(named if error.filename else str(error), markup=False)
+        return 1
+    except (TextError, CheckpointError, ValueError, FloatingPointError) as error:
+        errors.print(str(error), markup=False)
+        return 1
+    return 0
+
+
+def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[str]) -> int:
+    sizes = Sizes(**{name: getattr(arguments, name) for name in _CHOICES})
+    recipe = Recipe(
+        tokens=arguments.tokens, batch=arguments.batch, rate=arguments.rate, seed=arguments.seed
+    )
+    text, digest = read_text(arguments.text, recipe.tokens)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    training = Training(text, digest, arguments.out / CHECKPOINT, sizes, recipe, device)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    count = sum(p.numel() for p in training.model.parameters())
+    console.print(f"{count:,} parameters on {device.type}, {len(text):,} bytes of text")
+    half = torch.bfloat16 if device.type == "cuda" else None
+    for name, backend in training.model.backends(half).items():
+        console.print(f"  {name}: {backend.name}, {backend.reason}")
+    done = len(training.losses)
+    if done:
+        console.print(f"going on from step {done:,} of {arguments.out / CHECKPOINT}")
+    reporter = Reporter(console, done, arguments.steps)
+    with stop_on_signal() as stop, reporter:
+        finished = training.run(arguments.steps, arguments.save_seconds, reporter, stop)
+    (arguments.out / CURVE).write_text(loss_curve(training.losses))
+    if not finished:
+        again = shlex.join(["python", "-m", "quasar_kernels.blocks.language", *words])
+        console.print(
+            f"stopped after step {len(training.losses):,} of {arguments.steps:,}, which "
+            f"{arguments.out / CHECKPOINT} holds; to go on from there:\n  {again}"
+        )
+        return 128 + (stop.signal or 0)
+    last = training.losses[-POINTS:]
+    console.print(f"loss {sum(last) / len(last):.3f} nats a byte over the last {len(last)} steps")
+    console.print(f"{arguments.out / CHECKPOINT} and {arguments.out / CURVE} are written")
+    return 0
+
+
+def loss_curve(losses: Sequence[float]) -> str:
+    """Return the SVG of the losses by steps, in means of equal parts."""
+    every = -(-len(losses) // POINTS)
+    parts = [losses[n : n + every] for n in range(0, len(losses), every)]
+    points = [(n * every + len(part), sum(part) / len(part)) for n, part in enumerate(parts)]
+    lines = [Line("loss", "#0b6e4f", points)]
+    return line_plot("Training loss", "steps", "nats a byte", lines, x=FROM_ZERO)
+
+
+def _sample(arguments: argparse.Namespace, device: torch.device) -> None:
+    model = model_of(load(Path(arguments.model) / CHECKPOINT, device), device)
+    prompt = torch.tensor(list(arguments.prompt.encode()), device=device)
+    drawn = sampled(model, prompt, arguments.count, arguments.temperature, arguments.seed)
+    text = bytes(drawn.tolist()).decode(errors="replace")
+    sys.stdout.write(f"{arguments.prompt}{text}\n")

@@ -1,0 +1,70 @@
+"""What a training prints: a line every ten seconds, and on a terminal a bar below the lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+SECONDS = 10.0
+"""Between two lines."""
+
+
+class Reporter:
+    """Prints how far a training is: after its first step, then every `seconds`.
+
+    Args:
+        console: where lines go; a bar is shown too where it is a terminal.
+        done, steps: steps at the start, and in all.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        done: int,
+        steps: int,
+        seconds: float = SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._steps = console, steps
+        self._seconds, self._clock = seconds, clock
+        self._printed: int | None = None  # steps at the last line
+        self._begun, self._at = done, clock()
+        self._losses: list[float] = []
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+                   TimeRemainingColumn())  # fmt: skip
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", completed=done, total=steps)
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, loss: float) -> None:
+        """Take note of a step: how many are done, and its loss in nats a byte."""
+        self._losses.append(loss)
+        self._bar.update(self._task, completed=done, description=f"loss {loss:.3f}")
+        now = self._clock()
+        if self._printed is not None and now - self._at < self._seconds and done < self._steps:
+            return
+        since = self._begun if self._printed is None else self._printed
+        each = (now - self._at) / (done - since)
+        mean = sum(self._losses) / len(self._losses)
+        self._console.print(
+            f"step {done:,} of {self._steps:,}: loss {mean:.3f}, {each:.3g} s a step, "
+            f"{duration(each * (self._steps - done))} left"
+        )
+        self._printed, self._at, self._losses = done, now, []
+
+
+def duration(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds: `2:05:09`, or `5:09` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,44 @@
+"""SIGTERM and Ctrl-C end a training after its step; the second one ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOTICE = b"\nending after this step; the same signal once more ends without saving\n"
+
+
+class Stop:
+    """The signal that asked for the end, None before one did."""
+
+    signal: int | None = None
+
+    def __call__(self) -> bool:
+        """Return whether the end was asked for."""
+        return self.signal is not None
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Note a first SIGTERM or SIGINT instead of dying of it, until the block ends."""
+    stop, before = Stop(), {one: signal.getsignal(one) for one in SIGNALS}
+
+    def restore() -> None:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.signal = number
+        os.write(2, NOTICE)  # a signal may arrive while a stream is being written
+        restore()
+
+    for one in SIGNALS:
+        signal.signal(one, note)
+    try:
+        yield stop
+    finally:
+        restore()

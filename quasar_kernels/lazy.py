@@ -1,0 +1,26 @@
+"""Names that a package imports when they are first used (PEP 562): importing it costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package.
+
+    Args:
+        package: the package's `__name__`.
+        modules: the submodule that defines each name; a name without one is a submodule itself.
+    """
+
+    def __getattr__(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{modules[name] or name}")
+        value = getattr(module, name) if modules[name] else module
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__

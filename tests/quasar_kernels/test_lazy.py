@@ -1,0 +1,37 @@
+"""What importing the packages for model builders costs, and that every name is there."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.processes import run_python
+
+PACKAGES = ["quasar_kernels.blocks", "quasar_kernels.delta_rule"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_imported_without_torch_and_fla(package):
+    heavy = "{'torch', 'triton', 'fla', 'transformers', 'numpy'}"
+    done = run_python("-c", f"import sys, {package}; print({heavy} & set(sys.modules))")
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_is_there_and_listed(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        getattr(module, name)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'absent'"):
+        _ = module.absent
+
+
+@pytest.mark.slow
+def test_the_blocks_are_silent_on_a_cpu_and_fla_alone_is_not():
+    hidden = {"env": {"PATH": "", "CUDA_VISIBLE_DEVICES": ""}}
+    ours = run_python("-c", "from quasar_kernels.blocks import HybridBlock, ssd, wkv6", **hidden)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
+    theirs = run_python("-c", "import fla.ops", **hidden)
+    assert "Triton is not supported on current platform" in theirs.stderr

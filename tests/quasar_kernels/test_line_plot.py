@@ -1,0 +1,160 @@
+"""Charts as SVG: places of points and labels, panels, and colours on light and dark pages."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from quasar_kernels.line_plot import (
+    DARK,
+    FROM_ZERO,
+    LETTERS,
+    STYLE,
+    Line,
+    Panel,
+    Scale,
+    line_plot,
+    panel_plot,
+    spread,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+PAGES = {"light": "#ffffff", "dark": "#0d1117"}
+"""GitHub's backgrounds."""
+
+
+def drawn(svg):
+    return ElementTree.fromstring(svg)  # noqa: S314 made by the test
+
+
+def texts(root):
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def test_ten_times_as_much_is_a_decade_further():
+    svg = line_plot("t", "x", "y", [Line("a", "red", [(1, 1), (10, 10), (100, 100)])])
+    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
+    assert x1 > x0
+    assert y1 - y2 == pytest.approx(y0 - y1, abs=0.2)
+    assert y1 < y0
+
+
+def test_a_linear_axis_begins_at_zero_and_the_data_fill_both_axes():
+    line = Line("a", "red", [(100, 0.3), (200, 1.0), (400, 0.5)])
+    svg = line_plot("t", "x", "y", [line], x=FROM_ZERO)
+    xs = [float(x) for x in re.findall(r'cx="([\d.]+)"', svg)]
+    ys = [float(y) for y in re.findall(r'cy="([\d.]+)"', svg)]
+    assert xs[2] - xs[1] == pytest.approx(2 * (xs[1] - xs[0]), abs=0.2)
+    across = [float(x) for x in re.findall(r'class="grid" d="M([\d.]+) [\d.]+V', svg)]
+    assert min(across) == pytest.approx(xs[0] - (xs[1] - xs[0]), abs=0.3)  # the line at zero
+    vertical = re.search(r'class="grid" d="M[\d.]+ ([\d.]+)V([\d.]+)"', svg)
+    assert vertical is not None
+    assert [min(ys), max(ys)] == [float(vertical[1]), float(vertical[2])]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(512, 1e6), (0.3, 1.5), (2.6, 38), (0.9, 1.1), (0.013, 5.9), (5, 5)]
+)
+def test_every_axis_has_several_round_ticks_within_the_data(low, high):
+    root = drawn(line_plot("t", "x", "y", [Line("a", "red", [(1, low), (2, high)])]))
+    ticks = [
+        float(element.text.replace(",", ""))
+        for element in root.iter(f"{SVG}text")
+        if element.get("text-anchor") == "end"
+    ]
+    assert len(ticks) >= 3
+    if low < high:
+        assert low <= min(ticks) <= max(ticks) <= high
+    digits = [f"{tick:.10e}".split("e")[0].replace(".", "").rstrip("0") for tick in ticks]
+    assert all(len(each) <= 3 for each in digits), ticks
+
+
+def test_labels_are_apart_in_order_and_as_near_as_can_be():
+    draw = random.Random(1)
+    for _ in range(200):
+        wanted = [draw.uniform(0, 300) for _ in range(draw.randint(1, 8))]
+        found = spread(wanted, 17, 0, 300)
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        assert all(found[b] - found[a] >= 17 - 0.11 for a, b in pairwise(order)), (wanted, found)
+        assert min(found) >= 0
+        assert max(found) <= 300
+    assert spread([10, 100], 17, 0, 300) == [10, 100]
+    assert spread([100, 100, 100], 17, 0, 300) == [83, 100, 117]
+    assert spread([290, 299], 17, 0, 300) == [283, 300]
+
+
+def test_labels_in_a_chart_do_not_lie_on_each_other():
+    lines = [Line(f"label {i}", "red", [(1, 1), (10, 5 + i / 100)]) for i in range(4)]
+    root = drawn(line_plot("t", "x", "y", lines))
+    heights = [
+        float(e.get("y", "")) for e in root.iter(f"{SVG}text") if (e.text or "")[:5] == "label"
+    ]
+    assert len(heights) == 4
+    assert all(b - a >= LETTERS for a, b in pairwise(sorted(heights))), heights
+
+
+def test_each_panel_shows_its_lines_and_the_others_pale():
+    panels = [
+        Panel("first", [Line("a", "red", [(1, 1), (2, 3)]), Line("b", "blue", [(1, 2), (2, 2)])]),
+        Panel("second", [Line("c", "green", [(1, 3), (2, 1)])]),
+    ]
+    root = drawn(panel_plot("t", "x", "y", panels))
+    first, second = root.findall(f"{SVG}g")
+    for group, own, pale, names in ((first, 2, 1, {"first", "a", "b"}), (second, 1, 2, {"c"})):
+        (area,) = group.findall(f"{SVG}g")
+        kinds = [(path.get("class") or "").split()[0] for path in area.iter(f"{SVG}path")]
+        assert (kinds.count("line"), kinds.count("pale")) == (own, pale)
+        assert names <= set(texts(group))
+    beside = drawn(panel_plot("t", "x", "y", panels, columns=2))
+    assert {"first", "second"} <= set(texts(beside))
+    assert "a" not in texts(beside)
+
+
+def test_a_line_beyond_the_end_of_an_axis_is_cut_off_there():
+    line = Line("a", "red", [(1, 9), (2, 1), (3, 0.5)])
+    root = drawn(line_plot("t", "x", "y", [line], y=Scale(high=2)))
+    (area,) = (group for group in root.iter(f"{SVG}g") if group.get("clip-path") == "url(#area)")
+    (cut,) = root.iter(f"{SVG}rect")
+    top, left = float(cut.get("y", "")), float(cut.get("x", ""))
+    first, *shown = area.iter(f"{SVG}circle")
+    assert float(first.get("cy", "")) < top
+    for dot in shown:
+        assert top <= float(dot.get("cy", "")) <= top + float(cut.get("height", ""))
+        assert left <= float(dot.get("cx", "")) <= left + float(cut.get("width", ""))
+
+
+def contrast(one, other):
+    """WCAG 2's ratio of luminances."""
+
+    def luminance(colour):
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_lines_and_text_stand_out_on_light_and_dark_pages():
+    dashed_grey = "#999999"  # of comparisons, beside a line in colour
+    for light, dark in DARK.items():
+        assert contrast(light, PAGES["light"]) >= (2.8 if light == dashed_grey else 3), light
+        assert contrast(dark, PAGES["dark"]) >= 3, dark
+    on_light, on_dark = re.findall(r"text\{fill:(#\w+)\}", STYLE)
+    assert contrast(on_light, PAGES["light"]) >= 7
+    assert contrast(on_dark, PAGES["dark"]) >= 7
+
+
+def test_a_chart_has_no_background_and_a_colour_for_each_scheme():
+    svg = line_plot("t", "x", "y", [Line("a", "#0b6e4f", [(1, 1), (2, 2)])])
+    assert {e.tag for e in drawn(svg) if e.tag != f"{SVG}clipPath"}.isdisjoint({f"{SVG}rect"})
+    style = drawn(svg).findtext(f"{SVG}style") or ""
+    before, dark = style.rsplit("@media(prefers-color-scheme:dark)", 1)
+    assert "stroke:#0b6e4f" in before
+    assert f"stroke:{DARK['#0b6e4f']}" in dark
