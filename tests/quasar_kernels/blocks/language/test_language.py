@@ -55,7 +55,7 @@ def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
              str(killed), "--steps", "100000", "--save-every", "2", *SMALL]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with started(*words, env=environment) as child:
-        wait_for((killed / "model.pt").exists, 100, child)
+        wait_for((killed / "model.pt").exists, child=child)
         child.kill()
         child.wait()
     done = len(checkpoint(killed)["losses"])
