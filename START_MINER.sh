@@ -14,6 +14,6 @@ case ${_START_MINER_SH_COMPLETE:-${1:-}} in # who only looks does not wait for a
       exit 0
     }
     ;;
-  *) scripts/install.sh ;;
+  *) scripts/install.sh miner ;;
 esac
 exec .venv/bin/python -m neurons.miner "$@"

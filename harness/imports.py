@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-DISTRIBUTION = "quasar-miner"
+DISTRIBUTION = "quasar-kernels"
 
 
 def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:

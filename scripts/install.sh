@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
 #
-# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay. Versions are
-# those of requirements/lock.txt. Nothing is done when the stamp in .venv says that it is up to date.
-# PYTHON names the interpreter to use, TORCH_INDEX_URL the package index that PyTorch is taken from;
-# all else is pip's own configuration. Exit status 78: a person has to act; 1: worth another try.
+# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay, and without any
+# it is the library alone. Versions are those of requirements/lock.txt. Nothing is done when the stamp
+# in .venv says that it is up to date. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
+# index that PyTorch is taken from; without it and without an NVIDIA GPU, that is PyTorch's own CPU index
+# where it can be reached. The rest is pip's own configuration.
+# Exit status 78: a person has to act; 1: worth another try.
 set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 root=$PWD
 stamp=.venv/quasar-install # the first thing written into .venv, so its absence means: not ours
 log=.venv/quasar-install.log
+cpu_index=https://download.pytorch.org/whl/cpu
+cuda_gb=12 # what a CUDA build of PyTorch, with NVIDIA's libraries, takes while it is installed
 unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
 
 say() { printf '%s\n' "install: $*" >&2; }
@@ -99,7 +103,7 @@ import glob, re, sys
 old, new, stamp = sys.argv[1:]
 site = ".venv/lib/python*/site-packages"
 names = (".venv/bin/*", ".venv/pyvenv.cfg", f"{site}/*.pth", f"{site}/__editable__*.py", stamp)
-names += (f"{site}/quasar_miner-*.dist-info/direct_url.json",)
+names += (f"{site}/quasar_*-*.dist-info/direct_url.json",)
 place = re.compile(re.escape(old.encode()) + rb"(?![\w.-])")
 for path in sorted({path for name in names for path in glob.glob(name)}, key=lambda p: p == stamp):
     try:
@@ -111,13 +115,49 @@ for path in sorted({path for name in names for path in glob.glob(name)}, key=lam
 END
 }
 
+# Whether .venv has PyTorch in the version of the lock, so that an update does not install it.
+has_torch() {
+  local locked
+  locked=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/lock.txt)
+  compgen -G ".venv/lib/python3*/site-packages/torch-$locked*.dist-info" >/dev/null
+}
+
+# Refuses an installation of $1 GB where the disk has less: check_disk GB WHAT
 check_disk() {
-  local need free
-  if [ "$build" = cuda ]; then need=12; else need=4; fi
+  local free
   free=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1048576))
-  [ "$free" -ge "$need" ] ||
-    stop "disk: $free GB free at $root, the $build installation needs about $need GB." \
-      'Free some space and start again.'
+  [ "$free" -ge "$1" ] ||
+    stop "disk: $free GB free at $root, the $2 needs about $1 GB." 'Free some space and start again.'
+}
+
+# Checks the disk for what is known before pip has been asked: build, extras, and what is there already.
+check_disk_first() {
+  local need=3
+  if [ "$build" = cuda ]; then need=$cuda_gb; fi
+  if [ "$rebuild" = no ] && has_torch; then need=1; fi
+  if [[ ",$extras," == *,dev,* ]]; then need=$((need + 1)); fi # compilers for CUDA, a linter, a browser
+  check_disk "$need" "$build installation${extras:+ with $extras}"
+}
+
+# Whether an index answers for PyTorch within five seconds, by the proxies of the environment. Only pip
+# takes anything from it, and checks its certificate.
+answers() {
+  timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
+import ssl, sys, urllib.request
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+urllib.request.urlopen(sys.argv[1].rstrip("/") + "/torch/", context=context).read(1)
+END
+}
+
+# Whether the PyTorch that pip would install needs NVIDIA's libraries; assumed of a pip without reports.
+needs_cuda() {
+  local report=.venv/quasar-torch.json
+  rm -f "$report"
+  .venv/bin/python -m pip install --help | grep -e --report >/dev/null || return 0
+  .venv/bin/python -m pip install --dry-run --no-deps --report "$report" --only-binary=:all: --no-input \
+    --disable-pip-version-check --constraint requirements/lock.txt "$@" torch >>"$log" 2>&1 || return 1
+  grep -qE '"(nvidia|cuda)-' "$report"
 }
 
 # Runs pip with its output in the log; prints what it is at, as a line every ten seconds.
@@ -154,17 +194,35 @@ explain_failure() {
   exit 1
 }
 
-install_all() {
-  if [ "$build" = cpu ]; then
-    say 'no NVIDIA GPU: a CPU build of PyTorch is taken where the package index has one'
-    say '(TORCH_INDEX_URL can name an index that has; a CUDA build works too, but is gigabytes)'
+# Installs PyTorch from the index that has the wanted build, where one is named or known.
+install_torch() {
+  local index=${TORCH_INDEX_URL:-}
+  if [ -z "$index" ] && [ "$build" = cpu ]; then
+    if answers "$cpu_index"; then
+      say "no NVIDIA GPU: PyTorch's CPU build is taken from $cpu_index"
+      index=$cpu_index
+    else
+      say "no NVIDIA GPU, and $cpu_index cannot be reached: PyTorch is taken from pip's index" \
+        '(TORCH_INDEX_URL names another)'
+    fi
   fi
+  if [ "$build" = cpu ] && [ "$index" != "$cpu_index" ] && needs_cuda ${index:+--index-url "$index"}; then
+    check_disk "$cuda_gb" 'CUDA build of PyTorch, which this package index has,'
+  fi
+  # Such an index may lack the locked versions of what PyTorch needs: the next call of pip installs those.
+  if [ -n "$index" ]; then run_pip --no-deps --index-url "$index" torch; fi
+}
+
+install_all() {
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
-  if [ -n "${TORCH_INDEX_URL:-}" ]; then
-    # Such an index may lack the versions of the lock of what PyTorch needs: the next step brings those.
-    run_pip --no-deps --index-url "$TORCH_INDEX_URL" torch
+  if ! has_torch; then install_torch; fi
+  # The distribution's name up to version 0.1: both would claim the same packages.
+  if compgen -G '.venv/lib/python3*/site-packages/quasar_miner-*.dist-info' >/dev/null; then
+    .venv/bin/python -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
   fi
   run_pip --editable ".${extras:+[$extras]}"
+  # The distribution has no `neurons`, which every subnet has; scripts and child processes import it.
+  echo "$root" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quasar-checkout.pth"
 }
 
 case ${1:-} in
@@ -201,10 +259,13 @@ fi
 
 [ ! -e .venv ] || [ -e "$stamp" ] ||
   stop "$root/.venv was not made by this script. Move it away or remove it, then start again."
-check_disk
+rebuild=no
 if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   ! .venv/bin/python -c '' 2>/dev/null; then
-  # Also after an interruption: a half-installed package looks whole to pip.
+  rebuild=yes # also after an interruption: a half-installed package looks whole to pip
+fi
+check_disk_first
+if [ "$rebuild" = yes ]; then
   python=$(find_python)
   rm -rf .venv
 fi

@@ -1,6 +1,6 @@
 """Measure tokens per second of the inference server's decoder beside transformers' own generate.
 
-    scripts/install.sh inference
+    scripts/install.sh miner inference
     python -m benchmarks.inference.speed --out benchmarks/h200/inference.json
 
 A Qwen2 of the reference model's real size (0.5B) with random weights, so nothing is downloaded.

@@ -48,13 +48,15 @@ def python() -> Finding:
     """The interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MINIMUM:
-        return failure("python", version, "Install Python 3.10 to 3.13 and run scripts/install.sh.")
+        return failure(
+            "python", version, "Install Python 3.10 to 3.13 and run scripts/install.sh miner."
+        )
     return ok("python", f"{version} at {sys.executable}")
 
 
 def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
     """torch and triton, as a child process sees them: this one never imports torch."""
-    repair = "Remove .venv and run scripts/install.sh."
+    repair = "Remove .venv and run scripts/install.sh miner."
     try:
         found = look(device=device)
     except MeasurementError as error:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from harness.source import tree_commit
 from neurons.configuration.values import PROJECT
+from quasar_kernels import __version__
 
 
 def version() -> str:
-    """Return the version of pyproject.toml with the checkout's commit where there is one."""
-    found = re.search(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(), re.M)
-    number = found[1] if found else "unknown"
+    """Return the version with the checkout's commit where there is one."""
     commit = tree_commit(PROJECT)
-    return f"quasar-miner {number}" + (f" at {commit[:12]}" if commit else "")
+    return f"quasar-miner {__version__}" + (f" at {commit[:12]}" if commit else "")

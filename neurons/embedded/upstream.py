@@ -117,7 +117,7 @@ def _distribution() -> importlib.metadata.Distribution:
         return importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            f"The package {PACKAGE} is not installed. Run scripts/install.sh."
+            f"The package {PACKAGE} is not installed. Run scripts/install.sh miner."
         ) from None
 
 

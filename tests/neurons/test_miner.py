@@ -27,16 +27,12 @@ from neurons.mining.submissions import cycle
 from neurons.mining.submissions.cycle import State, Submission
 from neurons.mining.submissions.journal import Journal
 from neurons.processes.runtime import StateLock
+from quasar_kernels import __version__
 from tests import PROJECT
 from tests.neurons.miner_command import run
 from tests.neurons.mining.parts import draft
 from tests.processes import HANG, started, wait_for
 from tests.processes import run as run_process
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def journal_in(state: Path) -> Journal:
@@ -282,9 +278,8 @@ def test_a_flag_counts_before_the_command_and_behind_it(tmp_path: Path) -> None:
 
 
 def test_the_version_names_the_checkouts_commit() -> None:
-    number = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     shown = run("--version").stdout.split()
-    assert shown[:2] == ["quasar-miner", number]
+    assert shown[:2] == ["quasar-miner", __version__]
     head = tree_commit(PROJECT)
     assert shown[3:] == ([head[:12]] if head else [])
 

@@ -17,12 +17,14 @@ build-backend = "backend"
 backend-path = ["."]
 
 [project]
-name = "quasar-miner"
+name = "quasar-kernels"
 version = "0.1"
 dependencies = [DEPENDENCIES]
 
 [project.optional-dependencies]
 dev = []
+miner = []
+server = []
 """
 
 BACKEND = '''\
@@ -36,15 +38,16 @@ def build_editable(folder, settings=None, metadata=None):
         builds.write("build\\n")
     while pathlib.Path("hang").exists():
         time.sleep(0.05)
-    info = "quasar_miner-0.1.dist-info"
-    facts = "Metadata-Version: 2.1\\nName: quasar-miner\\nVersion: 0.1\\nProvides-Extra: dev\\n"
+    info = "quasar_kernels-0.1.dist-info"
+    facts = "Metadata-Version: 2.1\\nName: quasar-kernels\\nVersion: 0.1\\n"
+    facts += "".join(f"Provides-Extra: {name}\\n" for name in ("dev", "miner", "server"))
     facts += "".join(f"Requires-Dist: {name}\\n" for name in [DEPENDENCIES])
-    with zipfile.ZipFile(f"{folder}/quasar_miner-0.1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("quasar_miner.pth", str(pathlib.Path.cwd()))
+    with zipfile.ZipFile(f"{folder}/quasar_kernels-0.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("quasar_kernels.pth", str(pathlib.Path.cwd()))
         wheel.writestr(f"{info}/METADATA", facts)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
         wheel.writestr(f"{info}/RECORD", "")
-    return "quasar_miner-0.1-py3-none-any.whl"
+    return "quasar_kernels-0.1-py3-none-any.whl"
 '''
 
 MINER = """\

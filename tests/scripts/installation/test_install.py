@@ -30,7 +30,7 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
         pyproject.write("# changed\n")
     assert checkout.run()[0] == 0
     assert checkout.builds() == 2
-    assert "extras=dev\n" in checkout.stamp()
+    assert "extras=dev,miner\n" in checkout.stamp()
 
 
 @pytest.mark.parametrize("word", ["-x", "devv", "dev,"])
@@ -39,7 +39,7 @@ def test_what_is_no_extra_is_refused_and_not_remembered(checkout: Checkout, word
     script = checkout.root / "scripts/install.sh"
     refused = run(script, "dev", word, env=env)
     assert refused.returncode == EX_CONFIG
-    assert f"no extra '{word}': give some of dev" in refused.stderr
+    assert f"no extra '{word}': give some of dev miner server" in refused.stderr
     assert not (checkout.root / ".venv").exists()
     assert checkout.run()[0] == 0
 
@@ -47,15 +47,15 @@ def test_what_is_no_extra_is_refused_and_not_remembered(checkout: Checkout, word
 def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: Checkout) -> None:
     assert checkout.run()[0] == 0
     stamp = checkout.root / ".venv/quasar-install"
-    stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,dev"))
+    stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,dev,"))
     assert checkout.run()[0] == 0
-    assert "extras=dev\n" in checkout.stamp()
+    assert "extras=dev,miner\n" in checkout.stamp()
 
 
 def test_its_help_installs_nothing(checkout: Checkout) -> None:
     shown = run(checkout.root / "scripts/install.sh", "--help")
     assert shown.returncode == 0
-    assert shown.stdout.endswith("Extras: dev\n")
+    assert shown.stdout.endswith("Extras: dev miner server\n")
     assert not (checkout.root / ".venv").exists()
 
 

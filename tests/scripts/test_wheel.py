@@ -1,0 +1,177 @@
+"""The wheel: what it holds, and that it works with its own dependencies alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import harness
+import quasar_kernels
+from quasar_kernels.contract import overlay_files
+from tests import PROJECT
+from tests.processes import run, run_python
+
+SOURCES = ("harness", "quasar_kernels", "neurons", "benchmarks", "scripts", "tests/scripts")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+NOT_INSTALLED = (
+    "neurons",
+    "benchmarks",
+    "tests",
+    "bittensor",
+    "fastapi",
+    "alembic",
+    "transformers",
+)
+
+USE = """
+import importlib, importlib.util, json, pkgutil, sys
+import torch
+import harness, quasar_kernels
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_recurrence
+for package in (harness, quasar_kernels):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        # the overlay is imported as part of `fla`, by a name of its own it is data
+        if ".overlay" not in found.name and not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+mount()
+import fla.layers.quasar, fla.ops.quasar
+from fla.ops.quasar import chunk_quasar
+torch.manual_seed(0)
+q, k, v = (torch.randn(2, 100, 2, 32) for _ in range(3))
+beta = torch.rand(2) + 0.5
+o, state = chunk_quasar(q, k, v, beta, output_final_state=True)
+exact, exact_state = quasar_recurrence(q, k, v, beta)
+worst = [float((a - b).norm() / b.norm()) for a, b in ((o, exact), (state, exact_state))]
+print(json.dumps({
+    "file": fla.ops.quasar.__file__,
+    "errors": worst,
+    "found": [name for name in sys.argv[1:] if importlib.util.find_spec(name)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the sources by the build backend that is installed here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        shutil.copytree(PROJECT / name, folder / "source" / name)
+    for name in FILES:
+        shutil.copy(PROJECT / name, folder / "source")
+    byte_code = folder / "source/quasar_kernels/overlay/fla/ops/quasar/__pycache__/left.pyc"
+    byte_code.parent.mkdir(exist_ok=True)
+    byte_code.touch()
+    command = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    run_python(*command, "--wheel-dir", folder, folder / "source", check=True)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def needed(names: list[str]) -> set[str]:
+    """The distributions that these ask for, directly or not, without extras."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                names.append(requirement.name)
+    return found
+
+
+def asked_by(wheel: Path) -> list[Requirement]:
+    """What the wheel asks for without an extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith("/METADATA")]
+        facts = archive.read(name).decode()
+    lines = re.findall(r"^Requires-Dist: (.+)$", facts, re.M)
+    asked = map(Requirement, lines)
+    return [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the wheel and its dependencies, and nothing else.
+
+    The dependencies are links to those installed here, as PyTorch alone is a gigabyte.
+    """
+    root = tmp_path_factory.mktemp("environment")
+    run_python("-m", "venv", root, check=True)
+    (site,) = root.glob("lib/python*/site-packages")
+    for name in needed([one.name for one in asked_by(wheel)]):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
+            if top != "__pycache__" and not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    made = root / "bin/python"
+    run(made, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, check=True)
+    return made
+
+
+def isolated(python: Path, code: str, *words: str) -> str:
+    """Run code in the environment, away from the checkout; return its output."""
+    folder = python.parent.parent
+    done = subprocess.run(
+        [str(python), "-I", "-c", code, *words],
+        cwd=folder, capture_output=True, text=True, timeout=240,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_the_library_alone_with_every_published_file(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    tops = {name.split("/")[0] for name in names}
+    info = f"quasar_kernels-{quasar_kernels.__version__}.dist-info"
+    assert tops == {"harness", "quasar_kernels", info}
+    published = {f"quasar_kernels/overlay/{path}" for path in overlay_files()}
+    assert published <= names, published - names
+    assert {"harness/py.typed", "quasar_kernels/py.typed"} <= names
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    tracked = run("git", "ls-files", "harness", "quasar_kernels", check=True).stdout.split()
+    code = {name for name in tracked if name.endswith((".py", ".cu", ".cuh", ".json"))}
+    assert code <= names, code - names
+
+
+@pytest.mark.slow
+def test_every_module_imports_and_a_forward_pass_agrees_with_the_float64_reference(
+    python: Path,
+) -> None:
+    found = json.loads(isolated(python, USE, *NOT_INSTALLED))
+    assert found["found"] == []
+    assert Path(found["file"]).is_relative_to(python.parent.parent)
+    assert max(found["errors"]) < 1e-5, found
+    checked = run(python, "-m", "pip", "check")
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.slow
+def test_the_document_s_examples_run(python: Path) -> None:
+    text = (PROJECT / "docs/library.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) >= 2
+    isolated(python, "\n".join(examples))
+
+
+def test_the_version_stands_in_one_place_and_heads_the_changelog() -> None:
+    assert harness.__version__ == quasar_kernels.__version__
+    released = re.findall(
+        r"^## \[([0-9.]+)\] - \d{4}-\d\d-\d\d$", (PROJECT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert released[0] == quasar_kernels.__version__
+    assert metadata.version("quasar-kernels") == quasar_kernels.__version__, (
+        "the installed project is older: run scripts/install.sh dev"
+    )
