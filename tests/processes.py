@@ -13,6 +13,13 @@ from typing import Any
 
 from tests import PROJECT
 
+HANG = 600.0
+"""Seconds after which a test takes what it waits for to hang.
+
+Far more than anything takes, so that a busy or slow machine fails no test: nothing may assert that
+something is done within a shorter time. pytest's own limit (pyproject.toml) is three times as long.
+"""
+
 
 def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command in the project's folder and return its end and its output.
@@ -20,7 +27,7 @@ def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     Args:
         options: what `subprocess.run` takes besides, such as `env`, or `check` to raise on failure.
     """
-    defaults = {"cwd": PROJECT, "check": False, "timeout": 120}
+    defaults = {"cwd": PROJECT, "check": False, "timeout": HANG}
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, **{**defaults, **options})
 
@@ -40,16 +47,12 @@ def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def wait_for(
-    condition: Callable[[], object],
-    seconds: float = 20.0,
-    child: subprocess.Popen[str] | None = None,
-) -> None:
-    """Wait until a condition holds; fail after some seconds, or as soon as `child` has ended."""
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object], child: subprocess.Popen[str] | None = None) -> None:
+    """Wait until a condition holds; fail after HANG, or as soon as `child` has ended."""
+    deadline = time.monotonic() + HANG
     while not condition():
         assert child is None or child.poll() is None, child.communicate()
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+        assert time.monotonic() < deadline, f"not within {HANG} s"
         time.sleep(0.02)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
+from tests.processes import HANG
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for no time
 
 
@@ -78,4 +80,4 @@ def serving(server: HTTPServer) -> Iterator[None]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(HANG)

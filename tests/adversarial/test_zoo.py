@@ -101,7 +101,7 @@ def make_tree(root: Path, module: str, name: str) -> Path:
     return root
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]  # all of them run before the first
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

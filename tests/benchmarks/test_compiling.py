@@ -14,7 +14,7 @@ import os, pathlib, sys, time
 flag, folder, place, of = sys.argv[1:]
 assert flag == "--compile" and of == "2"
 pathlib.Path(folder, place).write_text(os.environ["FLA_CACHE_RESULTS"])
-until = time.monotonic() + 20
+until = time.monotonic() + 600
 while not pathlib.Path(folder, str(1 - int(place))).exists():  # until the other has started
     assert time.monotonic() < until
     time.sleep(0.01)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from neurons.errors import Held
 from neurons.mining import daemon
 from neurons.mining.context import Context
 from neurons.mining.daemon import run_cycle
+from neurons.mining.steps.commit import SETTLE_SECONDS
 from neurons.mining.submissions.cycle import State
 from neurons.protocol import commitment_hash
 from tests.neurons.mining.parts import HOTKEY, Miner, StandInFork, Waits, states, stop_after
@@ -186,8 +188,8 @@ def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
 def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
     context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.mining.steps.commit.SETTLE_SECONDS", 0.05)
-    context.waiter = Waits(lambda _: time.sleep(0.01))
+    clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
+    monkeypatch.setattr("neurons.mining.steps.commit.time", clock)
     stand_in.faults[COMMIT].append(Fault(409, TAKEN))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)

@@ -16,6 +16,7 @@ from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, layer_like
+from tests.processes import HANG
 from tests.quasar_kernels.tolerances import OPERATOR
 
 pytestmark = ON_CUDA_KERNELS
@@ -109,7 +110,7 @@ def _start(tmp_path, code=FRESH, **variables):
 
 def test_two_processes_without_compilers_build_at_once(tmp_path):
     processes = [_start(tmp_path) for _ in range(2)]
-    results = [process.communicate(timeout=120) for process in processes]
+    results = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], results
     first, second = (out for out, _ in results)
     assert first == second
@@ -135,7 +136,7 @@ def test_without_nvrtc_triton_runs_and_says_so_once(tmp_path):
     process = _start(
         tmp_path, WITHOUT, QUASAR_NVRTC=str(tmp_path / "none.so"), PATH=os.environ["PATH"]
     )
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     assert out == "triton\n"
     assert err.count("the CUDA kernels are not used, Triton serves: NVRTC") == 1

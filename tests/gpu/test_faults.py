@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.layer.trees import TREES, make_tree
 from harness.measuring.runner import MeasurementError, measure
-from tests.processes import wait_for
+from tests.processes import HANG, wait_for
 
 pytestmark = pytest.mark.gpu
 
@@ -72,9 +72,9 @@ def test_row_22_a_worker_killed_while_it_holds_the_gpu_leaves_it_free(
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_for(lambda: free() < before - 4 * length * 512, 120)  # the input is there
+    wait_for(lambda: free() < before - 4 * length * 512)  # the input is there
     os.kill(descendants(os.getpid())[place], signal.SIGKILL)
-    thread.join(60)
+    thread.join(HANG)
     assert [error.kind for error in errors] == [
         "out_of_memory"
     ]  # most often it is the kernel that kills

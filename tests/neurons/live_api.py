@@ -20,6 +20,7 @@ from neurons import protocol, rules
 from neurons.binding import request_text
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
+from tests.processes import HANG
 
 FORK = "https://github.com/alice/flash-linear-attention"
 COMMIT = "a" * 40
@@ -76,7 +77,7 @@ class LiveApi:
     def __init__(self, url: str, clock: Clock) -> None:
         self.url = url
         self.clock = clock
-        self.http = httpx.Client(base_url=url, timeout=10)
+        self.http = httpx.Client(base_url=url, timeout=HANG)
 
     def get(self, path: str, **params: Any) -> Any:
         response = self.http.get(path, params=params)
@@ -200,12 +201,12 @@ def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert started.wait(20), "the server did not start"
+    assert started.wait(HANG), "the server did not start"
     live = LiveApi(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", clock)
     try:
         yield live
     finally:
         live.http.close()
         server.should_exit = True
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive(), "the server did not stop"

@@ -30,8 +30,8 @@ from neurons.processes.runtime import StateLock
 from tests import PROJECT
 from tests.neurons.miner_command import run
 from tests.neurons.mining.parts import draft
+from tests.processes import HANG, started, wait_for
 from tests.processes import run as run_process
-from tests.processes import started, wait_for
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -358,7 +358,7 @@ def test_a_watch_shows_what_changes_until_it_is_interrupted(tmp_path: Path) -> N
         hold(tmp_path)
         wait_for(lambda: "HELD" in out.readline(), child=watch)
         watch.send_signal(signal.SIGINT)
-        _, err = watch.communicate(timeout=20)
+        _, err = watch.communicate(timeout=HANG)
     assert (watch.returncode, err) == (0, "")
 
 

@@ -85,7 +85,7 @@ def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(
     )
     found = acceptance.validator_runs(tmp_path, [4, 8, 8], "cpu", at_once=2)
     assert [tokens for tokens, _ in found] == [4, 8, 8]
-    assert all(50 < speed <= 100 for _, speed in found)
+    assert all(0 < speed <= 100 for _, speed in found)
 
 
 def judged(**changes: Any) -> Acceptance:

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.mechanisms import turns
 from benchmarks.mechanisms.turns import Lost, in_turns
 from tests.benchmarks.mechanisms.workers import worker
+from tests.processes import HANG
 
 
 class Clock:
@@ -26,8 +27,8 @@ def test_one_that_fails_costs_its_own_rows_alone(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(turns, "time", clock)
-    monkeypatch.setattr(turns, "GRACE", 2.0)
-    limit = 100.0
+    monkeypatch.setattr(turns, "GRACE", 5.0)
+    limit = HANG
     shares = [("fine", 3), ("unprepared", 1), ("dies", 1), ("hangs", 1), ("last", 1)]
     found = []
     for message in in_turns(worker, shares, tmp_path, limit):
@@ -51,8 +52,16 @@ def test_one_that_fails_costs_its_own_rows_alone(
 def test_the_others_do_not_wait_for_a_slow_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TOGETHER_SHARE", 0.1)
-    found = [*in_turns(worker, [("slow", 1), ("fine", 1)], tmp_path, 20.0)]
+    class OncePrepared(Clock):
+        """Is put forward, past the time for all to prepare, by the other's mark."""
+
+        def monotonic(self) -> float:
+            self.ahead = HANG / 4 if (tmp_path / "fine 0").exists() else 0.0
+            return super().monotonic()
+
+    monkeypatch.setattr(turns, "time", OncePrepared())
+    monkeypatch.setattr(turns, "TOGETHER_SHARE", 0.2)
+    found = [*in_turns(worker, [("slow", 1), ("fine", 1)], tmp_path, HANG)]
     assert [message for message in found if str(message).endswith("done")] == [
         "fine is done",
         "slow is done",

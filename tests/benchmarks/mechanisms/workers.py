@@ -33,7 +33,7 @@ def worker(name: str, share: int, folder: Path) -> Work:
         time.sleep(0.01)
     yield Wait.TURN
     if name == "hangs":
-        time.sleep(60)
+        time.sleep(3600)
     else:
         yield f"{name} is done"
         (folder / f"{name} is done").touch()

@@ -80,14 +80,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ("value is None", "value is not None", (5, 5)),
         ('"bad"', '"ill"', (9, 9)),  # a gap
         ("LIMIT = 3", "LIMIT = 4", None),  # no test knows the number, but one has it in its name
-        ("value - 1", "__import__('time').sleep(60)", (8, 8)),  # takes too long
+        ("value - 1", "__import__('time').sleep(3600)", (8, 8)),  # takes too long
         ("def grade", "def grades", None),  # cannot be imported
     ]
     job: dict[str, Any] = {
         "paths": ["grades.py"],
         "tests": ["test_grades.py"],
-        "limit": 60,
-        "timeout": 2,
+        "limit": 600,
+        "timeout": 5,
     }
     job["mutants"] = [
         {"path": "grades.py", "code": SOURCE.replace(old, new), "lines": lines}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from benchmarks.sanitizer.results import (
 from benchmarks.sanitizer.watch import findings_in
 from tests import PROJECT
 from tests.harness.samples import environment
-from tests.processes import run_python
+from tests.processes import HANG, run_python
 
 STAND_IN = """\
 #!/bin/sh
@@ -42,7 +43,7 @@ case "$what" in
 esac
 case "$*" in *--clear*) echo "========= outputs cleared" ;; esac
 echo "========= COMPUTE-SANITIZER watches the $what"
-[ "$found" = stuck ] && exec sleep 20
+[ "$found" = stuck ] && exec sleep 3600
 [ "$found" = none ] || echo "========= ERROR SUMMARY: $found errors"
 [ "$found" = 0 ] || exit 9
 exit "${status:-0}"
@@ -59,30 +60,36 @@ def surroundings(folder: Path, **says: str) -> dict[str, str]:
 
 def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | surroundings(folder, **says)
-    return run_python("-m", "benchmarks.sanitizer.watch", *options, env=env, timeout=60)
+    return run_python("-m", "benchmarks.sanitizer.watch", *options, env=env)
+
+
+def timeless(text: str) -> list[str]:
+    """Return the lines of a report without the seconds that a tool took."""
+    return [re.sub(r" \(\d+ s\)$", "", line) for line in text.splitlines()]
 
 
 def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
     done = sanitize(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{t}: 0 findings (0 s)" for t in sorted(TOOLS)]
+    assert sorted(timeless(done.stdout)) == [f"{tool}: 0 findings" for tool in sorted(TOOLS)]
 
 
 @pytest.mark.parametrize(
     ("says", "said"),
     [
-        ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings (0 s)"),
+        ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings"),
         ({"PLANTED": "0"}, "memcheck: a planted fault was not found"),
         ({"PLANTED": "none"}, "memcheck: a planted fault was not found"),
         ({"STATUS": "1"}, "memcheck: operator ended with status 1"),
         ({"LAYER": "none"}, "memcheck: layer gave no summary"),
-        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 1 s"),
+        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 5 s"),
     ],
 )
 def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
     tmp_path: Path, says: dict[str, str], said: str
 ) -> None:
-    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", "1", **says)
+    limit = "5" if "stuck" in says.values() else str(HANG)
+    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", limit, **says)
     assert done.returncode == 1
     assert said in done.stdout
     assert "memcheck: 0 findings" not in done.stdout
@@ -91,7 +98,7 @@ def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
 
 def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
     blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
-    assert (blind.returncode, blind.stdout) == (0, "racecheck: 0 findings (0 s)\n")
+    assert (blind.returncode, timeless(blind.stdout)) == (0, ["racecheck: 0 findings"])
     seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
     assert seeing.returncode == 1
     assert "racecheck: 4 findings" in seeing.stdout
@@ -141,7 +148,7 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     monkeypatch.setattr(watch, "describe_run", tools_of_operator)
     monkeypatch.setattr(run_files, "write", record)
     out = tmp_path / "sanitizer.json"
-    arguments = ["--out", str(out), "--commit", "abc", "--limit", "2"]
+    arguments = ["--out", str(out), "--commit", "abc", "--limit", "5"]
     monkeypatch.setattr(sys, "argv", ["watch", *arguments])
     assert watch.main() == 1
     assert [len(run.tools) for run in files] == [1, 2, 3]
@@ -149,9 +156,9 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     assert (files[-1].sanitizer, files[-1].commit) == ("2025.3.1.0", "abc")
     assert list(files[-1].tools) == list(TOOLS)
     assert misses(files[-1]) == [
-        f"{tool}: layer was cut off after 2 s" for tool in ("memcheck", "initcheck")
+        f"{tool}: layer was cut off after 5 s" for tool in ("memcheck", "initcheck")
     ]
-    assert files[-1].tools["memcheck"].seconds >= 2
+    assert files[-1].tools["memcheck"].seconds >= 5
 
 
 def test_summaries_of_every_tool_are_read() -> None:
@@ -193,10 +200,9 @@ def test_a_layer_that_goes_another_way_is_an_error() -> None:
 
 
 def test_calls_end_at_their_limit_whatever_they_do() -> None:
-    stuck = (
-        "import time; from benchmarks.sanitizer import calls; calls.mount = lambda: time.sleep(20)"
-    )
-    done = run_python("-c", f"{stuck}\ncalls.main()", "--limit", "1", "operator")
+    stuck = "calls.mount = lambda: time.sleep(3600)"
+    code = f"import time; from benchmarks.sanitizer import calls; {stuck}; calls.main()"
+    done = run_python("-c", code, "--limit", "1", "operator")
     assert done.returncode == -signal.SIGALRM
 
 

@@ -110,7 +110,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
                 return 0
 
     with started("-c", code) as process:
-        wait_for(lambda: kept() >= 6, 120)
+        wait_for(lambda: kept() >= 6)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     study = open_study(file, "gpu")

@@ -20,7 +20,7 @@ from neurons.identity import create_throwaway
 from neurons.processes.notify import notify
 from neurons.processes.runtime import GRACE_SECONDS
 from tests import PROJECT
-from tests.processes import is_alive, run, started, wait_for
+from tests.processes import HANG, is_alive, run, started, wait_for
 
 PM2 = shutil.which("pm2") or shutil.which("pm2", path=PROJECT / ".ci/tools/node_modules/.bin")
 START = PROJECT / "START_MINER.sh"
@@ -70,14 +70,14 @@ def pm2(miner: dict[str, str]) -> Iterator[Callable[..., Any]]:
 
     def call(*words: str, **changes: str) -> Any:
         env = miner | changes
-        done = run(PM2, *words, env=env, timeout=60)
+        done = run(PM2, *words, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
-        listed = run(PM2, "jlist", env=env, timeout=60).stdout
+        listed = run(PM2, "jlist", env=env).stdout
         (app,) = json.loads(listed[listed.index("[{") :])
         return app
 
     yield call
-    run(PM2, "kill", env=miner, timeout=60)
+    run(PM2, "kill", env=miner)
 
 
 @needs_installation
@@ -87,7 +87,7 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
 ) -> None:
     config = str(PROJECT / "scripts/ecosystem.config.js")
     app = pm2("start", config, "--only", "quasar-miner")
-    wait_for(lambda: WAITING in log_of(miner), 90)
+    wait_for(lambda: WAITING in log_of(miner))
     first = lock_holder(miner)
     assert first == app["pid"]  # pm2's signals reach Python itself
     out, err = (
@@ -97,8 +97,8 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
     assert "paused" in err
 
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: lock_holder(miner) not in {0, first}, 60)
-    wait_for(lambda: log_of(miner).count(WAITING) == 2, 90)
+    wait_for(lambda: lock_holder(miner) not in {0, first})
+    wait_for(lambda: log_of(miner).count(WAITING) == 2)
     second = lock_holder(miner)
 
     stopped = pm2("stop", "quasar-miner")
@@ -107,8 +107,8 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
     assert stopped["pm2_env"].get("exit_code") == 0
 
     pm2("restart", "quasar-miner", "--update-env", NETUID="none")
-    wait_for(lambda: "NETUID='none'" in log_of(miner), 60)
-    wait_for(lambda: pm2("ping")["pm2_env"]["status"] == "stopped", 60)  # 78: not started again
+    wait_for(lambda: "NETUID='none'" in log_of(miner))
+    wait_for(lambda: pm2("ping")["pm2_env"]["status"] == "stopped")  # 78: not started again
     assert log_of(miner).count("NETUID='none'") == 1
 
 
@@ -139,7 +139,7 @@ def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(
     app = f"{{...{entry}, script: {str(program)!r}}}"
     config.write_text(f"module.exports = {{ apps: [{app}] }};\n")
     pm2("start", str(config))
-    wait_for(program.with_suffix(".ready").exists, 30)
+    wait_for(program.with_suffix(".ready").exists)
     stopped = pm2("stop", "quasar-miner")["pm2_env"]
     assert program.with_suffix(".ended").exists()
     assert (stopped["status"], stopped["exit_code"]) == ("stopped", 0)
@@ -152,11 +152,11 @@ def test_row_15_in_screen_a_closed_session_ends_it_in_order(
 ) -> None:
     (tmp_path / "screens").mkdir(mode=0o700)
     run("screen", "-dmS", "quasar", START, env=miner, check=True)
-    wait_for(lambda: WAITING in log_of(miner), 90)
+    wait_for(lambda: WAITING in log_of(miner))
     pid = lock_holder(miner)
     assert is_alive(pid)
     run("screen", "-S", "quasar", "-X", "quit", env=miner, check=True)
-    wait_for(lambda: not is_alive(pid), 10)
+    wait_for(lambda: not is_alive(pid))
     assert "info     stopped" in log_of(miner)
 
 
@@ -167,9 +167,9 @@ def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(
 ) -> None:
     process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        wait_for(lambda: WAITING in log_of(miner), 90)
+        wait_for(lambda: WAITING in log_of(miner))
         process.send_signal(sent)
-        assert process.wait(10) == 0
+        assert process.wait(HANG) == 0
     finally:
         process.kill()
         process.communicate()
@@ -187,7 +187,7 @@ def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(
         started(*words, env=other, **quiet) as two,
     ):
         for process, env in ((one, miner), (two, other)):
-            wait_for(lambda env=env: WAITING in log_of(env), 90, process)  # type: ignore[misc]
+            wait_for(lambda env=env: WAITING in log_of(env), child=process)  # type: ignore[misc]
             assert lock_holder(env) == process.pid
 
 

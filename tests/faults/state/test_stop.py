@@ -15,6 +15,7 @@ from tests.faults.state.crash_child import life
 from tests.faults.state.test_crash import MOMENTS
 from tests.neurons.mining.parts import Waits, make_context
 from tests.neurons.stand_in import StandIn
+from tests.processes import HANG
 
 
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
@@ -28,7 +29,7 @@ def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
             reached.update({what} & set(State.__members__))
         elif f"{when}:{what}" == moment:
             signal.raise_signal(number)
-            assert context.stop.wait(10)
+            assert context.stop.wait(HANG)
 
     def wait(_: float) -> None:
         if context.stop.is_set():

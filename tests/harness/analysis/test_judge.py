@@ -13,6 +13,7 @@ from harness.source import source_digest
 from quasar_kernels.contract import REQUIRED_IMPORTS, TARGET_FILES
 from tests.forks import make_fork
 from tests.harness import honest
+from tests.processes import HANG
 from tests.repositories import write_files
 
 OPERATOR, LAYER = "fla/ops/quasar/chunk.py", "fla/layers/quasar.py"
@@ -64,7 +65,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(tree: Path) -> list[Finding]:
-    return list(judge_tree(tree, [512], device="cpu", timeout=240))
+    return list(judge_tree(tree, [512], device="cpu", timeout=HANG))
 
 
 def test_our_fork_passes_and_is_measured_at_512_tokens(tmp_path: Path) -> None:

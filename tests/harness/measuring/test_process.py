@@ -11,10 +11,10 @@ import pytest
 
 from harness.measuring.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
 from tests.harness.samples import WhenThere
-from tests.processes import is_alive, wait_for
+from tests.processes import HANG, is_alive, wait_for
 
 
-def run(code: str, tmp_path: Path, *, timeout: float = 20.0, **options: object) -> Ended:
+def run(code: str, tmp_path: Path, *, timeout: float = HANG, **options: object) -> Ended:
     """Run Python code that finds the number of its result descriptor in `fd`."""
     prologue = "import os, signal, subprocess, sys, time; fd = int(sys.stdin.read())\n"
     return run_supervised(
@@ -58,16 +58,18 @@ def test_row_20_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(
     code = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import signal, time;"
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"],
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"],
     stdout=subprocess.PIPE)
 child.stdout.readline()
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-time.sleep(600)
+time.sleep(3600)
 """
-    ended = run(code, tmp_path, timeout=4.0)
+    for seconds in (1.0, 10.0, 100.0, HANG):  # until the deadline leaves time for both to start
+        ended = run(code, tmp_path, timeout=seconds)
+        if pids.exists() and pids.read_text():
+            break
     assert ended.timed_out
     assert ended.returncode == -signal.SIGKILL
-    assert ended.seconds < 20
     for pid in pids.read_text().split():
         wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
@@ -75,26 +77,24 @@ time.sleep(600)
 def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path) -> None:
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
-        "time.sleep(600)"
+        "time.sleep(3600)"
     )
     ended = run(code, tmp_path, stop=WhenThere(tmp_path / "ready"))
     assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
-    assert ended.seconds < 20
 
 
 def test_the_deadline_may_come_before_the_child_has_begun(tmp_path: Path) -> None:
-    assert run("time.sleep(600)", tmp_path, timeout=0.0).timed_out
+    assert run("time.sleep(3600)", tmp_path, timeout=0.0).timed_out
 
 
 def test_row_20_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
     code = """
 pid = os.fork()
 if pid == 0:
-    time.sleep(600)
+    time.sleep(3600)
 os.write(fd, str(pid).encode())
 """
     ended = run(code, tmp_path)
-    assert ended.seconds < 15
     wait_for(lambda: not is_alive(int(ended.result)))
 
 
@@ -104,13 +104,11 @@ def test_row_20_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path
 pid = os.fork()
 if pid == 0:
     os.setsid()
-    time.sleep(600)
-time.sleep(0.3)
+    time.sleep(3600)
 os.write(fd, str(pid).encode())
 """
     ended = run(code, tmp_path)
     os.kill(int(ended.result), signal.SIGKILL)
-    assert ended.seconds < 15
     assert not ended.timed_out
 
 
@@ -120,7 +118,7 @@ def test_a_child_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
         message=lambda fd: b"x" * 10_000,
         env={},
         cwd=tmp_path,
-        timeout=20,
+        timeout=HANG,
     )
     assert (ended.returncode, ended.result) == (3, b"")
 

@@ -16,6 +16,7 @@ from harness.measuring.series import Policy
 from harness.measuring.together import FIRST_RUNS, ShortSeries, processes_at_once
 from harness.report import GateResult, Kind, Measurement
 from tests.harness.samples import environment, gate_result, measurement, telemetry
+from tests.processes import HANG
 
 BESIDE = (512, 1024)
 TARGET = 2048
@@ -172,15 +173,15 @@ def test_the_gpu_is_heated_while_all_processes_import_and_the_gate_runs(
 
     def measure(tree: Path, length: int, **options: Any) -> Measurement:
         if not heated.is_set():
-            together.wait(20)
+            together.wait(HANG)
         return stand.measure(tree, length, **options)
 
     def check(tree: Path, length: int, **options: Any) -> GateResult:
-        together.wait(20)
+        together.wait(HANG)
         return stand.check(tree, length, **options)
 
     def soak() -> None:
-        together.wait(20)
+        together.wait(HANG)
         heated.set()
 
     heated = threading.Event()

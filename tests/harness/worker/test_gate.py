@@ -113,7 +113,7 @@ def test_the_last_timed_output_is_handed_on() -> None:
     ((layer, x, y),) = seen
     assert torch.equal(layer(x)[0], y)
     assert timing.vram_bytes == 0
-    assert 0 < timing.elapsed_seconds < 60
+    assert timing.elapsed_seconds > 0
 
 
 class CountsCalls(honest.QuasarAttention):

@@ -20,6 +20,7 @@ from neurons.mining.submissions.cycle import State
 from neurons.mining.submissions.journal import Journal
 from neurons.rules import block_at
 from tests.neurons.mining.parts import draft
+from tests.processes import HANG
 
 CLAIM: dict[str, Any] = {
     "fork_url": "u",
@@ -30,7 +31,7 @@ CLAIM: dict[str, Any] = {
 
 
 def ask(port: int | None, path: str) -> httpx.Response:
-    return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+    return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=HANG)
 
 
 def figure(text: str, name: str) -> float:

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from neurons.errors import ConfigError, QuasarError
 from neurons.processes import child as child_module
 from neurons.processes.child import Child
 from neurons.processes.runtime import Stopped
-from tests.processes import is_alive, wait_for
+from tests.processes import HANG, is_alive, wait_for
 
 NOWHERE = Path(os.devnull)
 
@@ -88,7 +87,10 @@ def pid_of(subnet: EmbeddedSubnet, index: int) -> int | None:
 
 def health(subnet: EmbeddedSubnet) -> bool:
     try:
-        return httpx.get(f"{subnet.settings.validator_api_url}/health").status_code == 200
+        return (
+            httpx.get(f"{subnet.settings.validator_api_url}/health", timeout=HANG).status_code
+            == 200
+        )
     except httpx.HTTPError:
         return False
 
@@ -122,10 +124,8 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
     stop = threading.Event()
     stop.set()
     subnet = EmbeddedSubnet(settings, stop)
-    started = time.monotonic()
     with pytest.raises(Stopped), subnet:
         pass
-    assert time.monotonic() - started < 5
     assert not subnet._thread.is_alive()
 
 
@@ -197,7 +197,7 @@ def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     assert is_alive(pid)
     parent.kill()
     parent.wait()
-    wait_for(lambda: not is_alive(pid), 5)
+    wait_for(lambda: not is_alive(pid))
 
 
 def test_a_log_that_grows_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

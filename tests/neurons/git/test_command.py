@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import threading
-import time
 import traceback
 from pathlib import Path
 
@@ -203,10 +202,8 @@ def test_nobody_there_is_a_passing_fault(tmp_path: Path) -> None:
 def test_a_server_that_hangs_is_left_at_the_deadline(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     host.hang.clear()
-    begin = time.monotonic()
     with pytest.raises(Retry, match="took longer than"):
         fork_of(host, tmp_path, timeout=0.5).prepare()
-    assert time.monotonic() - begin < 10
     assert no_child_left()
 
 
@@ -216,10 +213,8 @@ def test_a_stop_ends_a_running_command(host: GitHub, tmp_path: Path) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
     timer.start()
-    begin = time.monotonic()
     with pytest.raises(Retry, match="stopped"):
         fork_of(host, tmp_path, stop=stop).prepare()
-    assert time.monotonic() - begin < 10
     timer.join()
     assert no_child_left()
 

@@ -10,6 +10,7 @@ import pytest
 
 from neurons.git import gateway as module
 from neurons.git.gateway import AnyHost, Gateway, is_public
+from tests.processes import HANG
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def ask(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
-    client = socket.create_connection(gateway.server_address, 5)  # type: ignore[arg-type]
+    client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
     client.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     return client.recv(100).split(b"\r\n")[0], client
 
@@ -108,6 +109,6 @@ def test_a_name_that_is_not_there_is_no_fault_of_the_fork(echo: int) -> None:
 
 def test_nothing_but_connect_is_served() -> None:
     with Gateway(AnyHost(), 100) as gateway:
-        client = socket.create_connection(gateway.server_address, 5)  # type: ignore[arg-type]
+        client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
         client.sendall(b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n")
         assert b" 405 " in client.recv(100)

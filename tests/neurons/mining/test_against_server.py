@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
-import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from neurons.mining.daemon import run_cycle
 from neurons.mining.submissions.cycle import State
 from tests.neurons.live_api import ALICE, BOB, LiveApi
 from tests.neurons.mining.parts import StandInFork, Waits, make_context
+from tests.processes import wait_for
 
 
 def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
@@ -64,12 +66,17 @@ def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
 ) -> None:
     context = miner(tmp_path / "state", api, Waits())
     context.waiter = None  # wait in earnest
-    timer = threading.Timer(2.0, context.stop.set)  # it has committed by then
-    timer.start()
-    started = time.monotonic()
+
+    def stop_once_committed() -> None:
+        with closing(sqlite3.connect(context.journal.path)) as journal:
+            rows = "SELECT 1 FROM submissions WHERE state = 'COMMITTED'"
+            wait_for(lambda: journal.execute(rows).fetchone())
+        context.stop.set()
+
+    stopper = threading.Thread(target=stop_once_committed)
+    stopper.start()
     assert run_cycle(context).state is State.COMMITTED
-    assert time.monotonic() - started < 10
-    timer.join()
+    stopper.join()
     context.stop.clear()
     api.pass_blocks(10)
     context.waiter = Waits(lambda _: api.mark(1, 1.0))

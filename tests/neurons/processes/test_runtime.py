@@ -15,7 +15,7 @@ import pytest
 
 from neurons.errors import ConfigError
 from neurons.processes.runtime import StateLock, Stopped, Waiter
-from tests.processes import started
+from tests.processes import HANG, started
 
 HOLD = """
 import sys, threading
@@ -23,21 +23,21 @@ from pathlib import Path
 from neurons.processes.runtime import StateLock
 with StateLock(Path(sys.argv[1])):
     print("ready", flush=True)
-    threading.Event().wait(60)
+    threading.Event().wait()
 """
 WAIT = """
 import sys, threading, time
 from neurons.processes.runtime import Stopped, Waiter, stop_on_signals
 stop = threading.Event()
-with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 60):
+with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 3600):
     print("ready", flush=True)
     try:
-        Waiter(stop)(60)
+        Waiter(stop)(3600)
     except Stopped:
         print("stopped", flush=True)
     if sys.argv[1] != "polite":
         while True:
-            time.sleep(60)
+            time.sleep(3600)
 """
 
 
@@ -68,7 +68,7 @@ def test_a_lock_is_given_up_and_taken_again(tmp_path: Path) -> None:
 
 def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path: Path) -> None:
     with StateLock(tmp_path):
-        sleeper = subprocess.Popen(["sleep", "60"], close_fds=False)
+        sleeper = subprocess.Popen(["sleep", "3600"], close_fds=False)
     try:
         StateLock(tmp_path).release()
     finally:
@@ -80,7 +80,7 @@ def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path: Path) 
 def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
     with child(WAIT, "polite") as process:
         process.send_signal(number)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=HANG)
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
@@ -90,27 +90,27 @@ def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "stopped\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 128 + signal.SIGTERM
+        assert process.wait(timeout=HANG) == 128 + signal.SIGTERM
 
 
 def test_row_15_what_does_not_end_by_itself_is_cut_short() -> None:
     with child(WAIT, "slow") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=HANG) == 0
 
 
 def test_row_15_a_burst_of_signals_never_hangs() -> None:
     with child(WAIT, "polite") as process:
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+        assert process.wait(timeout=HANG) in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)  # set back to 1970
     started = time.monotonic()
     Waiter(threading.Event())(0.05)
-    assert 0.04 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.04
 
 
 def test_a_stop_before_the_wait_counts() -> None:

@@ -15,6 +15,7 @@ import pytest
 from neurons.errors import ConfigError
 from neurons.validation import sandbox as module
 from neurons.validation.sandbox import Sandbox, machine_memory, open_sandbox
+from tests.processes import HANG
 
 EVERY: frozenset[int] = frozenset()
 """Stands for no limit on cores."""
@@ -128,7 +129,7 @@ def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.monotonic()
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=HANG)
     seconds = time.monotonic() - begun
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     burnt = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -27,6 +27,7 @@ from neurons.binding import bound_text
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests import postgresql
 from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi, serve
+from tests.processes import HANG
 
 EXAMPLES = int(os.environ.get("QUASAR_FUZZ_EXAMPLES", "5"))
 BOUND = {
@@ -72,7 +73,7 @@ def test_no_request_of_the_schema_is_a_500(api: LiveApi) -> None:
             @chosen
             @given(case=operation.as_strategy())
             def send(case: Case) -> None:
-                reply = session.send(signed(case, api.url), timeout=30)
+                reply = session.send(signed(case, api.url), timeout=HANG)
                 statuses[case.path, reply.status_code] += 1
                 assert reply.status_code < 500, (case.as_curl_command(), reply.text)
                 reply.json()

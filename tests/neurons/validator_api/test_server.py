@@ -22,7 +22,7 @@ from neurons.validator_api.database.availability import DatabaseAway
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner
 from tests.neurons.live_api import ALICE
-from tests.processes import started, wait_for
+from tests.processes import HANG, started, wait_for
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def process(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
 
 
 def port_of(path: Path, child: subprocess.Popen[str]) -> str:
-    wait_for(path.exists, 60, child)
+    wait_for(path.exists, child=child)
     return path.read_text().strip()
 
 
@@ -51,10 +51,10 @@ def test_serves_until_it_is_told_to_stop(
         headers = ALICE.headers()
         body = {"hotkey": ALICE.hotkey, "model_name": "m", "league": "1M"}
         forwarded = {**headers, "X-Forwarded-For": "203.0.113.9"}
-        reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded, timeout=30)
+        reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded, timeout=HANG)
         assert reply.json()["status"] == "registered"
         child.send_signal(number)
-        log, _ = child.communicate(timeout=10)
+        log, _ = child.communicate(timeout=HANG)
     assert child.returncode == 0
     assert f"url={url}" in log
     assert "path=/register_miner status=200" in log
@@ -78,7 +78,7 @@ def test_what_only_a_person_can_mend_exits_78(
     tmp_path: Path, variable: str, value: str, words: str
 ) -> None:
     with process(tmp_path, **{variable: value}) as (child, _):
-        log, _ = child.communicate(timeout=60)
+        log, _ = child.communicate(timeout=HANG)
     assert child.returncode == 78
     assert words in log
     assert "Traceback" not in log

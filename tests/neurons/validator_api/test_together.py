@@ -26,6 +26,7 @@ from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Submission
 from neurons.validator_api.database.together import MOST, Together
 from tests.neurons.live_api import ALICE, BOB, LiveApi, commitment
+from tests.processes import HANG
 
 NOW = Moment(utc(1_770_000_000.0), 1000, 0)
 
@@ -142,13 +143,13 @@ def test_questions_wait_for_those_before_them_and_share_a_turn() -> None:
     def serve(questions: Sequence[int]) -> list[int | Exception]:
         turns.append(questions)
         first_begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG)
         return [LookupError(one) if one % 10 == 7 else -one for one in questions]
 
     async def crowd() -> list[Any]:
         together = Together(serve)
         first = asyncio.create_task(together.ask(0))
-        await asyncio.to_thread(first_begun.wait, 10)
+        await asyncio.to_thread(first_begun.wait, HANG)
         rest = [asyncio.create_task(together.ask(n)) for n in range(1, MOST + 20)]
         await asyncio.sleep(0)
         rest[1].cancel()  # its client has gone; the others are answered

@@ -18,6 +18,7 @@ from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_files
+from tests.processes import HANG
 
 BLOCKS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -205,9 +206,9 @@ def test_of_two_processes_one_tunes_and_both_get_the_result(folder):
     both = [context.Process(target=_tune_in_process, args=(barrier, results)) for _ in range(2)]
     for process in both:
         process.start()
-    found = {results.get(timeout=30) for _ in both}
+    found = {results.get(timeout=HANG) for _ in both}
     for process in both:
-        process.join(30)
+        process.join(HANG)
     assert found == {tuple(better(tuning.safe_tiles(64, torch.bfloat16, "8.6")))}
     assert (folder / "searches").read_text() == "one\n"
 

@@ -48,7 +48,7 @@ def hanging(checkout: Checkout) -> Iterator[subprocess.Popen[str]]:
     """A start whose installation hangs in the middle."""
     (checkout.root / "hang").touch()
     process = checkout.start()
-    wait_for(checkout.builds, 60, process)
+    wait_for(checkout.builds, child=process)
     yield process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)

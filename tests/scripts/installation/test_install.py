@@ -16,7 +16,7 @@ import pytest
 
 from neurons.errors import EX_CONFIG
 from tests import PROJECT
-from tests.processes import run
+from tests.processes import HANG, run
 from tests.scripts.installation.checkout import Checkout
 
 NOBODY = 65534
@@ -66,7 +66,7 @@ def test_an_interrupted_installation_is_made_anew(
     half_installed = checkout.root / ".venv/half-installed"
     half_installed.touch()
     os.killpg(hanging.pid, sent)
-    assert hanging.wait(timeout=30) != 0
+    assert hanging.wait(timeout=HANG) != 0
     (checkout.root / "hang").unlink()
     status, out, err = checkout.run()
     assert status == 0, err

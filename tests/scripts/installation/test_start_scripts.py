@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests import PROJECT
-from tests.processes import run
+from tests.processes import HANG, run
 from tests.scripts.installation.checkout import Checkout
 
 
@@ -27,7 +27,7 @@ def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Ch
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())[0] == process.pid
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG)
     assert process.returncode == 7
 
 
@@ -47,7 +47,7 @@ def test_starts_at_the_same_time_install_once(
     assert "waiting" in second.stderr.readline()
     (checkout.root / "hang").unlink()
     for process in (hanging, second):
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
     assert checkout.builds() == 1
 

@@ -11,6 +11,7 @@ import pytest
 
 from harness.report import Snapshot
 from harness.worker.machine.telemetry import WATCHED, Watch, facts, quiet_snapshot, snapshot
+from tests.processes import HANG, wait_for
 
 
 class NVMLError(Exception):
@@ -138,13 +139,13 @@ def test_other_processes_on_the_gpu_are_counted(pids: tuple[int, ...], others: i
 @pytest.mark.parametrize("left", [{"memory_used_mb": 9e4}, {"processes": 1}])
 def test_what_the_last_process_leaves_is_waited_for(left: Any) -> None:
     states = iter([Snapshot(**left), Snapshot(**left), Snapshot(memory_used_mb=4.0, processes=0)])
-    assert quiet_snapshot(5.0, lambda: next(states)) == Snapshot(memory_used_mb=4.0, processes=0)
+    assert quiet_snapshot(HANG, lambda: next(states)) == Snapshot(memory_used_mb=4.0, processes=0)
     busy = Snapshot(**left)
     assert quiet_snapshot(0.2, lambda: busy) == busy  # and said, when it stays
 
 
 def test_without_a_gpu_there_is_no_wait() -> None:
-    assert quiet_snapshot(5.0, lambda: None) is None
+    assert quiet_snapshot(HANG, lambda: None) is None
 
 
 def test_what_stays_the_same_of_a_gpu_is_read() -> None:
@@ -163,13 +164,22 @@ def test_what_stays_the_same_of_a_gpu_is_read() -> None:
 
 
 def test_a_gpu_is_watched_while_another_process_is_timed() -> None:
-    temperatures = iter(range(10_000))
-    with Watch(lambda: Snapshot(temperature_c=next(temperatures)), every=0.001) as watch:
-        time.sleep(0.05)
-        start = time.monotonic()
-        time.sleep(0.3)
-        stop = time.monotonic()
-        time.sleep(0.05)
+    looks: list[Snapshot] = []
+
+    def look() -> Snapshot:
+        looks.append(Snapshot(temperature_c=len(looks)))
+        return looks[-1]
+
+    def more(count: int) -> float:
+        """Return the time after so many looks more."""
+        before = len(looks)
+        wait_for(lambda: len(looks) >= before + count)
+        return time.monotonic()
+
+    with Watch(look, every=0.001) as watch:
+        start = more(5)
+        stop = more(2 * WATCHED)
+        more(5)
     seen = [state.temperature_c or 0 for state in watch.between(start, stop)]
     assert 0 < len(seen) <= WATCHED
     assert seen == sorted(seen)

@@ -65,10 +65,8 @@ def test_a_stop_ends_the_wait(host: GitHub) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.2, stop.set)
     timer.start()
-    begin = time.monotonic()
     with pytest.raises(Retry, match="Stopped"):
-        ensure(host, stop=stop, first_wait=30.0)
-    assert time.monotonic() - begin < 5
+        ensure(host, stop=stop, first_wait=3600.0)
     timer.join()
 
 

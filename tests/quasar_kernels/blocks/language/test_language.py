@@ -72,7 +72,7 @@ def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     words = command(text, killed, 100000, "--save-seconds", "1")
     with started(*words, env=ONE_THREAD) as child:
-        wait_for((killed / "model.pt").exists, 100, child)
+        wait_for((killed / "model.pt").exists, child)
         child.kill()
         child.wait()
     done = len(checkpoint(killed)["losses"])
