@@ -194,6 +194,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
+        self.release = threading.Event()
         self.calls = 0
 
     def generate(
@@ -205,7 +206,7 @@ class Slow:
     ) -> Generation:
         self.calls += 1
         self.begun.set()
-        while not cancelled():
+        while not cancelled() and not self.release.is_set():
             time.sleep(0.01)
         self.ended.set()
         raise InterruptedError
@@ -234,6 +235,7 @@ def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
         wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics", timeout=HANG).text)
         refused = ask(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+        decoder.release.set()
 
 
 def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
