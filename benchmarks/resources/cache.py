@@ -54,6 +54,6 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
 def delete_old() -> None:
     """Delete the entries that nothing has asked for in a month."""
     oldest = time.time() - KEPT_SECONDS
-    for path in folder().glob("*.*"):
-        if path.stat().st_mtime < oldest:
+    for path in folder().rglob("*"):
+        if path.is_file() and path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
