@@ -36,18 +36,12 @@ class CompileSpec:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def compile_spec(spec: CompileSpec, architecture: int) -> Any:
-    """Compile one kernel for compute capability `architecture` (90 is 9.0); needs no GPU.
-
-    Returns:
-        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` tell what came out.
+def ast_source(spec: CompileSpec) -> Any:
+    """Return Triton's ASTSource of a spec, whose `hash()` covers its code, types and constants.
 
     Raises:
         ValueError: the spec's names are not the kernel's arguments.
-        Exception: whatever Triton raises when the kernel does not compile.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = list(spec.kernel.arg_names)
@@ -62,10 +56,25 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
         if (types[name].startswith("*") or "stride" in name)
         and not spec.kernel.params[i].do_not_specialize
     }
-    source = ASTSource(spec.kernel, types, dict(spec.constexprs), aligned)
+    return ASTSource(spec.kernel, types, dict(spec.constexprs), aligned)
+
+
+def compile_spec(spec: CompileSpec, architecture: int) -> Any:
+    """Compile one kernel for compute capability `architecture` (90 is 9.0); needs no GPU.
+
+    Returns:
+        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` tell what came out.
+
+    Raises:
+        ValueError: the spec's names are not the kernel's arguments.
+        Exception: whatever Triton raises when the kernel does not compile.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, **spec.options}
     target = GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options=options)  # type: ignore[no-untyped-call]
+    return triton.compile(ast_source(spec), target=target, options=options)  # type: ignore[no-untyped-call]
 
 
 def compile_specs(architecture: int = 90) -> list[CompileSpec]:

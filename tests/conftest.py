@@ -5,8 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# Helpers that assert show their values as tests do; by itself pytest rewrites no other module.
+_HELPERS = {path.stem for path in Path(__file__).parent.iterdir()} - {"__init__", "conftest"}
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in sorted(_HELPERS)))
 
 # A shell in the background starts its children with Ctrl-C ignored, and theirs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

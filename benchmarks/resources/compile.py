@@ -8,8 +8,11 @@ that NVRTC is given at run time. A .cu file may hold kernels for some GPUs only.
 spills and shared memory are compared with the committed table by --check; --write writes the table
 and its page in docs.
 Exit status 1 when something does not compile, asks for more shared memory than a GPU has (Triton's
-kernels: than the smallest GPU has), or differs from the table. TRITON_CACHE_DIR keeps what Triton
-compiled between runs.
+kernels: than the smallest GPU has), or differs from the table.
+
+A result is kept in the user's cache folder by a digest of the kernel's sources, its spec, the
+compilers' versions and this program (cache.py), so that an unchanged kernel is compiled once.
+--no-cache compiles all of them and keeps nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import argparse
 import contextlib
 import functools
 import io
-import json
 import multiprocessing
 import os
 import re
@@ -27,21 +29,29 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import triton
 
+from benchmarks.resources import cache
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
-from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table
+from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table, dump_rows, load_rows
 from quasar_kernels.blocks.ssd_triton.specs import ssd_specs
 from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_failures import explain
-from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_spec, compile_specs
+from quasar_kernels.compile_specs import (
+    ARCHITECTURES,
+    CompileSpec,
+    ast_source,
+    compile_spec,
+    compile_specs,
+)
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
 
@@ -142,18 +152,41 @@ def sources() -> list[Path]:
     return sorted([*OVERLAY.rglob("*.cu"), *BLOCKS.glob("*/csrc/*.cu")])
 
 
-def compile_all(archs: Sequence[int], match: str = "") -> list[Compiled]:
-    """Compile every kernel whose name, or file name, contains `match`, over all cores."""
+@dataclass(frozen=True)
+class _Job:
+    """One compilation: `parts` gives all that its result depends on."""
+
+    name: str
+    arch: int
+    compile: Callable[[], list[Compiled]]
+    parts: Callable[[], list[str]]
+
+
+def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) -> list[Compiled]:
+    """Compile every kernel whose name, or file name, contains `match`, over all cores.
+
+    Args:
+        keep: use results of earlier runs that depended on the same, and keep those of this one.
+    """
     mount()
-    jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
-    for arch in archs:
-        jobs += [(s.name, arch, partial(compile_triton, s, arch)) for s in described(arch)]
     nvcc = find_nvcc()
-    for source in sources():
+    jobs: list[_Job] = []
+    for source in sources():  # first, as each takes long
         if nvcc is None:
             raise SystemExit(f"{source.name}: nvcc was not found; install the project's dev extra")
-        jobs += [(source.name, arch, partial(compile_cuda, source, nvcc, arch)) for arch in archs]
-    _jobs[:] = [job for job in jobs if match in job[0]]
+        for arch in archs:
+            run = partial(compile_cuda, source, nvcc, arch)
+            jobs.append(_Job(source.name, arch, run, partial(_cuda_parts, source)))
+    for arch in archs:
+        for spec in described(arch):
+            run = partial(compile_triton, spec, arch)
+            jobs.append(_Job(spec.name, arch, run, partial(_triton_parts, spec)))
+    _jobs[:] = [job for job in jobs if match in job.name]
+    _tools[:] = []
+    if keep:
+        versions = kernel_resources.compiler_versions(nvcc)
+        _tools[:] = [str(sorted(versions.items())), *_packages(), *_own_sources()]
+        cache.delete_old()
     # forked workers inherit torch, Triton and the jobs; jitted functions cannot be pickled
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         rows = [row for found in pool.map(_run, range(len(_jobs))) for row in found]
@@ -168,16 +201,69 @@ def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
             yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
 
 
-_jobs: list[tuple[str, int, Callable[[], list[Compiled]]]] = []
+_jobs: list[_Job] = []
+_tools: list[str] = []
+"""What every result depends on; empty where none is kept."""
 
 
 def _run(index: int) -> list[Compiled]:
-    name, arch, job = _jobs[index]
+    job = _jobs[index]
     try:
-        return job()
+        return _kept(job) if _tools else job.compile()
     except Exception as error:
         # compilers raise what they like; one bad kernel must not hide the others
-        return [Compiled(name, arch, error=f"{type(error).__name__}: {error}")]
+        return [Compiled(job.name, job.arch, error=f"{type(error).__name__}: {error}")]
+
+
+def _kept(job: _Job) -> list[Compiled]:
+    """Return a job's result of an earlier run, or compile; what fails is not kept."""
+    name = cache.digest([*_tools, job.name, str(job.arch), *job.parts()]) + ".json"
+
+    def load() -> list[Compiled]:
+        path = cache.entry(name, lambda file: file.write_text(dump_rows(job.compile())))
+        try:
+            rows = load_rows(path.read_text())
+        except (ValueError, TypeError, KeyError):  # it is damaged
+            rows = []
+        if not rows or any(row.error or row.skipped not in ("", NO_KERNEL) for row in rows):
+            path.unlink(missing_ok=True)
+        return rows
+
+    try:
+        return load() or load()
+    except OSError:  # the folder cannot be written
+        return job.compile()
+
+
+def _triton_parts(spec: CompileSpec) -> list[str]:
+    launch = (spec.num_warps, spec.num_stages, sorted(spec.options.items()))
+    return [ast_source(spec).hash(), str(launch)]  # the hash covers all functions it calls
+
+
+def _cuda_parts(source: Path) -> list[str]:
+    """The text of a .cu file and of all files of this project that it includes."""
+    texts: dict[Path, str] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path not in texts and path.is_file():
+            texts[path] = path.read_text()
+            names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[path], re.M)
+            waiting += [path.parent / name for name in names]
+    return [text for path in sorted(texts) for text in (path.name, texts[path])]
+
+
+def _packages() -> list[str]:
+    """Versions of what holds CUDA's headers, and of the host compiler that nvcc calls."""
+    found = [
+        f"{one.name} {one.version}" for one in distributions() if one.name.startswith("nvidia-")
+    ]
+    host = shutil.which("g++")
+    return [*sorted(found), output([host, "--version"]) if host else ""]
+
+
+def _own_sources() -> list[str]:
+    return [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
 def _fitted(kernel: str, arch: int, needs: Resources, limit: int) -> Compiled:
@@ -222,6 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")
+    parser.add_argument("--no-cache", action="store_true", help="compile what was compiled before")
     parser.add_argument("--json", type=Path, help="write the results there as JSON")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--check", action="store_true", help="compare with the committed table")
@@ -230,12 +317,12 @@ def main() -> int:
     if args.write and (args.arch or args.match):
         parser.error("--write needs every kernel on every architecture")
     archs = args.arch or ARCHITECTURES
-    rows = compile_all(archs, args.match)
+    rows = compile_all(archs, args.match, keep=not args.no_cache)
     if not rows:
         parser.error(f"no kernel's name contains {args.match!r}")
     print(_lines(rows))
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        args.json.write_text(dump_rows(rows))
     failed = sum(bool(row.error) for row in rows)
     for row in rows:
         known = explain(row.error)

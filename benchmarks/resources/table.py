@@ -11,7 +11,7 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,20 @@ class Table:
     compilers: Mapping[str, str]
     needs: Mapping[tuple[str, int], Resources]
     skipped: Mapping[tuple[str, int], str]
+
+
+def dump_rows(rows: Sequence[Compiled]) -> str:
+    """Return rows as JSON."""
+    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+
+
+def load_rows(text: str) -> list[Compiled]:
+    """Read what `dump_rows` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is something else.
+    """
+    return [Compiled(**{**row, "needs": Resources(**row["needs"])}) for row in json.loads(text)]
 
 
 def make_table(rows: Sequence[Compiled], compilers: Mapping[str, str]) -> Table:

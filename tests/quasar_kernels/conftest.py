@@ -23,9 +23,9 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+def programs() -> Programs:
     """Give CUDA programs for a CPU, each built once."""
-    return Programs(tmp_path_factory.mktemp("emulated"))
+    return Programs()
 
 
 @pytest.fixture

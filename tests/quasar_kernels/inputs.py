@@ -73,10 +73,17 @@ def rows_of_one_tensor(*tensors: Tensor) -> list[Tensor]:
 
 def assert_close(o: Tensor, expected: Tensor, limit: float) -> None:
     """o is near float64's result as a whole, in every eighth of its tokens, and everywhere."""
-    assert torch.isfinite(o).all()
-    assert relative_rms(o, expected) <= limit
-    for part, wanted in zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True):
-        assert relative_rms(part, wanted) <= limit * 1.05
-    assert (o.double() - expected).abs().max() <= 0.1
+    bad = o.numel() - int(torch.isfinite(o).sum())
+    assert bad == 0, f"{bad} of {o.numel()} values are not finite"
+    error = float(relative_rms(o, expected))
+    assert error <= limit, f"relative RMS error {error:.3g}, limit {limit:.3g}"
+    parts = zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True)
+    for number, (part, wanted) in enumerate(parts):
+        error, most = float(relative_rms(part, wanted)), limit * 1.05
+        where = f"eighth {number + 1} of the tokens"
+        assert error <= most, f"{where}: relative RMS error {error:.3g}, limit {most:.3g}"
+    worst = float((o.double() - expected).abs().max())
+    assert worst <= 0.1, f"largest absolute error {worst:.3g}, limit 0.1"
     if expected.any():
-        assert F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0) >= 0.999
+        cosine = float(F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0))
+        assert cosine >= 0.999, f"cosine similarity {cosine:.6f}, at least 0.999"

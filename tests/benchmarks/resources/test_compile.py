@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,86 @@ def test_spills_are_found_also_behind_a_cache(
     assert warm == cold
 
 
+@pytest.fixture
+def compiled(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return a function that compiles what is in `overlay` and returns the files it had to compile.
+
+    The compiler is a stand-in: a file that says WRONG fails.
+    """
+    log = overlay / "compiled"
+
+    def stand_in(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
+        with log.open("a") as file:
+            file.write(f"{source.name} {arch}\n")
+        if "WRONG" in source.read_text():
+            raise RuntimeError("nvcc failed")
+        return [Compiled(source.name, arch, Resources(registers=arch))]
+
+    def run(*archs: int, keep: bool = True) -> list[str]:
+        log.write_text("")
+        rows = compile_all(archs or (80,), keep=keep)
+        assert all(row.error or row.needs == Resources(registers=row.arch) for row in rows)
+        return sorted(log.read_text().splitlines())
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(overlay / "cache"))
+    monkeypatch.setattr(compile_kernels, "compile_cuda", stand_in)
+    monkeypatch.setattr(compile_kernels, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(kernel_resources, "compiler_versions", lambda nvcc: {"nvcc": "13.0"})
+    monkeypatch.setattr(compile_kernels, "sources", lambda: sorted(overlay.glob("*.cu")))
+    (overlay / "deep").mkdir()
+    (overlay / "deep" / "inner.cuh").write_text("// 1")
+    (overlay / "outer.cuh").write_text('#include "deep/inner.cuh"')
+    (overlay / "a.cu").write_text('#include "outer.cuh"\n')
+    (overlay / "b.cu").write_text("// b")
+    return run
+
+
+def test_what_is_unchanged_is_compiled_once(compiled: Callable[..., list[str]]) -> None:
+    assert compiled() == ["a.cu 80", "b.cu 80"]
+    assert compiled() == []
+    assert compiled(80, 90) == ["a.cu 90", "b.cu 90"]
+    assert compiled(keep=False) == ["a.cu 80", "b.cu 80"]
+
+
+def test_whatever_a_result_depends_on_has_it_compiled_again(
+    compiled: Callable[..., list[str]], overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    (overlay / "deep" / "inner.cuh").write_text("// 2")
+    assert compiled() == ["a.cu 80"]
+    (overlay / "b.cu").write_text("// B")
+    assert compiled() == ["b.cu 80"]
+    versions = {"nvcc": "99.0"}
+    monkeypatch.setattr(kernel_resources, "compiler_versions", lambda nvcc: versions)
+    assert compiled() == ["a.cu 80", "b.cu 80"]
+    monkeypatch.setattr(compile_kernels, "_packages", lambda: ["another header"])
+    assert compiled() == ["a.cu 80", "b.cu 80"]
+
+
+def test_failures_and_damaged_results_are_not_kept(
+    compiled: Callable[..., list[str]], overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (overlay / "b.cu").write_text("// WRONG")
+    assert compiled() == ["a.cu 80", "b.cu 80"]
+    assert compiled() == ["b.cu 80"]
+    (kept,) = (overlay / "cache").rglob("*.json")
+    for content in ("", "[]", '[{"kernel": "a.cu"}]', "\0"):
+        kept.write_text(content)
+        assert compiled() == ["a.cu 80", "b.cu 80"]
+        assert compiled() == ["b.cu 80"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert compiled() == compiled() == ["a.cu 80", "b.cu 80"]
+
+
+def test_a_triton_kernel_is_known_by_its_code_and_its_launch() -> None:
+    specs = [tile_product(16, 2, 1), tile_product(32, 2, 1), tile_product(16, 4, 1)]
+    other = {"kernel": broken_kernel, "signature": {"x": "*fp32"}, "constexprs": {"BM": 64}}
+    specs += [tile_product(16, 2, 3), replace(specs[0], **other)]  # type: ignore[arg-type]
+    assert len({str(compile_kernels._triton_parts(spec)) for spec in specs}) == len(specs)
+    again = tile_product(16, 2, 1)
+    assert compile_kernels._triton_parts(again) == compile_kernels._triton_parts(specs[0])
+
+
 def test_every_kernel_of_the_overlay_is_described() -> None:
     described = {id(spec.kernel) for spec in compile_specs()}
     missing, found = [], 0
@@ -193,7 +275,7 @@ def test_every_kernel_of_the_overlay_is_described() -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, rows: list[Compiled], *arguments: str) -> int:
-    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match: rows)
+    monkeypatch.setattr(compile_kernels, "compile_all", lambda archs, match, keep: rows)
     monkeypatch.setattr("sys.argv", ["compile", *arguments])
     return compile_kernels.main()
 

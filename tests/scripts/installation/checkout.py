@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests import PROJECT
+from tests.processes import HANG
 
 PYPROJECT = """\
 [build-system]
@@ -110,7 +111,7 @@ class Checkout:
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Start, wait, and return exit status, standard output and standard error."""
         process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=HANG)
         return process.returncode, out, err
 
     def builds(self) -> int:

@@ -20,7 +20,7 @@ from quasar_kernels.blocks.language.progress import Reporter, duration
 from quasar_kernels.blocks.language.settings import Recipe
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
-from tests.processes import run_python, started, wait_for
+from tests.processes import HANG, run_python, started, wait_for
 
 SMALL = ["--width", "16", "--heads", "2", "--layers", "1", "--state", "16", "--tokens", "24",
          "--batch", "2", "--device", "cpu"]  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     words = command(text, killed, 100000, "--save-seconds", "1")
     with started(*words, env=ONE_THREAD) as child:
-        wait_for((killed / "model.pt").exists, 100, child)
+        wait_for((killed / "model.pt").exists, child)
         child.kill()
         child.wait()
     done = len(checkpoint(killed)["losses"])
@@ -95,7 +95,7 @@ def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
         printed = [child.stdout.readline() for _ in range(5)]
         assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # in a pipe, at once
         child.send_signal(number)
-        rest, errors = child.communicate(timeout=100)
+        rest, errors = child.communicate(timeout=HANG)
         assert child.returncode == 128 + number, errors
     done = len(checkpoint(stopped)["losses"])
     assert f"stopped after step {done:,} of 100,000" in rest

@@ -7,7 +7,8 @@ this file (ptx.py); everything else is compiled as it stands.
 from __future__ import annotations
 
 import ctypes
-import re
+import functools
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fla.ops.quasar.cuda.driver import Kernel
 from fla.ops.quasar.cuda.nvrtc import read_sources
 from fla.ops.quasar.cuda.program import DTYPES, CudaProgram, LoadedProgram, Variant
 
+from benchmarks.resources import cache
 from tests import processes
 from tests.quasar_kernels.cuda.emulated.ptx import on_cpu
 
@@ -41,11 +43,15 @@ class EmulatedKernel(Kernel):
             raise RuntimeError(problem.decode())
 
 
-class Programs:
-    """Programs for a CPU, each built once, in some seconds."""
+@functools.cache
+def _compiler() -> str:
+    return platform.machine() + processes.run("g++", "--version", check=True).stdout
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+
+class Programs:
+    """Programs for a CPU, each built once in some seconds and kept in the user's cache folder."""
+
+    def __init__(self) -> None:
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def load(
@@ -75,20 +81,20 @@ class Programs:
     def _build(
         self, program: CudaProgram, dtype: torch.dtype, options: tuple[str, ...]
     ) -> ctypes.CDLL:
-        name = re.sub(r"\W+", "_", "_".join((program.name, DTYPES[dtype], *options)))
-        folder = self._folder / name
-        folder.mkdir()
-        for file, text in read_sources(program._sources).items():
-            (folder / file).write_text(on_cpu(text))
-        headers = [_HERE / "numbers.h", _HERE / "memory.h"]
-        included = [*headers, *(path.name for path in program._sources)]
-        (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in included))
-        built = processes.run(
-            "g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE",
-            f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}", *options,
-            "-o", folder / "all.so", folder / "all.cpp",
-        )  # fmt: skip
-        assert built.returncode == 0, built.stderr
-        library = ctypes.CDLL(str(folder / "all.so"))
+        files = {name: on_cpu(text) for name, text in read_sources(program._sources).items()}
+        files |= {path.name: path.read_text() for path in _HERE.glob("*.h")}
+        included = ["numbers.h", "memory.h", *(path.name for path in program._sources)]
+        files["all.cpp"] = "".join(f'#include "{name}"\n' for name in included)
+        command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE",
+                   f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}", *options]  # fmt: skip
+
+        def make(library: Path) -> None:
+            for name, text in files.items():
+                (library.parent / name).write_text(text)
+            built = processes.run(*command, "-o", library, library.parent / "all.cpp")
+            assert built.returncode == 0, built.stderr
+
+        parts = [_compiler(), *command, *(part for item in sorted(files.items()) for part in item)]
+        library = ctypes.CDLL(str(cache.entry(f"{cache.digest(parts)}.so", make)))
         library.launch_on_cpu.restype = ctypes.c_char_p
         return library
