@@ -55,6 +55,28 @@ def look(submission: Submission, client: ApiClient) -> Standing:
     return standing
 
 
+def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
+    """Return whether a public list shows the submission's row with what was revealed.
+
+    A row that is not revealed has neither the commit nor the claim.
+
+    Raises:
+        Retry: the server cannot be reached.
+    """
+    for limit in LIMITS:
+        try:
+            queue, _ = _fitting(client, limit)
+        except (Refused, Uncertain):  # our own server refuses a limit above the first
+            return False
+        revealed = [
+            *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
+            *(r.id for r in queue.performers if r.tokens_per_sec == submission.tokens_per_sec),
+        ]
+        if submission.submission_id in revealed:
+            return True
+    return False
+
+
 def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
     """Return the list with as many rows, up to `limit`, as are not too long to read."""
     while True:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from neurons.errors import Held, Retry
+from neurons.git.faults import HostRefused
 from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.mining.api.rounds import RoundNow, ask_round
 from neurons.mining.api.signing import committed_version, reveal_request
-from neurons.mining.api.standing import look
+from neurons.mining.api.standing import is_shown_revealed, look
 from neurons.mining.context import Context
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
@@ -140,9 +141,13 @@ def _check(submission: Submission, context: Context) -> None:
             "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH back until it is "
             "revealed.",
         )
-    if submission.publish_at == "before_reveal":
-        context.fork.push(commit)
-    context.fork.verify(commit)
+    try:
+        if submission.publish_at == "before_reveal":
+            context.fork.push(commit)
+        context.fork.verify(commit)
+    except HostRefused as refusal:
+        # The host gave access before the commitment, and the round does not wait for a person.
+        raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
 
 def _send(submission: Submission, context: Context) -> Submission:
@@ -156,6 +161,10 @@ def _send(submission: Submission, context: Context) -> Submission:
     except SubmissionNotFound as missing:
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    except Uncertain:
+        if not is_shown_revealed(submission, context.client):
+            raise  # the same reveal is sent again later
+        context.log.info("the reply to the reveal was lost; the public list shows it")
     return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
 
 

@@ -198,9 +198,10 @@ def test_weights_that_fail_for_a_moment_hide_no_rank(context: Context, patient: 
 
 
 def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
-    context: Context, patient: StandIn, waits: Waits
+    context: Context, patient: StandIn, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second reveal is answered with 409; nobody can tell when a validator took it."""
+    monkeypatch.setattr("neurons.mining.steps.reveal.is_shown_revealed", lambda *_: False)
     patient.faults[REVEAL].append(LOST)
 
     def judge(_: float) -> None:
