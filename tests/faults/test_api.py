@@ -344,7 +344,7 @@ def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
         assert run_cycle(context).state is State.REJECTED
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
-    assert stand_in.count(COMMIT) == 3
+    assert (stand_in.count(COMMIT), stand_in.count(SUBMIT)) == (1, 2)
     assert run_cycle(context).state is State.HELD  # a restart alone is no answer
     stand_in.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)

@@ -7,7 +7,7 @@ from neurons.git.faults import HostRefused
 from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.mining.api.rounds import RoundNow, ask_round
 from neurons.mining.api.signing import committed_version, reveal_request
-from neurons.mining.api.standing import is_shown_revealed, look
+from neurons.mining.api.standing import is_shown_revealed
 from neurons.mining.context import Context
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
@@ -103,7 +103,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
 def _watch_queue(submission: Submission, context: Context) -> Submission:
     """Journal when the commitment is in the validators' queue, and when it has left it."""
     if submission.judged_early_at is None:
-        queued = look(submission, context.client).queued
+        queued = context.look(submission).queued
         if queued and submission.queued_at is None:
             submission = context.note(submission, queued_at=context.now())
         gone = queued is False and submission.queued_at is not None
@@ -178,7 +178,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
         return submission
     try:
         for _ in range(FRESH_LOOKS):
-            standing = look(submission, context.client)
+            standing = context.look(submission)
             if standing.queued:
                 return context.note(submission, queued_at=context.now())
             if standing.performer is not None:
@@ -193,7 +193,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
 
 def _not_in_queue(submission: Submission, context: Context) -> Submission:
     context.wait(context.poll_seconds)
-    standing = look(submission, context.client)
+    standing = context.look(submission)
     if standing.queued:
         return context.note(submission, queued_at=context.now())
     gone = standing.queued is False and standing.performer is None
