@@ -16,6 +16,8 @@ from harness.measuring.runner import Measure, check, measure, probe
 from harness.measuring.together import Check
 from harness.report import Environment
 from neurons.configuration.settings import Settings
+from neurons.errors import Retry
+from neurons.git.faults import HostRefused
 from neurons.http.connection import Signer
 from neurons.mining.api.client import ApiClient
 from neurons.mining.api.standing import Standing, look
@@ -131,6 +133,22 @@ class Context:
             self.fork.prepare()
             self.published = self.fork.commit()
         return self.published == submission.commit_hash
+
+    def verify_again(self, submission: Submission) -> None:
+        """Check that a validator can clone what was published and verified before.
+
+        Raises:
+            Held: the fork no longer holds the commit.
+            Retry: its host cannot be reached or refuses access. The same access worked before,
+                and a round does not wait for a person.
+        """
+        commit = str(submission.commit_hash)
+        try:
+            if submission.publish_at == "before_reveal":
+                self.fork.push(commit)
+            self.fork.verify(commit)
+        except HostRefused as refusal:
+            raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def look(self, submission: Submission) -> Standing:
         """Return where `submission` stands with the validators, as the public lists show it.

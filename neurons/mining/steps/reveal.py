@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from neurons.errors import Held, Retry
-from neurons.git.faults import HostRefused
 from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.mining.api.rounds import RoundNow, ask_round
 from neurons.mining.api.signing import committed_version, reveal_request
@@ -20,6 +19,8 @@ LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
 FRESH_LOOKS = 4
 """Looks at the queue behind a reveal, a second apart, until one can be read."""
+LOST_REPLIES = 2
+"""Failures in a row after which a commitment that is no longer pending counts as revealed."""
 STUBBORN_SECONDS = 60.0
 """The pause when the server says too early at the block that it named itself."""
 
@@ -129,7 +130,7 @@ def _is_held(submission: Submission, context: Context) -> bool:
 
 def _check(submission: Submission, context: Context) -> None:
     """Make sure, before anything is shown, that it matches the commitment and can be cloned."""
-    url, commit = str(submission.fork_url), str(submission.commit_hash)
+    url = str(submission.fork_url)
     if committed_version(submission) is None:
         raise Held(
             "The journal's salt, URL and claim do not give the commitment: it was altered.",
@@ -141,13 +142,7 @@ def _check(submission: Submission, context: Context) -> None:
             "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH back until it is "
             "revealed.",
         )
-    try:
-        if submission.publish_at == "before_reveal":
-            context.fork.push(commit)
-        context.fork.verify(commit)
-    except HostRefused as refusal:
-        # The host gave access before the commitment, and the round does not wait for a person.
-        raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
+    context.verify_again(submission)
 
 
 def _send(submission: Submission, context: Context) -> Submission:
@@ -162,10 +157,24 @@ def _send(submission: Submission, context: Context) -> Submission:
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     except Uncertain:
-        if not is_shown_revealed(submission, context.client):
+        if not _is_revealed(submission, context):
             raise  # the same reveal is sent again later
         context.log.info("the reply to the reveal was lost; the public list shows it")
     return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
+
+
+def _is_revealed(submission: Submission, context: Context) -> bool:
+    """Return whether the public lists show that a reveal arrived whose reply was lost.
+
+    A row that was judged meanwhile stands in no list. After some lost replies it is enough that
+    the server, in the same round and so with the same database, no longer lists the commitment.
+    """
+    if is_shown_revealed(submission, context.client):
+        return True
+    if submission.attempts < LOST_REPLIES:
+        return False
+    _, row, listed = _own_row(submission, context)
+    return listed and row is None and ask_round(submission, context.client) is RoundNow.SAME
 
 
 def _seen_in_queue(submission: Submission, context: Context) -> Submission:

@@ -34,9 +34,7 @@ def run(submission: Submission, context: Context) -> Submission:
             reason="Whether it arrived cannot be known: the reply was lost, it is not in the "
             "queue, and others came in meanwhile. It is not sent a second time in this round.",
         )
-    if submission.publish_at == "before_reveal":
-        context.fork.push(str(submission.commit_hash))
-    context.fork.verify(str(submission.commit_hash))
+    context.verify_again(submission)
     facts = {
         "round_id": now.id,
         "round_start": now.start_time,
