@@ -50,6 +50,18 @@ def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
     return path.expanduser() / name / "hotkeys" / hotkey
 
 
+def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
+    """Return the ss58 address that the hotkey's file shows; None where it cannot be read.
+
+    It neither imports bittensor nor needs the private key.
+    """
+    try:
+        address = json.loads(hotkey_file(name, hotkey, path).read_text())["ss58Address"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return address if isinstance(address, str) else None
+
+
 def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
     """Return what is unsafe about the wallet's files."""
     warnings = []

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -150,6 +151,14 @@ def known_figures(benchmarks: Benchmarks | None, target: int) -> Benchmarks | No
         for length, row in benchmarks.items()
         if int(length) in KNOWN_LENGTHS or int(length) == target
     }
+
+
+def unix_time(moment: str) -> float:
+    """Return a time of the wire, naive UTC in ISO form, as Unix seconds; 0 for anything else."""
+    try:
+        return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return 0.0
 
 
 class Message(BaseModel):

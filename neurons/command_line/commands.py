@@ -30,6 +30,7 @@ from neurons.configuration.loading import Process, load_settings, state_dir
 from neurons.configuration.settings import Settings
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.errors import ConfigError, Retry
+from neurons.identity import public_hotkey
 from neurons.mining import daemon
 from neurons.mining.measuring.series import (
     MinerSeries,
@@ -96,9 +97,10 @@ def log_file(given: Given) -> Path:
 def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
     """Carry out `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
+    wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
     def now() -> str:
-        found = read_status(settings.state_dir, history=shown)
+        found = read_status(settings.state_dir, public_hotkey(*wallet), shown)
         return json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
 
     if watch and not as_json:

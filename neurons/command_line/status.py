@@ -36,9 +36,10 @@ class Status:
     """The newest submission, the newest one with a verdict, and whether a miner is running.
 
     Attributes:
-        judges_early_at: when the API of the submission was first seen to judge a commitment before
-            its reveal, in Unix seconds; None when it was not.
+        judges_early_at: when the API of the submission last showed a sign, within the length of a
+            round, of judging a commitment before its reveal, in Unix seconds; None without one.
         history: the newest submissions, newest first, as many as were asked for.
+        others: live submissions of hotkeys other than the configured one.
     """
 
     state_dir: Path
@@ -47,6 +48,7 @@ class Status:
     verdict: Submission | None
     judges_early_at: float | None = None
     history: tuple[Submission, ...] = ()
+    others: tuple[Submission, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return what `status --json` prints; times are Unix seconds."""
@@ -57,6 +59,7 @@ class Status:
             "verdict": _as_json(self.verdict),
             "judges_early_at": self.judges_early_at,
             "history": [_as_json(one) for one in self.history],
+            "others": [_as_json(one) for one in self.others],
         }
 
     def as_text(self) -> str:
@@ -65,7 +68,7 @@ class Status:
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
             lines.append("submission  none yet: ./START_MINER.sh once makes the first")
-            return "\n".join(lines)
+            return "\n".join([*lines, *map(_left_behind, self.others)])
         deadline = deadline_of(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
@@ -76,11 +79,12 @@ class Status:
             lines.append(f"  at        {_moment(deadline)}")
         if self.judges_early_at is not None:
             lines.append(
-                "  api       judges commitments before their reveal (seen "
+                "  api       may judge commitments before their reveal (last sign "
                 f"{_moment(self.judges_early_at)}); SUBMISSION_MODE=auto submits directly"
             )
         if self.verdict is not None and self.verdict.id != self.submission.id:
             lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
+        lines += map(_left_behind, self.others)
         if self.history:
             lines += ["", *_table(self.history)]
         return "\n".join(lines)
@@ -105,6 +109,10 @@ def find_journal(state_dir: Path) -> Path | None:
 def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
     """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
 
+    Args:
+        hotkey: whose submissions are shown; None for all, where the configured one is unknown.
+        history: how many of the newest submissions are listed.
+
     Raises:
         ConfigError: the journal is damaged, of a newer version or another user's.
     """
@@ -113,12 +121,14 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
     if path is None:
         return Status(state_dir, running, None, None)
     with Journal(path, copy=True) as journal:
-        live = journal.live_submissions(hotkey)
+        everybody = journal.live_submissions()
+        live = [one for one in everybody if hotkey in (None, one.hotkey)]
         recent = journal.latest(max(50, history), hotkey=hotkey)
         shown = next(iter([*live, *recent]), None)
-        early = journal.judges_early(shown.api_url) if shown else None
+        early = journal.judges_early(shown.api_url, time.time()) if shown else None
     verdict = next((one for one in recent if one.state in VERDICTS), None)
-    return Status(state_dir, running, shown, verdict, early, tuple(recent[:history]))
+    others = tuple(one for one in everybody if one not in live)
+    return Status(state_dir, running, shown, verdict, early, tuple(recent[:history]), others)
 
 
 def summary(submission: Submission, state_dir: Path) -> str:
@@ -201,6 +211,13 @@ def _headline(title: str, submission: Submission) -> str:
     if submission.submission_id is not None:
         here += f", number {submission.submission_id} there"
     return f"{title}  {verdict}  ({here}; {_moment(submission.updated_at)})"
+
+
+def _left_behind(submission: Submission) -> str:
+    return (
+        f"other       submission {submission.id} of the hotkey {submission.hotkey} is "
+        f"{submission.state.value}: set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict"
+    )
 
 
 def _figures(submission: Submission) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 from neurons.errors import Retry
 from neurons.git.command import HardenedGit, scratch_beside
@@ -81,11 +82,22 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
         heads, default = read_heads(inside, remote, token)
         for name in {default, branch} & heads.keys():
             fetch_branch(inside, remote, token, name, heads[name])
-        if worktree.exists():  # damaged, or of another remote: kept, but out of the way
-            aside = worktree.with_name(f"{worktree.name}.previous")
-            shutil.rmtree(aside, ignore_errors=True)
-            worktree.rename(aside)
+        set_aside(worktree)
         made.rename(worktree)
+
+
+def set_aside(worktree: Path) -> None:
+    """Rename a clone that is damaged, or of another remote; one earlier clone is kept."""
+    if worktree.exists():
+        aside = worktree.with_name(f"{worktree.name}.previous")
+        shutil.rmtree(aside, ignore_errors=True)
+        worktree.rename(aside)
+
+
+def is_damaged(tool: HardenedGit) -> bool:
+    """Return whether git finds the tool's repository damaged, for example by a power cut."""
+    slow = HardenedGit(tool.folder, timeout=_FETCH_FACTOR * tool.timeout, stop=tool.stop)
+    return slow.probe("fsck", "--full", "--no-dangling", "--no-progress") is None
 
 
 def check_out(tool: HardenedGit, branch: str, tip: str) -> None:

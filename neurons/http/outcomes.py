@@ -145,6 +145,10 @@ def fault_of(
             f"{said} (the server's own fault: it cannot verify any signature)",
             after or BROKEN_SERVER_SECONDS,
         )
+    if (status, detail) in _FAULTS_BEFORE_THE_ROUTE or (
+        status == 401 and detail.startswith("Authentication error")
+    ):
+        return Busy(f"{said} (the server's own fault: the request did not reach its route)", after)
     if status == 403 and "banned" in detail.lower():
         hours = _HOURS_LEFT.search(detail)
         return Banned(
@@ -159,6 +163,10 @@ _WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
 """What FastAPI itself says where a route is missing: another version or another program."""
 
 
+_FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)
+"""FastAPI's answer when a request body breaks off or is damaged on the way."""
+
+
 def _refusal(status: int, detail: str, said: str) -> Refused:
     text = detail.lower()
     if status == 401:
@@ -167,6 +175,12 @@ def _refusal(status: int, detail: str, said: str) -> Refused:
         )
     if status == 403 and "mismatch" in text:
         return HotkeyMismatch(said, "Check that one wallet is used: WALLET_HOTKEY.")
+    if status == 403 and "not registered on subnet" in text:
+        return Forbidden(
+            said,
+            "Register the hotkey on the chain, then start the miner again: `btcli subnets register "
+            "--netuid NETUID --wallet WALLET_MINER_NAME --wallet-hotkey WALLET_HOTKEY`.",
+        )
     if status == 403:
         return Forbidden(said, "Check that WALLET_HOTKEY is the hotkey that may do this.")
     if status == 404 and "not registered" in text:

@@ -16,8 +16,11 @@ from harness.measuring.runner import Measure, check, measure, probe
 from harness.measuring.together import Check
 from harness.report import Environment
 from neurons.configuration.settings import Settings
+from neurons.errors import Retry
+from neurons.git.faults import HostRefused
 from neurons.http.connection import Signer
 from neurons.mining.api.client import ApiClient
+from neurons.mining.api.standing import Standing, look
 from neurons.mining.submissions import cycle
 from neurons.mining.submissions.cycle import State, Submission
 from neurons.mining.submissions.journal import Journal
@@ -133,6 +136,44 @@ class Context:
             self.fork.prepare()
             self.published = self.fork.commit()
         return self.published == submission.commit_hash
+
+    def verify_again(self, submission: Submission) -> None:
+        """Check that a validator can clone what was published and verified before.
+
+        Raises:
+            Held: the fork no longer holds the commit.
+            Retry: its host cannot be reached or refuses access. The same access worked before,
+                and a round does not wait for a person.
+        """
+        commit = str(submission.commit_hash)
+        try:
+            if submission.publish_at == "before_reveal":
+                self.fork.push(commit)
+            self.fork.verify(commit)
+        except HostRefused as refusal:
+            raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
+
+    def look(self, submission: Submission) -> Standing:
+        """Return where `submission` stands with the validators, as the public lists show it.
+
+        Rows of this hotkey that this state folder did not send are journalled and reported: a rank
+        of the hotkey may then be theirs.
+
+        Raises:
+            Retry: the server cannot be reached.
+        """
+        standing = look(submission, self.client)
+        strangers = self.journal.note_strangers(
+            submission.hotkey, submission.api_url, standing.others, self.now()
+        )
+        if strangers:
+            self.log.warning(
+                "the API holds submissions of this hotkey that this state folder did not send",
+                submission_ids=strangers,
+                remedy="run one miner for each hotkey; after the loss of a state folder, "
+                "`./START_MINER.sh restore` brings its journal back",
+            )
+        return standing
 
     def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
         """Journal `submission`'s way to `state` and return it."""

@@ -245,10 +245,10 @@ class _Watch:
         """Tell whether a person or a change asks for a cycle; a held submission waits."""
         context = self._context
         live = selection.live(context)
-        if live is not None and live.state is State.HELD:
-            return self._is_mended(live)
-        if live is not None or selection.others(context):
+        if selection.others(context):
             return True
+        if live is not None:
+            return live.state is not State.HELD or self._is_mended(live)
         try:
             now = context.client.current_round()
         except (Retry, Held) as fault:
@@ -264,9 +264,11 @@ class _Watch:
         return False
 
     def _is_mended(self, held: Submission) -> bool:
-        """Tell whether the kernels changed since they were held."""
+        """Return whether the kernels changed since they were held, or another look is due."""
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
+            return True
+        if selection.looks_again(held, self._context.now()):
             return True
         self._remind("still held", submission=held.id, reason=held.reason, remedy=held.remedy)
         return False

@@ -11,7 +11,7 @@ def submission_mode(context: Context) -> str:
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen
-    known = context.journal.judges_early(context.client.base_url) is not None
+    known = context.journal.judges_early(context.client.base_url, context.now()) is not None
     return "direct" if known else "commit_reveal"
 
 
@@ -35,11 +35,26 @@ def note_early_judgement(submission: Submission, context: Context) -> Submission
     return submission
 
 
+def suspect_early_judgement(submission: Submission, context: Context) -> None:
+    """Journal that a validator may have fetched `submission` before its reveal.
+
+    `auto` then submits directly, where nothing can be fetched too early.
+    """
+    context.journal.note_early_judgement(context.client.base_url, context.now())
+    context.log.info(
+        "a validator may have fetched the commitment before its reveal",
+        submission=submission.id,
+        from_now_on="SUBMISSION_MODE=commit_reveal, as set"
+        if insists_on_reveal(context)
+        else "direct submissions for the length of a round",
+    )
+
+
 def warn_of_early_judgement(context: Context) -> None:
     """Warn where commit_reveal is insisted on and the evidence is against it."""
-    known = context.journal.judges_early(context.client.base_url)
+    known = context.journal.judges_early(context.client.base_url, context.now())
     if insists_on_reveal(context) and known is not None:
         context.log.warning(
-            "this API was seen to judge commitments before their reveal, when nothing can be "
-            "measured; SUBMISSION_MODE=auto or direct avoids that"
+            "this API shows signs of judging commitments before their reveal, when nothing can "
+            "be measured; SUBMISSION_MODE=auto or direct avoids that"
         )

@@ -9,6 +9,9 @@ from neurons.mining.early import submission_mode
 from neurons.mining.submissions import cycle
 from neurons.mining.submissions.cycle import BEFORE_COMMITMENT, State, Submission
 
+LOOK_AGAIN_SECONDS = 600.0
+"""How long a commitment that is held before its reveal waits for its next try."""
+
 
 def begun(context: Context) -> Submission:
     """Return the submission to go on with, made or resumed."""
@@ -16,8 +19,7 @@ def begun(context: Context) -> Submission:
     if submission is None:
         submission = create(context)
     elif submission.state is State.HELD and submission.resume_state is not None:
-        context.log.info("trying again", submission=submission.id, held_for=submission.reason)
-        submission = context.record(submission, cycle.resume(submission, context.now()))
+        submission = _resumed(submission, context)
     elif submission.state is not State.HELD:
         state = submission.position.value
         context.log.info("going on", submission=submission.id, state=state)
@@ -70,7 +72,27 @@ def others(context: Context) -> list[Submission]:
             context.record(other, cycle.abandon(other, reason, context.now()))
         elif other.state is not State.HELD:
             committed.append(other)
+        elif looks_again(other, context.now()):
+            committed.append(_resumed(other, context))
     return committed
+
+
+def looks_again(held: Submission, now: float) -> bool:
+    """Return whether a held commitment is due for another try without a person.
+
+    Its round ends whether or not a person comes. A submission that is held for good has no state
+    to go back to.
+    """
+    return (
+        held.state is State.HELD
+        and held.resume_state in (State.COMMITTED, State.REVEALING)
+        and now - held.updated_at >= LOOK_AGAIN_SECONDS
+    )
+
+
+def _resumed(held: Submission, context: Context) -> Submission:
+    context.log.info("trying again", submission=held.id, held_for=held.reason)
+    return context.record(held, cycle.resume(held, context.now()))
 
 
 def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from neurons.errors import Held
+from neurons.git.faults import HostRefused
 from neurons.mining import daemon
 from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle
+from neurons.mining.daemon import run_cycle, run_forever
 from neurons.mining.steps.commit import SETTLE_SECONDS
 from neurons.mining.submissions.cycle import State
+from neurons.processes.runtime import Stopped
 from neurons.protocol import commitment_hash
 from tests.neurons.mining.parts import HOTKEY, Miner, StandInFork, Waits, states, stop_after
 from tests.neurons.stand_in import (
@@ -218,7 +220,7 @@ def test_row_04_stubborn_too_early_backs_off(
 
 @pytest.mark.parametrize(
     ("fault", "sent"),
-    [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 2)],
+    [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
 def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
     context: Context, stand_in: StandIn, fault: Fault, sent: int
@@ -344,7 +346,7 @@ def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
         assert run_cycle(context).state is State.REJECTED
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
-    assert stand_in.count(COMMIT) == 3
+    assert (stand_in.count(COMMIT), stand_in.count(SUBMIT)) == (1, 2)
     assert run_cycle(context).state is State.HELD  # a restart alone is no answer
     stand_in.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)
@@ -364,3 +366,81 @@ def test_neither_rank_nor_score_is_said_as_it_is(context: Context, stand_in: Sta
     done = run_cycle(context)
     assert done.state is State.UNRANKED
     assert "neither a score nor" in str(done.reason)
+
+
+# A reveal that nobody may have to wait for
+
+
+@pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
+def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
+    miner: Miner, stand_in: StandIn, kernels: StandInFork, waits: Waits, publish_at: str
+) -> None:
+    """A 403, a 404 or a certificate that failed passes; the same access worked before."""
+    refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
+    publish = kernels.verify
+
+    def verify(commit: str) -> None:
+        if stand_in.rows and refusals:
+            raise refusals.pop()
+        publish(commit)
+
+    kernels.verify = verify  # type: ignore[method-assign]
+    done = run_cycle(miner(publish_at=publish_at))
+    assert (done.state, refusals) == (State.VALIDATED, [])
+    assert State.HELD not in states(miner(), done.id)
+    pauses = [pause for pause in waits.seconds if pause not in (1.0, 15.0)]
+    assert len(pauses) == 6
+    assert pauses == sorted(pauses)
+
+
+def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
+    context: Context, kernels: StandInFork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(commit: str) -> None:
+        raise HostRefused("403", "Check the token.")
+
+    monkeypatch.setattr(kernels, "verify", refuse)
+    assert run_cycle(context).state is State.HELD
+
+
+def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
+    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
+) -> None:
+    clock, publish = [1_000_000.0], kernels.verify
+    context.now = lambda: clock[0]
+    mended_at = clock[0] + 3 * 86400.0
+
+    def verify(commit: str) -> None:
+        if stand_in.rows and clock[0] < mended_at:
+            raise Held("The branch moved.", "Put it back.")
+        publish(commit)
+
+    def then(seconds: float) -> None:
+        clock[0] += 300.0 if seconds == 5.0 else seconds
+        if stand_in.rows and stand_in.rows[0]["validated"]:
+            raise Stopped("enough")
+
+    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    run_forever(context)
+    first = context.journal.get(1)
+    assert first.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 1
+    tries = states(context, 1).count(State.HELD)
+    assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
+
+
+def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[REVEAL].extend([LOST, *[RESET] * 50])
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 1
+
+
+def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
+    context: Context, stand_in: StandIn
+) -> None:
+    stand_in.faults[REVEAL].extend([RESET] * 3)
+    assert run_cycle(context).state is State.VALIDATED
+    assert stand_in.count(REVEAL) == 4

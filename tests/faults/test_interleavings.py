@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from neurons.git.faults import HostRefused
 from neurons.mining import daemon
 from neurons.mining.api.client import ApiClient
 from neurons.mining.context import Context
@@ -23,8 +24,15 @@ from neurons.mining.submissions.cycle import VERDICTS, State, Submission
 from neurons.mining.submissions.journal import Journal
 from neurons.protocol import commitment_hash
 from tests.harness import samples
-from tests.neurons.mining.parts import HOTKEY, Key, StandInBench, Waits, make_context
-from tests.neurons.stand_in import Fault, Request, StandIn
+from tests.neurons.mining.parts import (
+    HOTKEY,
+    Key,
+    StandInBench,
+    StandInFork,
+    Waits,
+    make_context,
+)
+from tests.neurons.stand_in import LOST, REVEAL, Fault, Request, StandIn
 
 WIDE = samples.environment(cpu_count=8)
 """A machine that starts all processes of a claim at once."""
@@ -40,6 +48,8 @@ FAULTS = st.sampled_from(
         Fault(429, "slow down"),
         Fault(425, "Cannot reveal yet. Wait 9 blocks"),
         Fault(403, "IP address banned: IP banned for 0.1 more hours"),
+        Fault(401, "Authentication error: database is locked"),
+        Fault(400, "There was an error parsing the body"),
         Fault(404, NGINX),
         Fault(404, NGINX, stored=True),
         Fault(405, b"<html>"),
@@ -57,6 +67,8 @@ CRASHES = st.sets(st.integers(1, 30), max_size=8) | st.sets(st.integers(1, 250),
 WIPES: st.SearchStrategy[set[int]] = st.just(set()) | st.builds(
     lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
 )
+REFUSALS = st.sets(st.integers(2, 12), max_size=8)
+"""The looks at the fork at which its host refuses; the first, before the commitment, succeeds."""
 STRANGERS = st.sets(st.integers(1, 60), max_size=6)
 MODES = st.sampled_from(["auto", "commit_reveal", "direct"])
 
@@ -78,6 +90,9 @@ class Chaos:
             each request and each transition.
         wipes, strangers: the numbers of the requests before which the database is emptied or a
             stranger submits.
+        refusals: the numbers of the looks at the fork that its host refuses.
+        silent_reveal: no reveal is ever answered, although the server carries it out. Not where
+            it loses its database: nothing but an answer can show that.
     """
 
     def __init__(
@@ -87,7 +102,10 @@ class Chaos:
         crashes: set[int],
         wipes: set[int],
         strangers: set[int],
+        refusals: set[int],
+        silent_reveal: bool,
     ) -> None:
+        self.refusals, self.silent_reveal, self.looks = refusals, silent_reveal, 0
         self.server, self.faults, self.crashes = server, faults, crashes
         self.wipes, self.strangers, self.requests, self.moments = wipes, strangers, 0, 0
         self.lost: list[list[dict[str, Any]]] = []
@@ -107,6 +125,8 @@ class Chaos:
             self.server.add_foreign(revealed=False)
         path = request.url.path
         fault = self.faults.get(self.requests)
+        if fault is None and path == REVEAL and self.silent_reveal and not self.wipes:
+            fault = LOST
         if fault is not None:
             self.server.faults[path].append(fault)
         headers = {key.lower(): value for key, value in request.headers.items()}
@@ -117,6 +137,20 @@ class Chaos:
         if answer.status is None:
             raise httpx.ReadError("connection reset", request=request)
         return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
+
+
+class RefusingFork(StandInFork):
+    """A fork whose host refuses access now and then, as Chaos has drawn."""
+
+    chaos: Chaos
+
+    def verify(self, commit: str) -> None:
+        self.chaos.looks += 1
+        if self.chaos.looks in self.chaos.refusals and any(
+            row["miner_hotkey"] == HOTKEY for row in self.chaos.server.rows
+        ):
+            raise HostRefused("The remote refused the credentials.", "Check GITHUB_TOKEN.")
+        super().verify(commit)
 
 
 class Clock:
@@ -136,10 +170,13 @@ class Clock:
 def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Context]:
     """One life of the daemon: everything that is not on the disk is new."""
     client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
+    fork = RefusingFork(folder / "fork")
+    fork.chaos = chaos
     context = make_context(
         folder,
         "http://127.0.0.1:1",
         client=client,
+        fork=fork,
         waiter=Waits(clock.wait),
         now=clock,
         submission_mode=mode,
@@ -211,6 +248,9 @@ def _without_signs_of_life() -> Iterator[None]:
     crashes=CRASHES,
     wipes=WIPES,
     strangers=STRANGERS,
+    refusals=REFUSALS,
+    silent_reveal=st.booleans(),
+    fetches_ahead=st.booleans(),
     mode=MODES,
     judges_early=st.booleans(),
     shows_scores=st.booleans(),
@@ -220,6 +260,9 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     crashes: set[int],
     wipes: set[int],
     strangers: set[int],
+    refusals: set[int],
+    silent_reveal: bool,
+    fetches_ahead: bool,
     mode: str,
     judges_early: bool,
     shows_scores: bool,
@@ -227,7 +270,8 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     clock, server = Clock(), StandIn()
     server.clock, server.judging_seconds = clock, 6.0
     server.judges_early, server.shows_scores = judges_early, shows_scores
-    chaos = Chaos(server, faults, crashes, wipes, strangers)
+    server.fetches_ahead = fetches_ahead
+    chaos = Chaos(server, faults, crashes, wipes, strangers, refusals, silent_reveal)
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         all_of_them = lives(Path(name), chaos, mode, clock)
     done = all_of_them[-1]
@@ -251,9 +295,17 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
         assert any(row["judged_early"] for row in judged)
     elif done.state is State.UNRANKED:
         assert wipes or faults or crashes or mode != "commit_reveal" or judges_early
+    elif done.state is State.REJECTED:
+        assert any(row["judged_early"] for row in judged)
+        assert (shows_scores, fetches_ahead, done.score) == (True, True, 0.0)
+        assert "fetched the row before" in str(done.reason)
+    elif done.state is State.RANKED:
+        assert judged
+        assert not shows_scores
+        assert "whether it was measured is unknown" in str(done.reason)
     else:
         assert any(not row["judged_early"] for row in judged)
-        assert done.state is (State.VALIDATED if shows_scores else State.RANKED)
+        assert (done.state, shows_scores) == (State.VALIDATED, True)
     for submission in all_of_them:
         assert submission.state in (State.ABANDONED, State.PREMATURE) or submission is done
 

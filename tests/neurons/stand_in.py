@@ -79,6 +79,9 @@ class StandIn:
         # The public service's validators take unrevealed rows too, and its API shows no scores.
         self.lists_unrevealed = True
         self.judges_early = False
+        # It fetches five rows and measures one after the other: a row that it fetched before its
+        # reveal is scored 0 afterwards, without a measurement.
+        self.fetches_ahead = False
         self.shows_scores = True
         self.databases = 1
         self.clock: Callable[[], float] = time.time
@@ -232,9 +235,14 @@ class StandIn:
         }
         if self.verdict is not None:
             for row in queue:
-                if row["is_revealed"]:
+                if row["is_revealed"] and row["fetched"]:
+                    row["judged_early"] = True
+                    self.judge(row, 0.0)
+                elif row["is_revealed"]:
                     if self.clock() - row["revealed_at"] >= self.judging_seconds:
                         self.judge(row, self.verdict)
+                elif self.fetches_ahead:
+                    row["fetched"] = True
                 elif self.judges_early:
                     row["validated"] = row["judged_early"] = True  # 0: nothing to clone
         return answer
@@ -267,6 +275,7 @@ class StandIn:
             "tokens_per_sec": 0.0,
             "validated": False,
             "judged_early": False,
+            "fetched": False,
             "revealed_at": self.clock(),
             "created_at": datetime.fromtimestamp(self.clock(), timezone.utc)
             .replace(tzinfo=None)

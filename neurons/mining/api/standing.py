@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from neurons.http.outcomes import Refused, TooLarge, Uncertain
 from neurons.mining.api.client import ApiClient, Queue
 from neurons.mining.submissions.cycle import Submission
-from neurons.protocol import Performer
+from neurons.protocol import Performer, unix_time
 
 LIMITS = (100, 1_000, 10_000)
 """Rows that are asked for, one after the other, until the list reaches back to the submission.
@@ -26,11 +26,13 @@ class Standing:
         performer: the row that shows its verdict. The public server lists the fastest claims
             there, judged or not: such a row says nothing and is not taken.
         queue_length: how many submissions were listed.
+        others: the numbers of this hotkey's other rows in the submission's round.
     """
 
     queued: bool | None = None
     performer: Performer | None = None
     queue_length: int = 0
+    others: frozenset[int] = frozenset()
 
 
 def look(submission: Submission, client: ApiClient) -> Standing:
@@ -48,11 +50,36 @@ def look(submission: Submission, client: ApiClient) -> Standing:
         except (Refused, Uncertain):  # our own server refuses a limit above the first
             return standing
         standing = Standing(
-            _is_queued(submission, queue, limit), _verdict(submission, queue), len(queue.listed)
+            _is_queued(submission, queue, limit),
+            _verdict(submission, queue),
+            len(queue.listed),
+            _others(submission, queue),
         )
         if standing.queued is not None or standing.performer is not None:
             return standing
     return standing
+
+
+def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
+    """Return whether a public list shows the submission's row with what was revealed.
+
+    A row that is not revealed has neither the commit nor the claim.
+
+    Raises:
+        Retry: the server cannot be reached.
+    """
+    for limit in LIMITS:
+        try:
+            queue, _ = _fitting(client, limit)
+        except (Refused, Uncertain):  # our own server refuses a limit above the first
+            return False
+        revealed = [
+            *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
+            *(r.id for r in queue.performers if r.tokens_per_sec == submission.tokens_per_sec),
+        ]
+        if submission.submission_id in revealed:
+            return True
+    return False
 
 
 def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
@@ -74,6 +101,14 @@ def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
     if len(queue.listed) < limit or reached < int(submission.submission_id or 0):
         return False
     return None
+
+
+def _others(submission: Submission, queue: Queue) -> frozenset[int]:
+    since = unix_time(submission.round_start or "")
+    rows = (*queue.rows, *queue.performers)
+    return frozenset(row.id for row in rows if unix_time(row.created_at) >= since) - {
+        submission.submission_id or 0
+    }
 
 
 def _verdict(submission: Submission, queue: Queue) -> Performer | None:

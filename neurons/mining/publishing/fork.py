@@ -12,20 +12,49 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 from pydantic import SecretStr
 
 from neurons.errors import ConfigError, Held, Problem
 from neurons.git.bare import make_remote
 from neurons.git.checkout import changed_files, checkout_config
-from neurons.git.clone import check_out, fetch_branch, is_clone, make_clone, read_heads
+from neurons.git.clone import (
+    check_out,
+    fetch_branch,
+    is_clone,
+    is_damaged,
+    make_clone,
+    read_heads,
+    set_aside,
+)
 from neurons.git.command import HardenedGit
-from neurons.git.faults import disk_faults
+from neurons.git.faults import HostRefused, disk_faults
 from neurons.git.remote import Remote, Token, parse_remote
 from neurons.mining.publishing.overlay import Overlay
 from quasar_kernels.contract import Scope, check_tree
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
+
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def _with_sound_clone(method: Method) -> Method:
+    """Run a method of `Fork`; where the miner's own clone proves damaged, run it on a new one."""
+
+    @functools.wraps(method)
+    def run(self: Fork, *args: object) -> object:
+        try:
+            return method(self, *args)
+        except HostRefused:
+            raise
+        except Held:
+            if not self._is_damaged():
+                raise
+        set_aside(self.worktree)
+        return method(self, *args)
+
+    return cast(Method, run)
 
 
 class Fork:
@@ -108,6 +137,7 @@ class Fork:
             )
         return name
 
+    @_with_sound_clone
     @disk_faults()
     def prepare(self) -> None:
         """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
@@ -127,8 +157,11 @@ class Fork:
                 "Mend the files that are named, then start again.",
             )
 
+    @_with_sound_clone
     def commit(self) -> str:
         """Commit the overlay on the branch; return the full hash, the same for the same content."""
+        if self._is_lost():
+            self.prepare()
         tool, branch = self._git, self.branch
         tip = self._local_tip()
         if tip is None:
@@ -149,11 +182,10 @@ class Fork:
             )
         return commit
 
+    @_with_sound_clone
     def push(self, commit: str) -> None:
         """Make `commit` the tip of the remote's branch; never overwrites what is there."""
-        if self._is_lost():  # made anew it has the same commit, unless the overlay has changed
-            self.prepare()
-            self.commit()
+        self._restore()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
         if there == commit:
@@ -174,10 +206,10 @@ class Fork:
             *("--recurse-submodules=no", "--", remote.url, f"{commit}:refs/heads/{branch}"),
         )
 
+    @_with_sound_clone
     def verify(self, commit: str) -> None:
         """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
-        if self._is_lost():
-            self._make_clone()
+        self._restore()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
         if there is None:
@@ -231,6 +263,16 @@ class Fork:
 
     def _is_lost(self) -> bool:
         return self._own and not is_clone(self._git, self._remote)
+
+    def _is_damaged(self) -> bool:
+        """Whether the miner's own clone is damaged; a checkout at REPO_PATH is its owner's."""
+        return self._own and self.worktree.is_dir() and is_damaged(self._git)
+
+    def _restore(self) -> None:
+        """Clone again where the clone is lost: unchanged kernels give the same commit again."""
+        if self._is_lost():
+            self.prepare()
+            self.commit()
 
     @disk_faults()
     def _make_clone(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neurons.http.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.mining.api.rounds import RoundNow, ask_round
 from neurons.mining.api.signing import reveal_request
-from neurons.mining.api.standing import look
 from neurons.mining.context import Context
+from neurons.mining.early import suspect_early_judgement
 from neurons.mining.submissions import cycle
 from neurons.mining.submissions.cycle import State, Submission
 from neurons.protocol import Performer, Weight
@@ -48,7 +49,7 @@ def run(submission: Submission, context: Context) -> Submission:
     logged = asked = -float("inf")
     blind = 0
     while True:
-        standing = look(submission, context.client)
+        standing = context.look(submission)
         if standing.queued and submission.queued_at is None:
             submission = context.note(submission, queued_at=context.now())
         if standing.performer is not None or standing.queued is False:
@@ -88,7 +89,13 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     if relation is RoundNow.OTHER_DATABASE and row is None and not _is_held(submission, context):
         reason = f"The server has lost it: its round {submission.round_id} is another one now."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
-    found = conclude(submission, row, _place(submission, context, relation))
+    place = _place(submission, context, relation)
+    strangers = context.journal.strangers(
+        submission.hotkey, submission.api_url, submission.created_at
+    )
+    found = conclude(submission, row, place, strangers)
+    if submission.mode == "commit_reveal" and may_be_early(found):
+        suspect_early_judgement(submission, context)
     return context.move(submission, weighted_score=_claimed_score(submission), **vars(found))
 
 
@@ -152,11 +159,28 @@ def _claimed_score(submission: Submission) -> float:
     return weighted_score(speed, submission.target_sequence_length)
 
 
+def may_be_early(found: Conclusion) -> bool:
+    """Return whether a validator may have fetched the commitment's row before its reveal.
+
+    The public validator fetches five rows, then measures one after the other: a row that was
+    revealed meanwhile is scored 0 unmeasured, and ranked all the same.
+    """
+    return found.state is State.RANKED or found.state is State.REJECTED
+
+
 def conclude(
-    submission: Submission, row: Performer | None, place: tuple[int, Weight] | None
+    submission: Submission,
+    row: Performer | None,
+    place: tuple[int, Weight] | None,
+    strangers: Sequence[int] = (),
 ) -> Conclusion:
-    """Return what a row of the statistics and a place among the weights show of the verdict."""
-    rank, weight = (place[0], place[1].weight) if place else (None, None)
+    """Return what a row of the statistics and a place among the weights show of the verdict.
+
+    Args:
+        strangers: the API's rows of this hotkey that this state folder did not send. Weights name
+            the hotkey alone, so a place may be theirs.
+    """
+    rank, weight = (place[0], place[1].weight) if place and not strangers else (None, None)
     if row is not None and row.rank:
         rank = row.rank
     if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
@@ -166,7 +190,8 @@ def conclude(
             State.REJECTED,
             score=row.score,
             reason="A validator scored it 0: it measured less than 90 % of the claim, could not "
-            "clone or import the fork, or the logits differed.",
+            "clone or import the fork, the logits differed, or it had fetched the row before the "
+            "reveal.",
         )
     if row is not None and row.score is not None:
         return Conclusion(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
@@ -181,8 +206,15 @@ def conclude(
             State.RANKED,
             rank=rank,
             weight=weight,
-            reason="A validator judged it after its reveal. The API shows no score of it, and "
-            "ranks claims by what they say: a score of 0 would look the same.",
+            reason="It left the validators' queue after it was revealed, and is ranked. The API "
+            "shows no score and ranks claims by what they say: whether it was measured is unknown.",
+        )
+    if place and strangers:
+        return Conclusion(
+            State.UNRANKED,
+            reason=f"The API ranks this hotkey {place[0]}, and holds submissions of it that this "
+            f"state folder did not send ({', '.join(map(str, strangers))}): the rank may be "
+            "theirs.",
         )
     return Conclusion(
         State.UNRANKED,

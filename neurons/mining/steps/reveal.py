@@ -6,7 +6,7 @@ from neurons.errors import Held, Retry
 from neurons.http.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.mining.api.rounds import RoundNow, ask_round
 from neurons.mining.api.signing import committed_version, reveal_request
-from neurons.mining.api.standing import look
+from neurons.mining.api.standing import is_shown_revealed
 from neurons.mining.context import Context
 from neurons.mining.early import insists_on_reveal, note_early_judgement
 from neurons.mining.register import when_registered
@@ -19,6 +19,8 @@ LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
 FRESH_LOOKS = 4
 """Looks at the queue behind a reveal, a second apart, until one can be read."""
+LOST_REPLIES = 2
+"""Failures in a row after which a commitment that is no longer pending counts as revealed."""
 STUBBORN_SECONDS = 60.0
 """The pause when the server says too early at the block that it named itself."""
 
@@ -102,7 +104,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
 def _watch_queue(submission: Submission, context: Context) -> Submission:
     """Journal when the commitment is in the validators' queue, and when it has left it."""
     if submission.judged_early_at is None:
-        queued = look(submission, context.client).queued
+        queued = context.look(submission).queued
         if queued and submission.queued_at is None:
             submission = context.note(submission, queued_at=context.now())
         gone = queued is False and submission.queued_at is not None
@@ -128,7 +130,7 @@ def _is_held(submission: Submission, context: Context) -> bool:
 
 def _check(submission: Submission, context: Context) -> None:
     """Make sure, before anything is shown, that it matches the commitment and can be cloned."""
-    url, commit = str(submission.fork_url), str(submission.commit_hash)
+    url = str(submission.fork_url)
     if committed_version(submission) is None:
         raise Held(
             "The journal's salt, URL and claim do not give the commitment: it was altered.",
@@ -140,9 +142,7 @@ def _check(submission: Submission, context: Context) -> None:
             "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH back until it is "
             "revealed.",
         )
-    if submission.publish_at == "before_reveal":
-        context.fork.push(commit)
-    context.fork.verify(commit)
+    context.verify_again(submission)
 
 
 def _send(submission: Submission, context: Context) -> Submission:
@@ -156,7 +156,25 @@ def _send(submission: Submission, context: Context) -> Submission:
     except SubmissionNotFound as missing:
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    except Uncertain:
+        if not _is_revealed(submission, context):
+            raise  # the same reveal is sent again later
+        context.log.info("the reply to the reveal was lost; the public list shows it")
     return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
+
+
+def _is_revealed(submission: Submission, context: Context) -> bool:
+    """Return whether the public lists show that a reveal arrived whose reply was lost.
+
+    A row that was judged meanwhile stands in no list. After some lost replies it is enough that
+    the server, in the same round and so with the same database, no longer lists the commitment.
+    """
+    if is_shown_revealed(submission, context.client):
+        return True
+    if submission.attempts < LOST_REPLIES:
+        return False
+    _, row, listed = _own_row(submission, context)
+    return listed and row is None and ask_round(submission, context.client) is RoundNow.SAME
 
 
 def _seen_in_queue(submission: Submission, context: Context) -> Submission:
@@ -169,7 +187,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
         return submission
     try:
         for _ in range(FRESH_LOOKS):
-            standing = look(submission, context.client)
+            standing = context.look(submission)
             if standing.queued:
                 return context.note(submission, queued_at=context.now())
             if standing.performer is not None:
@@ -184,7 +202,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
 
 def _not_in_queue(submission: Submission, context: Context) -> Submission:
     context.wait(context.poll_seconds)
-    standing = look(submission, context.client)
+    standing = context.look(submission)
     if standing.queued:
         return context.note(submission, queued_at=context.now())
     gone = standing.queued is False and standing.performer is None

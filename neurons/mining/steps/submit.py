@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 from neurons.errors import Held, Retry
 from neurons.http.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
 from neurons.mining.api.rounds import RoundNow, compare_round
 from neurons.mining.api.signing import submit_request
-from neurons.mining.api.standing import LIMITS, look
+from neurons.mining.api.standing import LIMITS
 from neurons.mining.context import Context
 from neurons.mining.register import when_registered
 from neurons.mining.submissions.cycle import State, Submission
-from neurons.protocol import Performer, QueuedSubmission, Round
+from neurons.protocol import Performer, QueuedSubmission, Round, unix_time
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
 """After these the server certainly holds nothing."""
@@ -36,9 +34,7 @@ def run(submission: Submission, context: Context) -> Submission:
             reason="Whether it arrived cannot be known: the reply was lost, it is not in the "
             "queue, and others came in meanwhile. It is not sent a second time in this round.",
         )
-    if submission.publish_at == "before_reveal":
-        context.fork.push(str(submission.commit_hash))
-    context.fork.verify(str(submission.commit_hash))
+    context.verify_again(submission)
     facts = {
         "round_id": now.id,
         "round_start": now.start_time,
@@ -76,7 +72,7 @@ def _in_its_round(submission: Submission, context: Context) -> Submission:
     try:
         now = context.client.current_round()
         relation = compare_round(submission, now)
-        if relation is not RoundNow.OTHER_DATABASE or not look(submission, context.client).queued:
+        if relation is not RoundNow.OTHER_DATABASE or not context.look(submission).queued:
             return submission
     except (Retry, Held):
         return submission
@@ -125,14 +121,6 @@ def _find(submission: Submission, context: Context) -> int | None:
     ]
     for row in rows:
         same_target = row.target_sequence_length == submission.target_sequence_length
-        if same_target and _unix(row.created_at) >= since:
+        if same_target and unix_time(row.created_at) >= since:
             return row.id
     return None
-
-
-def _unix(moment: str) -> float:
-    """Return a time of the wire, naive UTC in ISO form, as Unix seconds; 0 for anything else."""
-    try:
-        return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return 0.0

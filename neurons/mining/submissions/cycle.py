@@ -32,7 +32,7 @@ class State(str, Enum):
     REVEALING = "REVEALING"
     REVEALED = "REVEALED"
     VALIDATED = "VALIDATED"  # the API shows a score above 0
-    RANKED = "RANKED"  # judged after it was revealed, and ranked; the API shows no score
+    RANKED = "RANKED"  # off the queue after it was revealed, and ranked; the API shows no score
     REJECTED = "REJECTED"  # the API shows a score of 0
     UNRANKED = "UNRANKED"  # no longer queued, and the API shows neither a rank nor a score
     PREMATURE = "PREMATURE"  # judged before its reveal, so that nobody measured it

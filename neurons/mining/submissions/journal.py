@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from neurons.mining.submissions.schema import (
     open_database,
     transaction,
 )
+from neurons.rules import ROUND_HOURS
 
 __all__ = ["Event", "Journal", "StaleSubmission", "Submission"]
 
@@ -96,16 +98,55 @@ class Journal:
             self._add_event(key, draft.created_at, "moved", draft.state, None)
         return self.get(key)
 
-    def judges_early(self, api_url: str) -> float | None:
-        """Return when this API was first seen to judge a commitment before its reveal."""
-        query = "SELECT judges_early_at FROM apis WHERE url = ?"
-        row = self._database.execute(query, (api_url,)).fetchone()
+    def judges_early(self, api_url: str, now: float) -> float | None:
+        """Return when this API last showed a sign of judging commitments before their reveal.
+
+        A sign counts for the length of a round: anybody may mark one row of the public API, and
+        its validators may change.
+        """
+        query = "SELECT judges_early_at FROM apis WHERE url = ? AND judges_early_at > ?"
+        row = self._database.execute(query, (api_url, now - ROUND_HOURS * 3600.0)).fetchone()
         return None if row is None else float(row[0])
 
     def note_early_judgement(self, api_url: str, now: float) -> None:
-        """Remember that this API judges commitments before their reveal."""
+        """Remember a sign that this API judges commitments before their reveal."""
         with transaction(self._database):
-            self._database.execute("INSERT OR IGNORE INTO apis VALUES (?, ?)", (api_url, now))
+            self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
+
+    def note_strangers(
+        self, hotkey: str, api_url: str, submission_ids: Iterable[int], now: float
+    ) -> list[int]:
+        """Remember an API's rows of the hotkey that this journal did not send; return new ones.
+
+        While the number of a submission is unknown, because a reply was lost, none is taken for a
+        stranger's.
+        """
+        with transaction(self._database):
+            numbered = "submission_id IS NOT NULL"
+            awaited = f"round_id IS NOT NULL AND state NOT IN {CLOSED_STATES}"
+            known = self._database.execute(
+                "SELECT submission_id FROM submissions "  # noqa: S608
+                f"WHERE hotkey = ? AND api_url = ? AND ({numbered} OR {awaited})",
+                (hotkey, api_url),
+            ).fetchall()
+            numbers = {row["submission_id"] for row in known}
+            if None in numbers:
+                return []
+            insert = "INSERT OR IGNORE INTO strangers VALUES (?, ?, ?, ?)"
+            return [
+                number
+                for number in sorted(set(submission_ids) - numbers)
+                if self._database.execute(insert, (api_url, hotkey, number, now)).rowcount
+            ]
+
+    def strangers(self, hotkey: str, api_url: str, since: float) -> list[int]:
+        """Return the rows that `note_strangers` has remembered since a moment, in their order."""
+        rows = self._database.execute(
+            "SELECT submission_id FROM strangers WHERE hotkey = ? AND api_url = ? AND seen_at >= ? "
+            "ORDER BY submission_id",
+            (hotkey, api_url, since),
+        )
+        return [int(row[0]) for row in rows]
 
     def transition(
         self, before: Submission, after: Submission, *, kind: str = "moved"

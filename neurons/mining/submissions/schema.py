@@ -86,6 +86,18 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "CREATE TABLE apis (url TEXT PRIMARY KEY, judges_early_at REAL NOT NULL)",
         ),
     ),
+    (
+        "rows of the hotkey that another state folder sent",
+        (
+            """CREATE TABLE strangers (
+                api_url TEXT NOT NULL,
+                hotkey TEXT NOT NULL,
+                submission_id INTEGER NOT NULL,
+                seen_at REAL NOT NULL,
+                PRIMARY KEY (api_url, hotkey, submission_id)
+            )""",
+        ),
+    ),
 )
 """In order, never edited once released: a change of the schema is a new entry."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from neurons.command_line.status import deadline_of, next_action
+from neurons.identity import create_throwaway
 from neurons.mining.submissions.cycle import RETRY_AFTER_MAX_SECONDS, State
-from tests.neurons.mining.parts import draft
+from neurons.mining.submissions.journal import Journal
+from tests.neurons.miner_command import run
+from tests.neurons.mining.parts import COMMITTING, draft, new
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -29,3 +34,22 @@ def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
     assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
     assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
+
+
+def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: Path) -> None:
+    settings, wallets = {"STATE_DIR": str(tmp_path / "state")}, tmp_path / "wallets"
+    hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
+    with Journal(tmp_path / "state/journal.sqlite") as journal:
+        own = new(journal, hotkey=hotkeys["mine"])
+        left = new(journal, hotkey=hotkeys["theirs"])
+        journal.transition(left, replace(left, state=State.COMMITTED, **COMMITTING))
+    settings |= {"WALLET_PATH": str(wallets), "WALLET_MINER_NAME": "mine"}
+    settings["VALIDATOR_API_URL"] = "https://api.example.org"
+    shown = run("status", **settings).stdout
+    lines = shown.splitlines()
+    assert f"({own.id} here" in lines[1]
+    other = f"submission {left.id} of the hotkey {hotkeys['theirs']} is COMMITTED"
+    assert [other in line for line in lines] == [False] * (len(lines) - 1) + [True]
+    as_json = json.loads(run("status", "--json", **settings).stdout)
+    assert as_json["submission"]["hotkey"] == hotkeys["mine"]
+    assert [one["hotkey"] for one in as_json["others"]] == [hotkeys["theirs"]]

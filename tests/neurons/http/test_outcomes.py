@@ -58,6 +58,9 @@ def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
         (400, "Hash mismatch", outcomes.HashMismatch, "Do not reveal it again"),
         (409, "mismatch", outcomes.Refused, "Read the server's message"),
         (403, "Only validators", outcomes.Forbidden, "the hotkey that may do this"),
+        (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
+        (400, "Authentication error: x", outcomes.Refused, "Read the server's message"),
+        (401, "There was an error parsing the body", outcomes.Unauthorized, "WALLET_HOTKEY"),
         (404, "Miner NOT registered", outcomes.NotRegistered, "btcli subnets register"),
         (403, "Miner not registered", outcomes.Forbidden, "the hotkey that may do this"),
         (404, "Submission not found", outcomes.SubmissionNotFound, "another server"),
@@ -102,6 +105,19 @@ def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes() ->
     for found, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
         assert isinstance(found, outcomes.Busy)
         assert found.after == after
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        (401, "Authentication error: database is locked"),  # the public API's catch-all
+        (400, "There was an error parsing the body"),  # FastAPI's, of a body that broke off
+    ],
+)
+def test_a_request_that_did_not_reach_its_route_is_sent_again(status: int, detail: str) -> None:
+    found = fault(status, detail, Retry_After="7")
+    assert isinstance(found, outcomes.Busy)
+    assert found.after == 7.0
 
 
 @pytest.mark.parametrize(

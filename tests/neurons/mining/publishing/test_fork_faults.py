@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -260,3 +261,48 @@ def test_a_state_folder_that_cannot_be_used_is_held(fork: Fork, tmp_path: Path) 
     (tmp_path / "state").write_text("a file where a folder has to be")
     with pytest.raises(Held, match="cannot be used"):
         fork.prepare()
+
+
+# A power cut
+
+
+@pytest.mark.parametrize("keep", [0, 10])
+@pytest.mark.parametrize(
+    "name", ["HEAD", "config", "index", "refs/heads/quasar", "commit", "tree", "blob", "pack"]
+)
+def test_a_clone_that_a_power_cut_damaged_is_cloned_again(
+    fork: Fork, make_fork: MakeFork, name: str, keep: int
+) -> None:
+    """A file of the repository is emptied or cut off; every step still succeeds."""
+    commit = publish(fork)
+    git = fork.worktree / ".git"
+    chunk = "fla/ops/quasar/chunk.py"
+    revision = {"commit": commit, "tree": f"{commit}^{{tree}}", "blob": f"{commit}:{chunk}"}
+    if name in revision:
+        found = run_git(fork.worktree, "rev-parse", revision[name])
+        damaged = git / "objects" / found[:2] / found[2:]
+    elif name == "pack":
+        run_git(fork.worktree, "repack", "-adq")
+        damaged = next(git.glob("objects/pack/*.pack"))
+    else:
+        damaged = git / name
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:keep])
+    again = make_fork()
+    again.verify(commit)
+    again.push(commit)
+    again.prepare()
+    assert again.commit() == commit
+    if name != "blob":  # no step reads a blob whose file is in the worktree
+        run_git(again.worktree, "fsck", "--full", "--no-dangling")
+
+
+def test_a_checkout_of_the_owner_is_never_replaced(fork: Fork, tmp_path: Path) -> None:
+    publish(fork)
+    shutil.move(fork.worktree, tmp_path / "mine")
+    run_git(tmp_path / "mine", "checkout", "-q", "quasar")
+    (tmp_path / "mine/.git/index").write_bytes(b"")
+    owned = Fork(None, None, tmp_path / "state/fork", repo_path=tmp_path / "mine")
+    with pytest.raises(Held, match="index"):
+        owned.prepare()
+    assert (tmp_path / "mine/.git/index").read_bytes() == b""

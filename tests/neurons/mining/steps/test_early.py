@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(
     early, direct = context.journal.get(1), context.journal.get(2)
     assert done == direct
     assert (direct.rank, direct.score) == (1, None)
-    assert "no score of it" in str(direct.reason)
+    assert "shows no score" in str(direct.reason)
     assert (direct.tokens_per_sec, direct.round_id) == (early.tokens_per_sec, early.round_id)
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])  # the claim was measured once
     assert stand_in.count(REVEAL) == 0  # what nobody measured is not put into the ranking
@@ -89,13 +90,13 @@ def test_from_then_on_this_api_gets_direct_submissions(miner: Miner, stand_in: S
 def test_status_shows_what_the_api_was_seen_to_do(context: Context) -> None:
     run_cycle(context)
     status = read_status(context.settings.state_dir)
-    assert "judges commitments before their reveal" in status.as_text()
+    assert "may judge commitments before their reveal" in status.as_text()
     assert "SUBMISSION_MODE=auto submits directly" in status.as_text()
     assert status.as_json()["judges_early_at"] > 0
 
 
 def test_another_api_is_not_held_responsible(context: Context) -> None:
-    context.journal.note_early_judgement("https://elsewhere.example", 1.0)
+    context.journal.note_early_judgement("https://elsewhere.example", time.time())
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).mode == "commit_reveal"
 
@@ -174,7 +175,7 @@ def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal
     stand_in.faults[STATS].extend([Fault(500, "down")] * 3)
     done = run_cycle(context)
     assert (done.mode, done.state) == ("commit_reveal", State.PREMATURE)
-    assert context.journal.judges_early(url) is not None
+    assert context.journal.judges_early(url, time.time()) is not None
     assert stand_in.count(SUBMIT) == 0  # the reveal put a claim of this round into the ranking
 
 
@@ -186,8 +187,8 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
     assert context.journal.get(1).queued_at is not None
-    assert context.journal.judges_early(url) is None
-    assert "judges commitments" not in read_status(context.settings.state_dir).as_text()
+    assert State.PREMATURE not in states(context, 1)
+    assert "whether it was measured is unknown" in str(done.reason)
 
 
 def test_weights_that_fail_for_a_moment_hide_no_rank(context: Context, patient: StandIn) -> None:
@@ -198,9 +199,10 @@ def test_weights_that_fail_for_a_moment_hide_no_rank(context: Context, patient: 
 
 
 def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
-    context: Context, patient: StandIn, waits: Waits
+    context: Context, patient: StandIn, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second reveal is answered with 409; nobody can tell when a validator took it."""
+    monkeypatch.setattr("neurons.mining.steps.reveal.is_shown_revealed", lambda *_: False)
     patient.faults[REVEAL].append(LOST)
 
     def judge(_: float) -> None:
@@ -235,7 +237,7 @@ def test_a_look_that_failed_behind_the_reveal_is_made_again(
 
 
 def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
-    context: Context, patient: StandIn, waits: Waits, url: str, monkeypatch: pytest.MonkeyPatch
+    context: Context, patient: StandIn, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look behind the reveal misses it, as a list may be a moment behind."""
     carry_out = patient._carry_out
@@ -256,7 +258,7 @@ def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
     assert not patient.faults[STATS]
-    assert context.journal.judges_early(url) is None
+    assert done.judged_early_at is None
 
 
 def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
@@ -278,7 +280,7 @@ def test_a_database_that_was_emptied_is_no_early_judge(
     done = run_cycle(context)
     assert done.state is State.ABANDONED
     assert "lost it" in str(done.reason)
-    assert context.journal.judges_early(url) is None
+    assert context.journal.judges_early(url, time.time()) is None
     assert run_cycle(context).state is State.RANKED
 
 
@@ -289,7 +291,7 @@ def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
     context.note(context.journal.get(1), judged_early_at=5.0)
-    context.journal.note_early_judgement(url, 5.0)
+    context.journal.note_early_judgement(url, time.time())
     context.journal.close()
     again = miner()
     assert run_cycle(again).state is State.RANKED
@@ -375,5 +377,44 @@ def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
     monkeypatch.setattr(context.fork, "verify", empty_meanwhile)
     run_cycle(context)
     assert context.journal.get(1).state is (State.ABANDONED if emptied else State.PREMATURE)
-    assert (context.journal.judges_early(url) is None) is emptied
+    assert (context.journal.judges_early(url, time.time()) is None) is emptied
     assert (stand_in.count(REVEAL) == 0) is not emptied  # what a validator has judged stays secret
+
+
+def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(
+    miner: Miner, stand_in: StandIn, url: str
+) -> None:
+    """One mark by anybody must not make the public API's miners submit directly forever."""
+    clock = [time.time()]
+    context = miner(now=lambda: clock[0])
+    assert run_cycle(context).mode == "direct"
+    stand_in.round_id, stand_in.judges_early, stand_in.shows_scores = 2, False, True
+    clock[0] += 47 * 3600.0
+    assert run_cycle(context).mode == "direct"
+    stand_in.round_id = 3
+    clock[0] += 2 * 3600.0
+    assert run_cycle(context).mode == "commit_reveal"
+    assert context.journal.judges_early(url, clock[0]) is None
+
+
+@pytest.mark.parametrize("shows_scores", [True, False])
+def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
+    context: Context, patient: StandIn, url: str, shows_scores: bool
+) -> None:
+    """The public validator fetches five rows and measures them one by one."""
+    patient.shows_scores = shows_scores
+    patient.verdict = 0.0 if shows_scores else 1.0
+    first = run_cycle(context)
+    wanted = State.REJECTED if shows_scores else State.RANKED
+    assert (first.mode, first.state) == ("commit_reveal", wanted)
+    assert context.journal.judges_early(url, time.time()) is not None
+    patient.round_id, patient.verdict = 2, 1.0
+    assert run_cycle(context).mode == "direct"
+
+
+def test_a_score_above_0_is_no_sign_of_early_judgement(
+    context: Context, patient: StandIn, url: str
+) -> None:
+    patient.shows_scores = True
+    assert run_cycle(context).state is State.VALIDATED
+    assert context.journal.judges_early(url, time.time()) is None

@@ -157,8 +157,9 @@ def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
 
 
 def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
-    context: Context, stand_in: StandIn, waits: Waits
+    context: Context, stand_in: StandIn, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("neurons.mining.steps.reveal.is_shown_revealed", lambda *_: False)
     stand_in.faults[REVEAL].append(LOST)
     waits.then = lambda _: stand_in.wipe_once() if stand_in.count(REVEAL) else None
     lost = run_cycle(context)

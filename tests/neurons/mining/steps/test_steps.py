@@ -126,9 +126,14 @@ def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
-    miner: Miner, kernels: StandInFork, stand_in: StandIn, stored: bool
+    miner: Miner,
+    kernels: StandInFork,
+    stand_in: StandIn,
+    stored: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
+    monkeypatch.setattr("neurons.mining.steps.reveal.is_shown_revealed", lambda *_: False)
     stand_in.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
     stop = stop_after(1)
     waits = Waits(lambda seconds: stop(seconds) if stand_in.count(REVEAL) else None)

@@ -94,14 +94,14 @@ def test_not_a_number_is_never_written(log: Journal) -> None:
     assert log.get(first.id) == first
 
 
-def test_what_an_api_was_seen_to_do_is_remembered_from_its_first_time(path: Path) -> None:
+def test_the_last_sign_that_an_api_judges_early_is_remembered(path: Path) -> None:
     with Journal(path) as log:
-        assert log.judges_early("https://api.example") is None
+        assert log.judges_early("https://api.example", 6.0) is None
         log.note_early_judgement("https://api.example", 5.0)
         log.note_early_judgement("https://api.example", 9.0)
     with Journal(path) as log:
-        assert log.judges_early("https://api.example") == 5.0
-        assert log.judges_early("https://other.example") is None
+        assert log.judges_early("https://api.example", 10.0) == 9.0
+        assert log.judges_early("https://other.example", 10.0) is None
 
 
 def test_the_index_knows_every_state_that_closes() -> None:
