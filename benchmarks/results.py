@@ -27,12 +27,18 @@ class Run(Frozen):
     environment: Environment
 
     def where(self, *more: str) -> dict[str, str]:
-        """Return the facts of where and when: the GPU, `more` of its surroundings, the commit."""
+        """Return the facts of where and when: the machine, versions, `more`, the commit."""
         e = self.environment
+        machine = f"{e.gpu}, driver {e.driver}" if e.gpu else f"no GPU, {e.cpu}"
         return {
-            "GPU": "; ".join([f"{e.gpu}, driver {e.driver}", *more]),
+            "GPU": "; ".join([machine, versions(e), *more]),
             "date, commit": f"{self.created}, {self.commit}",
         }
+
+
+def versions(environment: Environment) -> str:
+    """Return the versions that figures depend on, as they were recorded with the figures."""
+    return f"torch {environment.torch}, Triton {environment.triton}"
 
 
 Kind = TypeVar("Kind", bound=Run)

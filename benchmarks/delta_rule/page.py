@@ -46,11 +46,6 @@ def _times(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _where(results: DeltaRuleResults) -> dict[str, str]:
-    e = results.environment
-    return results.where(f"torch {e.torch}, Triton {e.triton}")
-
-
 def speeds(results: DeltaRuleResults) -> str:
     """Return the table of whole sequences, and where it was measured."""
 
@@ -67,7 +62,7 @@ def speeds(results: DeltaRuleResults) -> str:
             "CUDA eager, ms": _ms(row.times.get("cuda"), "eager_ms"),
         }
 
-    where = _where(results) | {"host": results.host, "protocol": results.protocol}
+    where = results.where() | {"host": results.host, "protocol": results.protocol}
     missing = (
         (f"{LABELS[name]}, {call_name(row.rule, row.way, row.shape)}", why)
         for row in results.rows
@@ -106,7 +101,7 @@ def libraries(results: DeltaRuleResults) -> str:
     ]
     table = records(map(cells, rows)) if rows else f"No call with heads of {WIDTH} was measured."
     versions = [f"{LABELS[name]} {version}" for name, version in results.libraries.items()]
-    where = _where(results) | {"libraries": ", ".join([results.host, *versions])}
+    where = results.where() | {"libraries": ", ".join([results.host, *versions])}
     missing = not_timed((LABELS[name], why) for name, why in results.missing.items())
     limits = summary([*delta_rule_criteria(results)])
     return f"{facts(where)}\n\n{table}{missing}\n\n{limits}"

@@ -30,9 +30,8 @@ class GpuTests(Run):
 
 def gpu_tests_table(run: GpuTests) -> str:
     """Return where the tests ran and how each file did; failures and what did not run by name."""
-    e = run.environment
     outcomes = ("passed", "failed", "skipped")
-    where = facts(run.where(f"torch {e.torch}, Triton {e.triton}"))
+    where = facts(run.where())
     rows = [(name, *(str(getattr(file, o)) for o in outcomes)) for name, file in run.files.items()]
     rows.append(("all of them", *(str(run.total(o)) for o in outcomes)))
     notes = [f"Failed: {', '.join(named)}." for named in [failures(run)] if named]

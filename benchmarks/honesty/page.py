@@ -80,8 +80,7 @@ def acceptance_limits(found: Acceptance) -> list[Criterion]:
 
 def acceptance(run: Acceptance) -> str:
     """Return where the harness was judged, its promises, and the tables of what was found."""
-    e, ran = run.environment, run.validator
-    where = run.where(f"torch {e.torch}, Triton {e.triton}")
+    ran, where = run.validator, run.where()
     claimed = f"{run.claim / 1e6:.1f} M tokens/s by {run.claim_runs} runs"
     took = f"{run.cycle_seconds:.0f} s, {run.confirm_seconds:.0f} s"
     where |= {

@@ -31,7 +31,7 @@ def shown(run: InferenceRun) -> str:
     where = {
         "model": f"Qwen2 of {run.size}, {run.parameters / 1e6:.0f} M parameters, {run.dtype}",
         "request": f"{run.new} tokens behind a prompt of {run.prompt}",
-        **run.where(f"torch {run.environment.torch}", f"transformers {run.transformers}"),
+        **run.where(f"transformers {run.transformers}"),
         "protocol": run.protocol,
     }
     if run.compile_seconds is not None:

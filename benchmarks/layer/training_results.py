@@ -10,7 +10,7 @@ from pydantic import Field
 from benchmarks.layer.limits import GRADIENT_ERROR
 from benchmarks.limits import Criterion
 from benchmarks.markdown import records, table
-from benchmarks.results import Frozen, NotNegative, Positive, Run
+from benchmarks.results import Frozen, NotNegative, Positive, Run, versions
 
 
 class Shape(NamedTuple):
@@ -92,7 +92,7 @@ def training_tables(training: Training) -> str:
     machine = training.environment
     return "\n\n".join(
         [
-            f"{training.protocol} ({machine.gpu}, torch {machine.torch}, Triton {machine.triton}; "
+            f"{training.protocol} ({machine.gpu}, driver {machine.driver}, {versions(machine)}; "
             f"`benchmarks.layer.training`, {training.created}, "
             f"commit {training.commit}.)",
             _costs(training),

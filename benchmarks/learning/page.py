@@ -96,13 +96,9 @@ def text(run: LearnedText) -> str:
 
 
 def _where(run: LearnedRecall | LearnedText) -> dict[str, str]:
-    e = run.environment
-    machine = run.where(f"torch {e.torch}") if e.gpu else {
-        "machine": f"{e.cpu}, torch {e.torch}", "date, commit": f"{run.created}, {run.commit}",
-    }  # fmt: skip
     have, wanted = len(run.trainings), run.seeds * (2 ** len(NAMES) - 1)
     ended = "all" if have == wanted else f"{have}: the run was stopped before the others ended"
-    return {f"of {wanted} trainings": ended, **machine, "protocol": run.protocol}
+    return {f"of {wanted} trainings": ended, **run.where(), "protocol": run.protocol}
 
 
 def recall_plot(run: LearnedRecall) -> str:

@@ -165,8 +165,7 @@ def absent(results: MechanismsResults) -> str:
 
 def tables(results: MechanismsResults) -> str:
     """Return all tables, each below its title, and where it was measured."""
-    e, rates = results.environment, results.rates
-    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    rates, where = results.rates, results.where()
     where |= {
         "rates": f"copies {rates.copy_gb_per_s / 1e3:.2f} TB/s, "
         f"bf16 products {rates.product_tflops:.0f} TFLOP/s",

@@ -26,7 +26,7 @@ def ceilings(profile: Profile) -> str:
     """Return the table of where, when and how the kernels were profiled."""
     rates = ", ".join(f"{kind} {rate:.0f}" for kind, rate in profile.product_tflops.items())
     ceilings = f"copies {profile.copy_gb_per_s / 1000:.2f} TB/s; products {rates} TFLOP/s"
-    where = profile.where(f"torch {profile.environment.torch}", f"Nsight Compute {profile.ncu}")
+    where = profile.where(f"Nsight Compute {profile.ncu}")
     return facts({**where, "ceilings": ceilings, "protocol": profile.protocol})
 
 

@@ -46,8 +46,8 @@ COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
 def machine(results: OperatorResults) -> str:
     """Return the table of where and when."""
     e = results.environment
-    software = f"torch {e.torch}, Triton {e.triton}, CUDA {e.cuda}, Python {e.python}"
-    where = results.where(f"copies {results.copy_gb_per_s / 1000:.2f} TB/s", software)
+    software = f"CUDA {e.cuda}, Python {e.python}"
+    where = results.where(software, f"copies {results.copy_gb_per_s / 1000:.2f} TB/s")
     return facts({**where, "peer": results.peer or "not measured", "protocol": results.protocol})
 
 
@@ -101,8 +101,7 @@ def training(results: TrainingResults) -> str:
         limit = f"{TRAINING_MS[row.shape]:g} ms, " if row.shape in TRAINING_MS else ""
         limit += f"{TRAINING_LEAD['cuda']:g} times the peer"
         rows.append((" x ".join(f"{n:,}" for n in row.shape), row.times, limit))
-    e = results.environment
-    where = results.where(f"torch {e.torch}, Triton {e.triton}")
+    where = results.where()
     where |= {"peer": results.peer or "not measured", "protocol": results.protocol}
     speeds = _speeds("sequences x tokens x heads x width", rows, "CUDA's limit")
     return f"{facts(where)}\n\n{speeds}"

@@ -71,15 +71,13 @@ def _task(setting: Setting) -> str:
 
 def recall(run: Recall) -> str:
     """Return where and how it was measured, and the tables."""
-    e = run.environment
     tasks = "; ".join(f"{_task(s)}, at most {s.recipe.most_steps:,} steps" for s in run.settings)
     model = run.settings[0].recipe
     rows = {
-        "GPU": f"{e.gpu}, driver {e.driver}; torch {e.torch}, Triton {e.triton}, CUDA {e.cuda}",
+        **run.where(f"CUDA {run.environment.cuda}"),
         "model": f"{model.layers} blocks of {model.width} channels, {model.heads} heads",
         "rate": f"{model.rate:g}",
         "tasks": tasks,
-        "date, commit": f"{run.created}, {run.commit}",
         "protocol": run.protocol,
     }
     return f"![loss against steps]({PLOT.name})\n\n{trainings(run)}\n\n{facts(rows)}"

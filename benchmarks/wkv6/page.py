@@ -39,9 +39,7 @@ def speeds(results: WKV6Results) -> str:
             cells[f"{LABELS[name]}, error"] = "-" if not worst else f"{worst[1]:.1e} ({worst[0]})"
         return cells
 
-    e = results.environment
-    where = results.where(f"torch {e.torch}, Triton {e.triton}")
-    where |= {"host": results.host, "protocol": results.protocol}
+    where = results.where() | {"host": results.host, "protocol": results.protocol}
     missing = (
         (f"{LABELS[name]}, {row.way}, {row.shape[1]:,} tokens", why)
         for row in results.rows

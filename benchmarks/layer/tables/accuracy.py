@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.layer.results import LayerAccuracy
 from benchmarks.markdown import records, table
+from benchmarks.results import versions
 
 WAYS = {
     "training": "the validator's loop",
@@ -17,7 +18,8 @@ def accuracy_tables(accuracy: LayerAccuracy) -> str:
     machine = accuracy.environment
     parts = [
         "The layer under bf16 autocast against the layer in float64 "
-        f"(`benchmarks.layer.accuracy`, commit {accuracy.commit}, {machine.gpu}):",
+        f"(`benchmarks.layer.accuracy`, {accuracy.created}, commit {accuracy.commit}, "
+        f"{machine.gpu}, {versions(machine)}):",
         _outputs(accuracy),
         "Relative RMS errors of gradients against float64 autograd, for a random gradient of the "
         "output:",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.markdown import records
+from benchmarks.results import versions
 from harness.workload import WORKLOAD
 
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
@@ -186,7 +187,8 @@ def profile_table(profile: LayerProfile) -> str:
     idle = profile.call_ms - busy
     rows.append(line("all kernels", "", len(profile.launches), busy, 0, 0, least))
     return (
-        f"`FORK_SCOPE={TREES[profile.tree]}` ({profile.created}, commit {profile.commit}): a call "
+        f"`FORK_SCOPE={TREES[profile.tree]}` ({profile.created}, commit {profile.commit}, "
+        f"{profile.environment.gpu}, {versions(profile.environment)}): a call "
         f"of {profile.tokens:,} tokens takes {profile.call_ms:.3f} ms in the validator's loop. By "
         f"kernel, medians of {profile.calls} profiled calls; what they sum to differs from that by "
         f"{idle:+.3f} ms. The floor is the longer of moving a step's tensors once at the "
