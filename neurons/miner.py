@@ -110,7 +110,8 @@ def _mine(given: Given, *, once: bool) -> int:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
             _greet(context, given)
-            stack.enter_context(serving(context.settings.state_dir, settings.metrics_port))
+            where = context.settings.state_dir, settings.metrics_port
+            stack.enter_context(serving(*where, context.identity.hotkey))
             stack.callback(notify, "STOPPING=1")
             notify("READY=1", f"STATUS=mining with {context.settings.validator_api_url}")
             if once:

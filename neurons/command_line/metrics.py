@@ -58,7 +58,7 @@ def figures(status: Status, now: float) -> Iterator[tuple[str, str, dict[str, st
             yield "rank", "The rank of the last verdict", {}, status.verdict.rank
 
 
-def exposition(state_dir: Path) -> bytes:
+def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
     """Return every figure in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -69,7 +69,7 @@ def exposition(state_dir: Path) -> bytes:
         for name, value in gpu.items()
     )
     info = ("info", "The version", {"version": version()}, 1)
-    found = figures(read_status(state_dir, history=HISTORY), time.time())
+    found = figures(read_status(state_dir, hotkey, HISTORY), time.time())
     for name, meaning, labels, value in (info, *found, *gpus):
         if name not in gauges:
             gauges[name] = Gauge(f"quasar_{name}", meaning, list(labels), registry=registry)
@@ -77,18 +77,18 @@ def exposition(state_dir: Path) -> bytes:
     return bytes(generate_latest(registry))
 
 
-def health(state_dir: Path) -> dict[str, Any]:
+def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
     """Return `status`: ok, held (a person has to act) or degraded (the disk is full), and why."""
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
-    one = read_status(state_dir).submission
+    one = read_status(state_dir, hotkey).submission
     if one is not None and one.state is State.HELD:
         return {"status": "held", "reason": one.reason, "remedy": one.remedy}
     return {"status": "ok", "state": None if one is None else one.state.value}
 
 
 @contextmanager
-def serving(state_dir: Path, port: int | None) -> Iterator[int | None]:
+def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Iterator[int | None]:
     """Answer on `port` of 127.0.0.1 (0: a free one) while the block runs; None: do nothing.
 
     Raises:
@@ -103,7 +103,7 @@ def serving(state_dir: Path, port: int | None) -> Iterator[int | None]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
-                status, kind, body = _answer(self.path, state_dir)
+                status, kind, body = _answer(self.path, state_dir, hotkey)
             except QuasarError as error:
                 status, kind, body = 503, "text/plain", str(error).encode()
             self.send_response(status)
@@ -129,11 +129,11 @@ def serving(state_dir: Path, port: int | None) -> Iterator[int | None]:
         server.server_close()
 
 
-def _answer(path: str, state_dir: Path) -> tuple[int, str, bytes]:
+def _answer(path: str, state_dir: Path, hotkey: str | None) -> tuple[int, str, bytes]:
     if path == "/metrics":
-        return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(state_dir)
+        return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(state_dir, hotkey)
     if path == "/healthz":
-        found = health(state_dir)
+        found = health(state_dir, hotkey)
         return (200 if found["status"] == "ok" else 503, "application/json", _json(found))
     return 404, "application/json", _json({"detail": "there are /metrics and /healthz"})
 

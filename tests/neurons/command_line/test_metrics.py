@@ -67,6 +67,8 @@ def test_what_waits_for_a_person_is_not_healthy(tmp_path: Path) -> None:
         reply = ask(port, "/healthz")
     assert reply.status_code == 503
     assert reply.json() == {"status": "held", "reason": "Refused.", "remedy": "Do this."}
+    with serving(tmp_path, 0, "5Another") as port:
+        assert ask(port, "/healthz").json() == {"status": "ok", "state": None}
 
 
 def test_row_17_a_full_disk_is_degraded_health(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
 
 
 def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: Path) -> None:
-    settings, wallets = {"STATE_DIR": str(tmp_path / "state")}, tmp_path / "wallets"
+    settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
+    wallets = tmp_path / "wallets"
     hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
     with Journal(tmp_path / "state/journal.sqlite") as journal:
         own = new(journal, hotkey=hotkeys["mine"])
