@@ -392,14 +392,16 @@ class ValidationQueue(Message):
 class MarkValidatedRequest(Message):
     """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking.
 
-    The server answers 400, not 422, when `submission_id` is missing. `reason` and `measured` (by
-    length, as `benchmarks`) are this project's own additions: what the verdict rests on.
+    The server answers 400, not 422, when `submission_id` is missing. `reason`, `measured` (by
+    length, as `benchmarks`) and `device` (the GPU or CPU that timed it) are optional additions of
+    this project: the public wire has none of them.
     """
 
     submission_id: RowId | None = None
     score: Magnitude
     reason: Annotated[str | None, Field(max_length=2048), AfterValidator(_printable)] = None
     measured: FiniteBenchmarks | None = None
+    device: Annotated[str | None, Field(max_length=128), AfterValidator(_printable)] = None
 
 
 class Verification(Message):

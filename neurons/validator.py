@@ -34,7 +34,7 @@ from neurons.validation.evaluate import Evaluator
 from neurons.validation.logits import LogitVerifier, parse_servers
 from neurons.validation.packages import check_imports
 from neurons.validation.sandbox import Sandbox, open_sandbox
-from neurons.validation.verdict import Verdict
+from neurons.validation.verdict import Verdict, refute
 from neurons.validation.weights import WeightSetter
 
 log = observe.get_logger("validator")
@@ -122,12 +122,16 @@ class Validator:
             log.warning("verdict not written", submission=submission.id, reason=str(error))
 
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
+        found = None
         if verdict.passed and self._logits is not None:
             found = self._logits.verify(submission)
-            if found is not None:
-                log.info("logits", **found.model_dump(exclude_none=True))
-                self._api.record_verification(found)
-        self._api.mark(submission.id, verdict.score, verdict.reason, verdict.measured or None)
+        if found is not None:
+            log.info("logits", **found.model_dump(exclude_none=True))
+            self._api.record_verification(found)
+            if not found.verified:
+                verdict = refute(verdict)
+        basis = verdict.reason, verdict.measured or None, verdict.device
+        self._api.mark(submission.id, verdict.score, *basis)
         self._attempts.forget(submission)
         log.info(
             "verdict",

@@ -32,6 +32,7 @@ QUEUE_PAGES = 10
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000
+DEVICE_LETTERS = 120
 ATTEMPTS = 3
 PAUSE_SECONDS = 2.0
 
@@ -103,13 +104,15 @@ class ValidatorApi(Connection):
         score: float,
         reason: str | None = None,
         measured: Benchmarks | None = None,
+        device: str | None = None,
     ) -> None:
-        """Write the score, the sentence that explains it, and what was measured by length."""
+        """Write the score, its reason, the figures by length, and the device that they are of."""
         body = MarkValidatedRequest(
             submission_id=submission_id,
             score=score,
             reason=reason and reason[:REASON_LETTERS],
             measured=measured,
+            device=device and device[:DEVICE_LETTERS],
         )
         self._call("POST", "/mark_validated", Message, body=body)
 

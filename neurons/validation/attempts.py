@@ -29,11 +29,12 @@ CREATE TABLE IF NOT EXISTS attempts (
     reason TEXT NOT NULL DEFAULT '',
     score REAL,
     actual REAL,
-    measured TEXT
+    measured TEXT,
+    device TEXT
 ) STRICT
 """
-_ADDED = "ALTER TABLE attempts ADD COLUMN measured TEXT"
-"""What a file of an earlier version lacks."""
+_ADDED = ("measured", "device")
+"""Columns that a file of an earlier version may lack."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,9 @@ class Attempts:
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute(_SCHEMA)
         columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
-        if "measured" not in columns:
-            self._database.execute(_ADDED)
+        for name in _ADDED:
+            if name not in columns:
+                self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
         # Who left these notes has died: a fork's doing, the kernel's, a power cut's.
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
@@ -84,15 +86,15 @@ class Attempts:
 
     def of(self, submission: QueuedSubmission) -> Attempt:
         """Return what is known of a submission."""
-        columns = "deaths, faults, due, reason, score, actual, measured"
+        columns = "deaths, faults, due, reason, score, actual, measured, device"
         query = f"SELECT {columns} FROM attempts WHERE submission = ?"  # noqa: S608 # constants
         row = self._database.execute(query, [self._name(submission)]).fetchone()
         if row is None:
             return Attempt()
-        deaths, faults, due, reason, score, actual, measured = row
+        deaths, faults, due, reason, score, actual, measured, device = row
         verdict = None
         if score is not None:
-            verdict = Verdict(score, reason, actual, json.loads(measured or "{}"))
+            verdict = Verdict(score, reason, actual, json.loads(measured or "{}"), device)
         return Attempt(deaths, faults, due, reason, verdict)
 
     def begin(self, submission: QueuedSubmission) -> None:
@@ -120,6 +122,7 @@ class Attempts:
             score=verdict.score,
             actual=verdict.actual,
             measured=json.dumps(verdict.measured),
+            device=verdict.device,
         )
 
     def forget(self, submission: QueuedSubmission) -> None:

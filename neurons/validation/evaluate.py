@@ -151,7 +151,8 @@ class Evaluator:
                 verdict = judge(submission.tokens_per_sec, max(again.tokens_per_sec, speed))
         except MeasurementError as error:
             verdict = self._failed(error)
-        return replace(verdict, measured=_figures(series.measurements))
+        found = series.measurements
+        return replace(verdict, measured=_figures(found), device=_device(found))
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()
@@ -170,3 +171,11 @@ def _figures(measurements: Iterable[Measurement]) -> Benchmarks:
     for one in sorted(measurements, key=lambda one: (one.length, one.tokens_per_sec)):
         figures[str(one.length)] = {"tokens_per_sec": one.tokens_per_sec, "vram_mb": one.vram_mb}
     return figures
+
+
+def _device(measurements: Iterable[Measurement]) -> str | None:
+    """Return the GPU's name, or how many cores of a CPU there are, where anything was timed."""
+    machine = next((one.environment for one in measurements if one.environment), None)
+    if machine is None:
+        return None
+    return machine.gpu or f"CPU, {machine.cpu_count} cores"

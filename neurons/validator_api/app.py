@@ -1,6 +1,6 @@
 """The application: its parts, what happens around every request, and its routes.
 
-Every error is `{"detail": ...}`.
+Every error is `{"detail": ...}`, and a page for clients that accept HTML.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from neurons.identity import ChainUnreachable, prepare_to_verify
@@ -22,11 +22,26 @@ from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.availability import DatabaseAway
-from neurons.validator_api.pages.render import page
+from neurons.validator_api.pages.render import error as answer
 from neurons.validator_api.routes import miners, pages, public, validators
 
 AWAY_SECONDS = 5
 """After so many a client may ask again where the database could not be used."""
+
+GROUPS = [
+    {"name": "public", "description": "Anyone may read these, without headers."},
+    {
+        "name": "miners",
+        "description": "Two headers prove the hotkey: Hotkey, its ss58 address, and Signature, "
+        "its sr25519 signature of that address in hex.",
+    },
+    {
+        "name": "validators",
+        "description": "For the hotkeys that the server accepts as validators. Each request is "
+        "signed as a whole, with the headers Hotkey, Signature, Timestamp and Nonce.",
+    },
+]
+"""The groups of the API's calls, in the order in which they are shown."""
 
 log = get_logger("validator_api")
 
@@ -51,12 +66,20 @@ def create_app(config: ApiConfig) -> FastAPI:
                 await task
         api.storage.close()
 
-    app = FastAPI(title="QUASAR validator API", lifespan=lifespan)
+    # FastAPI's own pages of the API load scripts from elsewhere; /docs is among `pages`.
+    app = FastAPI(
+        title="QUASAR validator API",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_tags=GROUPS,
+    )
     app.state.api = api
     app.add_middleware(AnswerCache, seconds=config.cache_seconds)
     app.add_middleware(BodyLimit, limit=config.max_body_bytes)
     app.add_middleware(AccessLog)
     app.add_middleware(ClientAddress, trusted=config.trusted_proxies)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DatabaseAway, _away)
     app.add_exception_handler(Exception, _unexpected)
@@ -89,27 +112,27 @@ async def _follow_chain(api: Api) -> None:
         await asyncio.sleep(api.config.chain_seconds)
 
 
-def _invalid(_: Request, error: Exception) -> JSONResponse:
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 — registered for this type only
+    return answer(request, error.status_code, error.detail, error.headers)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
     """Answer 422 without repeating the input: it may hold a salt or a signature, or be NaN."""
     assert isinstance(error, RequestValidationError)  # noqa: S101 — registered for this type only
     problems = [
         {"type": item["type"], "loc": list(item["loc"]), "msg": item["msg"]}
         for item in error.errors()
     ]
-    return JSONResponse({"detail": problems}, status_code=422)
+    return answer(request, 422, problems)
 
 
 def _away(request: Request, _: Exception) -> Response:
-    """Answer 503, a person with a page; what the driver says is for the log alone."""
-    pause = {"Retry-After": str(AWAY_SECONDS)}
-    if "text/html" in request.headers.get("Accept", ""):
-        shown = page("away.html", 503)
-        shown.headers.update({**pause, "Cache-Control": "no-store"})
-        return shown
+    """Answer 503; the driver's message goes to the log alone."""
     detail = "The database cannot be used now. Send the same again later."
-    return JSONResponse({"detail": detail}, status_code=503, headers=pause)
+    return answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
 
 
-def _unexpected(_: Request, error: Exception) -> JSONResponse:
+def _unexpected(request: Request, error: Exception) -> Response:
     log.error("request failed", exc_info=error)
-    return JSONResponse({"detail": "Internal server error"}, status_code=500)
+    return answer(request, 500, "Internal server error")

@@ -156,7 +156,8 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
     api: LiveApi, monkeypatch: pytest.MonkeyPatch, bench: Benches
 ) -> None:
     timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
-    answers = Judge(s1=replace(judge(100.0, 95.0), measured=timed))
+    found = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
+    answers = Judge(s1=found)
     loop = bench(answers)
     row = api.submit(ALICE, 10.0)
     real, calls = ValidatorApi.mark, []
@@ -176,9 +177,11 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(
         loop.run_once()
     loop.run_once()
     assert (scores(api), answers.judged) == ({row: 0.95}, [row])
-    assert calls == [(0.95, "Measured 95.0 of the claimed 100.0 tokens/s.", timed)] * 3
+    assert calls == [(0.95, found.reason, timed, "NVIDIA H200")] * 3
     page = api.http.get(f"/submissions/{row}").text
-    assert page.count('<rect class="measured"') == len(timed)  # the plot has all of them
+    assert "NVIDIA H200" in page
+    in_plot = page.partition('role="img"')[2].partition("</svg>")[0]
+    assert in_plot.count('<rect class="measured"') == len(timed)  # all of them
 
 
 def test_notes_of_an_earlier_version_are_read(api: LiveApi, tmp_path: Path, bench: Benches) -> None:
@@ -188,7 +191,8 @@ def test_notes_of_an_earlier_version_are_read(api: LiveApi, tmp_path: Path, benc
     with closing(Attempts(file, api.url)) as attempts:
         attempts.conclude(queued, judge(100.0, 95.0))
     with closing(sqlite3.connect(file)) as database:
-        database.execute("ALTER TABLE attempts DROP COLUMN measured")
+        for added in ("measured", "device"):
+            database.execute(f"ALTER TABLE attempts DROP COLUMN {added}")
     loop = bench(Judge(s1=AssertionError("its verdict is known")))
     loop.run_once()
     assert scores(api) == {row: 0.95}

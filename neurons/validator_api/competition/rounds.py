@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from fastapi import HTTPException
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from neurons import protocol, rules
@@ -65,6 +65,7 @@ def finalize(session: Session, row: Round, moment: Moment) -> list[ranking.Ranke
         row.winner_submission_id = ranked[0].submission.id
         row.winner_hotkey = ranked[0].submission.miner_hotkey
     row.status = COMPLETED
+    row.end_time = min(row.end_time, moment.now)
     for place in ranked:
         session.add(
             Place(
@@ -114,6 +115,29 @@ def standing(session: Session, row: Round, most: int | None = None) -> list[rank
         ranking.Ranked(submission, ranking.weighted(submission), rank, weight)
         for submission, (rank, weight) in zip(rows, numbers, strict=True)
     ]
+
+
+def baseline_after(row: Round) -> int | None:
+    """Return the submission that the next round's claims must beat: the last winner there was."""
+    return row.winner_submission_id or row.baseline_submission_id
+
+
+def floor(session: Session, baseline: int | None) -> float | None:
+    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks.
+
+    Args:
+        baseline: the submission to beat. It sets no floor once its verdict is refuted.
+    """
+    return session.scalars(
+        select(ranking.WEIGHTED).where(Submission.id == baseline, *ranking.COUNTS)
+    ).first()
+
+
+def best_scores(session: Session, row: Round, most: int) -> list[float]:
+    """Return the best weighted score of each of the `most` leading hotkeys, best first."""
+    best = func.max(ranking.WEIGHTED)
+    of_hotkeys = select(best).where(*_counted(session, row)).group_by(Submission.miner_hotkey)
+    return list(session.scalars(of_hotkeys.order_by(best.desc()).limit(most)))
 
 
 def ranked_in(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
@@ -203,8 +227,8 @@ def _open(session: Session, moment: Moment, hours: int, baseline: int | None = N
     if ending is not None:
         finalize(session, ending, moment)
     last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
-    if baseline is None and last is not None:  # to beat: the last winner, or what that one had to
-        baseline = last.winner_submission_id or last.baseline_submission_id
+    if baseline is None and last is not None:
+        baseline = baseline_after(last)
     row = Round(
         round_number=last.round_number + 1 if last else 1,
         start_time=moment.now,
@@ -221,11 +245,9 @@ def _open(session: Session, moment: Moment, hours: int, baseline: int | None = N
 
 def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
     """Return the conditions under which a submission of the round ranks."""
-    floor = session.scalars(
-        select(ranking.WEIGHTED).where(Submission.id == row.baseline_submission_id, *ranking.COUNTS)
-    ).first()
+    least = floor(session, row.baseline_submission_id)
     of_round = [Submission.round_id == row.id, *ranking.COUNTS]
-    return of_round if floor is None else [*of_round, floor < ranking.WEIGHTED]
+    return of_round if least is None else [*of_round, least < ranking.WEIGHTED]
 
 
 def _take_over(session: Session, row: Round, moment: Moment) -> None:

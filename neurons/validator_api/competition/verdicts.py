@@ -17,11 +17,14 @@ NO_ID = "submission_id required"
 
 
 def mark_validated(
-    session: Session, request: protocol.MarkValidatedRequest, moment: Moment
+    session: Session, request: protocol.MarkValidatedRequest, validator: str, moment: Moment
 ) -> dict[str, Any]:
     """Store a validator's score; a score above 0 clears the client's failures.
 
     A completed round keeps its places, whatever is marked afterwards.
+
+    Args:
+        validator: the hotkey that signed the request.
     """
     if request.submission_id is None:
         raise HTTPException(400, NO_ID)
@@ -31,6 +34,8 @@ def mark_validated(
     row.validated_at = moment.now
     row.score = request.score
     row.verdict_reason = request.reason
+    row.validator_hotkey = validator
+    row.validator_device = request.device
     row.measured = protocol.known_figures(request.measured, row.target_sequence_length)
     if row.ip_address and request.score > 0:
         bans.record_success(session, row.ip_address)

@@ -58,6 +58,7 @@ class LeagueEntry(Base):
 class Round(Base):
     """A competition round: `active`, then `completed` with its winner, if anyone scored.
 
+    `end_time` is the planned end, and the real one if the round was ended early.
     `baseline_submission_id` is the winner of the round before: a submission must beat it to rank.
     """
 
@@ -100,6 +101,7 @@ class Submission(Base):
     is the one that it may rank in: what is still open when a round ends moves to the next.
     `withdrawn_at` is when a newer one of the same hotkey and target took its place in the queue.
     `measured` is what a validator timed: length to figures, as `benchmarks` is the miner's.
+    `validator_hotkey` judged it last, on `validator_device` (a GPU's name, or the CPU's cores).
     """
 
     __tablename__ = "submissions"
@@ -139,6 +141,8 @@ class Submission(Base):
 
     validated_at: Mapped[datetime | None] = mapped_column(index=True)
     score: Mapped[float | None]
+    validator_hotkey: Mapped[str | None]
+    validator_device: Mapped[str | None]
     verdict_reason: Mapped[str | None]
     measured: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     verification_passed: Mapped[bool | None]

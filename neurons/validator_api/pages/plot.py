@@ -1,8 +1,9 @@
-"""The plot of a submission's speeds by length, as SVG: a dot each, both axes logarithmic."""
+"""The plot of a submission's speeds by length, as SVG; both axes are logarithmic."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,11 +12,13 @@ from markupsafe import Markup, escape
 from neurons.validator_api.pages.views import Speeds
 
 WIDTH, HEIGHT = 360, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 26, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 44
 """Margins. A telephone is 360 to 430 pixels wide, so that letters keep their size there."""
 LETTERS = 12
 LABEL_APART = 48
 """Pixels between two labels of lengths; those that have no room are left out."""
+MOST_TICKS = 7
+"""Labels of speeds."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +35,48 @@ class _Axis:
         return round(self.start + share * (self.stop - self.start), 1)
 
 
-def plot(claimed: Speeds, measured: Speeds) -> Markup:
+def plot(timed: Speeds, claim: Speeds, measured: Speeds) -> Markup:
     """Return the figure; colours and their dark forms are in the style sheet.
 
     Args:
-        claimed, measured: the miner's and the validator's figures, at least one in all.
+        timed: the miner's measurements, joined by a line.
+        claim: the claim at its length.
+        measured: the validator's measurements. At least one figure in all is needed.
     """
-    points = [*claimed, *measured]
+    points = [*timed, *claim, *measured]
     x = _axis([length for length, _ in points], LEFT + 10, WIDTH - RIGHT - 10)
-    y = _axis([speed for _, speed in points], HEIGHT - BOTTOM, TOP, whole=True)
+    ticks = _ticks([speed for _, speed in points])
+    y = _axis(ticks, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'font-size="{LETTERS}" aria-label="{_spoken(claimed, measured)}">',
-        *_heights(y),
+        f'font-size="{LETTERS}" aria-label="{_spoken(timed, claim, measured)}">',
+        f'<text x="4" y="{LETTERS}">tokens/s</text>',
+        *_heights(ticks, y),
         *_lengths(sorted({length for length, _ in points}), x),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
-        "tokens</text>",
+        "sequence length in tokens</text>",
     ]
-    line = "L".join(f"{x.at(a)} {y.at(b)}" for a, b in claimed)
-    if line:
-        parts.append(f'<path class="claimed" d="M{line}" fill="none"/>')
-    parts += [f'<circle class="claimed" cx="{x.at(a)}" cy="{y.at(b)}" r="4"/>' for a, b in claimed]
-    parts += [
-        f'<rect class="measured" x="{x.at(a) - 5}" y="{y.at(b) - 5}" width="10" height="10"/>'
-        for a, b in measured
-    ]
+    if timed:
+        line = "L".join(f"{x.at(a)} {y.at(b)}" for a, b in timed)
+        parts.append(f'<path class="timed" d="M{line}" fill="none"/>')
+    for name, figures in (("timed", timed), ("measured", measured), ("claim", claim)):
+        parts += [_mark(name, x.at(a), y.at(b)) for a, b in figures]
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 — numbers, and what was escaped
+
+
+def legend(name: str) -> Markup:
+    """Return the mark of a series (`timed`, `claim` or `measured`) for the text of a legend."""
+    return Markup(  # noqa: S704 — constants
+        f'<svg class="plot mark" viewBox="0 0 16 16" aria-hidden="true">{_mark(name, 8, 8)}</svg>'
+    )
+
+
+def _mark(name: str, x: float, y: float) -> str:
+    if name == "timed":
+        return f'<circle class="timed" cx="{x}" cy="{y}" r="4"/>'
+    if name == "measured":
+        return f'<rect class="measured" x="{x - 5}" y="{y - 5}" width="10" height="10"/>'
+    return f'<path class="claim" d="M{x} {y - 6}l6 6l-6 6l-6 -6z"/>'
 
 
 def short(value: float) -> str:
@@ -68,25 +87,33 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _axis(values: list[int] | list[float], start: float, stop: float, whole: bool = False) -> _Axis:
+def _axis(values: Sequence[float], start: float, stop: float) -> _Axis:
     low, high = math.log10(min(values)), math.log10(max(values))
-    if whole:
-        low, high = math.floor(low), math.ceil(high)
     if high - low < 1e-6:
         low, high = low - 0.5, high + 0.5
-        if whole:
-            low, high = math.floor(low), math.ceil(high)
     return _Axis(low, high, start, stop)
 
 
-def _heights(y: _Axis) -> list[str]:
-    step = max(1, math.ceil((y.high - y.low) / 5))
+def _ticks(speeds: Sequence[float]) -> list[float]:
+    """Return at most `MOST_TICKS` round figures, the first and last of them around all speeds."""
+    low, high = math.log10(min(speeds)), math.log10(max(speeds))
+    powers = range(math.floor(low) - 1, math.ceil(high) + 2)
+    for digits in ((1, 2, 5), (1,)):
+        steps = [digit * 10.0**power for power in powers for digit in digits]
+        below = max(n for n, step in enumerate(steps) if step <= min(speeds) * (1 + 1e-9))
+        above = min(n for n, step in enumerate(steps) if step >= max(speeds) * (1 - 1e-9))
+        ticks = steps[below : max(above, below + 1) + 1]
+        if len(ticks) <= MOST_TICKS:
+            break
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)] + ticks[-1:]
+
+
+def _heights(ticks: Sequence[float], y: _Axis) -> list[str]:
     parts = []
-    for power in range(int(y.low), int(y.high) + 1, step):
-        at = y.at(10.0**power)
+    for tick in dict.fromkeys(ticks):
+        at = y.at(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {at}H{WIDTH - RIGHT}"/>')
-        label = short(10.0**power)
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{label}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{short(tick)}</text>')
     return parts
 
 
@@ -102,9 +129,13 @@ def _lengths(lengths: list[int], x: _Axis) -> list[str]:
     ]
 
 
-def _spoken(claimed: Speeds, measured: Speeds) -> str:
+def _spoken(timed: Speeds, claim: Speeds, measured: Speeds) -> str:
     """Return what a screen reader says in the figure's place."""
-    series = (("Claimed", claimed), ("measured by a validator", measured))
+    series = (
+        ("Measured by the miner", timed),
+        ("claimed", claim),
+        ("measured by the validator", measured),
+    )
     said = [
         f"{name}: " + ", ".join(f"{speed:,.0f} tokens/s at {n:,} tokens" for n, speed in figures)
         for name, figures in series

@@ -7,7 +7,7 @@ A page is rendered from these alone. Of a commitment that is not revealed they h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -19,8 +19,9 @@ from neurons.validator_api.competition import rounds, waiting
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission, count
 
-PLACES, VERDICTS, ROUNDS, MODELS = 100, 20, 50, 3
-"""The most places, latest verdicts, rounds and models of a hotkey that one page shows."""
+PLACES, LAST_PLACES, VERDICTS, ROUNDS, MODELS = 100, 10, 20, 50, 3
+"""The most places of a round and of the last one, latest verdicts, rounds and models of a hotkey
+that one page shows."""
 
 Speeds = Sequence[tuple[int, float]]
 """Length in tokens and tokens per second, the shortest first."""
@@ -54,10 +55,19 @@ class PlaceView:
 
 
 @dataclass(frozen=True)
+class BarView:
+    """A weighted score that a new claim must exceed, and what for: to rank, earn or lead."""
+
+    purpose: str
+    score: float
+
+
+@dataclass(frozen=True)
 class VerdictView:
     """One of the latest verdicts."""
 
     submission: int
+    round_number: int
     hotkey: str
     league: str
     confirmed: bool
@@ -66,13 +76,16 @@ class VerdictView:
 
 @dataclass(frozen=True)
 class RoundPage:
-    """A round with its ranking; the present one also has what validators said last."""
+    """A round with its ranking. The leaderboard adds the queue, the scores to beat, the latest
+    verdicts and, while a round is active, the one before it."""
 
     round: RoundView | None
     places: Sequence[PlaceView] = ()
     more: bool = False
     in_queue: int = 0
+    bars: Sequence[BarView] = ()
     verdicts: Sequence[VerdictView] = ()
+    last: RoundPage | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,10 @@ class ClaimView:
     ratio: float | None
     reason: str | None
     logits: str | None
-    claimed: Speeds
+    validator: str | None
+    device: str | None
+    judged: datetime | None
+    timed: Speeds
     measured: Speeds
 
 
@@ -113,6 +129,7 @@ class SubmissionPage:
     created: datetime
     round_number: int
     state: str
+    open: bool
     commitment: str | None
     reveal_block: int | None
     blocks_left: int
@@ -120,21 +137,26 @@ class SubmissionPage:
 
 
 def leaderboard(session: Session, moment: Moment) -> RoundPage:
-    """Return the active round with the latest verdicts, or the last one where none is active."""
-    latest = select(Round).order_by(Round.round_number.desc())
-    row = rounds.active(session) or session.scalars(latest.limit(1)).first()
+    """Return the newest round with the latest verdicts, and the round before it while it runs."""
+    newest = select(Round).order_by(Round.round_number.desc()).limit(2)
+    row, before = [*session.scalars(newest), None, None][:2]
     if row is None:
         return RoundPage(None)
-    judged = session.scalars(
-        select(Submission)
+    judged = session.execute(
+        select(Submission, Round.round_number)
+        .join(Round, Submission.round_id == Round.id)
         .where(Submission.validated_at.is_not(None), Submission.is_revealed.is_(True))
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(VERDICTS)
     )
-    return _round_page(
-        *(session, row, moment),
+    is_open = row.status == rounds.ACTIVE
+    page = _round_page(session, row, moment)
+    return replace(
+        page,
         in_queue=count(session, *waiting.IN_QUEUE),
-        verdicts=[_verdict(one) for one in judged],
+        bars=_bars(session, row),
+        verdicts=[_verdict(one, number) for one, number in judged],
+        last=_round_page(session, before, moment, LAST_PLACES) if before and is_open else None,
     )
 
 
@@ -167,6 +189,7 @@ def submission(session: Session, moment: Moment, number: int) -> SubmissionPage 
         created=row.created_at,
         round_number=session.get_one(Round, row.round_id).round_number,
         state=_state(row, moment),
+        open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
         reveal_block=row.reveal_block,
         blocks_left=max(0, (row.reveal_block or 0) - moment.block),
@@ -174,15 +197,8 @@ def submission(session: Session, moment: Moment, number: int) -> SubmissionPage 
     )
 
 
-def _round_page(
-    session: Session,
-    row: Round,
-    moment: Moment,
-    *,
-    in_queue: int = 0,
-    verdicts: Sequence[VerdictView] = (),
-) -> RoundPage:
-    ranked = rounds.ranked_in(session, row, PLACES + 1)
+def _round_page(session: Session, row: Round, moment: Moment, most: int = PLACES) -> RoundPage:
+    ranked = rounds.ranked_in(session, row, most + 1)
     places = [
         PlaceView(
             rank=place.rank,
@@ -194,9 +210,32 @@ def _round_page(
             score=place.weighted_score,
             share=place.weight,
         )
-        for place in ranked[:PLACES]
+        for place in ranked[:most]
     ]
-    return RoundPage(_round(session, row, moment), places, len(ranked) > PLACES, in_queue, verdicts)
+    return RoundPage(_round(session, row, moment), places, len(ranked) > most)
+
+
+def _bars(session: Session, row: Round) -> list[BarView]:
+    """Return what a new claim must beat, now or in the round after one that has ended.
+
+    A score that is needed for several purposes is named for the first of them alone.
+    """
+    if row.status == rounds.ACTIVE:
+        least = rounds.floor(session, row.baseline_submission_id)
+        best = rounds.best_scores(session, row, len(rules.TOP_SHARES))
+    else:
+        least, best = rounds.floor(session, rounds.baseline_after(row)), []
+    full = len(best) == len(rules.TOP_SHARES)
+    bars = (
+        ("to rank", least),
+        ("to earn a share", best[-1] if full else least),
+        ("to lead", best[0] if best else least),
+    )
+    found: dict[float, BarView] = {}
+    for purpose, score in bars:
+        if score is not None:
+            found.setdefault(score, BarView(purpose, score))
+    return list(found.values())
 
 
 def _round(session: Session, row: Round, moment: Moment) -> RoundView:
@@ -212,10 +251,11 @@ def _round(session: Session, row: Round, moment: Moment) -> RoundView:
     )
 
 
-def _verdict(row: Submission) -> VerdictView:
+def _verdict(row: Submission, round_number: int) -> VerdictView:
     assert row.validated_at is not None  # noqa: S101 — only such rows were asked for
     return VerdictView(
         submission=row.id,
+        round_number=round_number,
         hotkey=row.miner_hotkey,
         league=_league(row),
         confirmed=_is_confirmed(row),
@@ -247,7 +287,11 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         ratio=row.score,
         reason=row.verdict_reason,
         logits=_logits(row),
-        claimed=_speeds({str(target): {"tokens_per_sec": speed}} | (row.benchmarks or {})),
+        validator=row.validator_hotkey,
+        device=row.validator_device,
+        judged=row.validated_at,
+        # Miners repeat the claim among their benchmarks, where it would pass for a measurement.
+        timed=[point for point in _speeds(row.benchmarks or {}) if point != (target, speed)],
         measured=_speeds(row.measured or {}),
     )
 
@@ -271,7 +315,7 @@ def _is_confirmed(row: Submission) -> bool:
 def _logits(row: Submission) -> str | None:
     if row.verification_passed is None:
         return None
-    said = "agree with the reference model" if row.verification_passed else "differ"
+    said = "agree with the reference model" if row.verification_passed else "verification failed"
     return f"{said}: {row.verification_reason}" if row.verification_reason else said
 
 

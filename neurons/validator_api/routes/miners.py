@@ -34,7 +34,7 @@ def register_miner(
 def submit_kernel(
     caller: TheCaller, body: protocol.SubmitRequest, api: TheApi
 ) -> protocol.SubmitReply:
-    """Take a submission without commit and reveal."""
+    """Submit a fork and its claim without commit and reveal."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/submit_kernel", body)
     return api.write(
@@ -46,7 +46,7 @@ def submit_kernel(
 async def commit_submission(
     caller: TheCaller, body: protocol.CommitRequest, api: TheApi
 ) -> protocol.CommitReply:
-    """Take a commitment to a fork whose address stays hidden until the reveal."""
+    """Commit to a fork whose address stays hidden until the reveal."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/commit_submission", body)
     return await api.commits.ask(Commit(body, caller.client))
@@ -56,7 +56,7 @@ async def commit_submission(
 def reveal_submission(
     caller: TheCaller, body: protocol.RevealRequest, api: TheApi
 ) -> protocol.RevealReply:
-    """Open a commitment."""
+    """Reveal the fork and the claim of a commitment."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/reveal_submission", body)
     try:

@@ -1,24 +1,28 @@
-"""The pages for people: the leaderboard, a round, the history, a submission."""
+"""The pages for people: the leaderboard, a round, the history, a submission, the API."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
 from neurons.validator_api.api import TheApi
-from neurons.validator_api.pages import views
-from neurons.validator_api.pages.render import page, style_sheet
+from neurons.validator_api.pages import reference, views
+from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
 
 LARGEST = 2**31 - 1
+REFRESH_SECONDS = 20
+"""The period at which pages of what still changes load themselves again."""
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def leaderboard(api: TheApi) -> Response:
+def leaderboard(api: TheApi, refresh: str = "") -> Response:
     """Show the present round: its ranking, the time left, the latest verdicts."""
     shown = api.read(views.leaderboard)
-    return page("round.html", shown=shown, home=True, now=api.config.now())
+    return _live("round.html", api, refresh, shown=shown, home=True)
 
 
 @router.get("/rounds")
@@ -26,29 +30,37 @@ def history(api: TheApi, before: str = "") -> Response:
     """Show the rounds, the newest first."""
     start = _number(before)
     shown = api.read(lambda session, moment: views.history(session, moment, start))
-    return page("rounds.html", shown=shown)
+    return page("rounds.html", now=api.config.now(), shown=shown)
 
 
 @router.get("/rounds/{number}")
-def one_round(number: str, api: TheApi) -> Response:
+def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a round's ranking."""
-    wanted = _number(number)
-    if wanted is None:
-        return _missing()
+    wanted = _existing(number)
     shown = api.read(lambda session, moment: views.one_round(session, moment, wanted))
-    if shown is None:
-        return _missing()
-    return page("round.html", shown=shown, home=False, now=api.config.now())
+    if shown is None or shown.round is None:
+        raise HTTPException(404, "Round not found")
+    if not shown.round.remaining:
+        return page("round.html", now=api.config.now(), shown=shown, home=False)
+    return _live("round.html", api, refresh, shown=shown, home=False)
 
 
 @router.get("/submissions/{number}")
-def submission(number: str, api: TheApi) -> Response:
+def submission(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a submission: its claim once it is revealed, what was measured, the verdict."""
-    wanted = _number(number)
-    if wanted is None:
-        return _missing()
+    wanted = _existing(number)
     shown = api.read(lambda session, moment: views.submission(session, moment, wanted))
-    return _missing() if shown is None else page("submission.html", shown=shown)
+    if shown is None:
+        raise HTTPException(404, "Submission not found")
+    if not shown.open:
+        return page("submission.html", now=api.config.now(), shown=shown)
+    return _live("submission.html", api, refresh, shown=shown)
+
+
+@router.get("/docs")
+def api_reference(request: Request) -> Response:
+    """Show the API's calls, from the document at /openapi.json."""
+    return page("reference.html", groups=reference.groups(request.app.openapi()))
 
 
 @router.get("/style.css")
@@ -57,12 +69,22 @@ def style() -> Response:
     return style_sheet()
 
 
-def _missing() -> Response:
-    return page("missing.html", 404)
+def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
+    """Return a page that loads itself again, unless the reader has paused it."""
+    paused = refresh == NOT_REFRESHED
+    return page(name, now=api.config.now(), refresh=REFRESH_SECONDS, paused=paused, **values)
+
+
+def _existing(text: str) -> int:
+    """Return the number of a row; 404 for a text that no row has."""
+    number = _number(text)
+    if number is None:
+        raise HTTPException(404, "Not Found")
+    return number
 
 
 def _number(text: str) -> int | None:
-    """Return the number of a row; None for what can be none."""
+    """Return the number of a row; None for a text that no row has."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     return int(text) if int(text) <= LARGEST else None

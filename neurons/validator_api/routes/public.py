@@ -17,7 +17,7 @@ router = APIRouter(tags=["public"])
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Tell that the server answers, whether or not its database does."""
+    """Report that the server answers, whether or not its database does."""
     return {"status": "ok"}
 
 
@@ -54,7 +54,7 @@ def pending_reveals(
 def get_submission_stats(
     api: TheApi, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> protocol.SubmissionStats:
-    """List what validators have not judged yet, newest first, and the verdicts."""
+    """List the submissions that wait for a verdict, newest first, and the latest verdicts."""
     return api.read(lambda session, _: stats.submission_stats(session, limit))
 
 
@@ -76,7 +76,7 @@ def get_submission_rate(
 
 @router.get("/get_weights")
 def get_weights(api: TheApi, round_id: protocol.RowId | None = None) -> protocol.Weights:
-    """Show the shares of a round, by default of the last completed one."""
+    """Show the weights of a round, by default of the last completed one."""
     epoch = int(api.config.clock())
     return api.read(
         lambda session, moment: protocol.Weights(

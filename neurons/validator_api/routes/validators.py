@@ -27,7 +27,7 @@ def validation_queue(
     after: protocol.RowId = 0,
     limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
 ) -> protocol.ValidationQueue:
-    """List what no validator has judged yet, the oldest first, a page at a time."""
+    """List the submissions that wait for a verdict, the oldest first, a page at a time."""
     return api.read(lambda session, _: waiting.validation_queue(session, after, limit))
 
 
@@ -36,7 +36,9 @@ def mark_validated(
     call: Validator, body: protocol.MarkValidatedRequest, api: TheApi
 ) -> dict[str, Any]:
     """Store a validator's score of a submission."""
-    return api.write(lambda session, moment: verdicts.mark_validated(session, body, moment), call)
+    return api.write(
+        lambda session, moment: verdicts.mark_validated(session, body, call.hotkey, moment), call
+    )
 
 
 @router.post("/record_verification")

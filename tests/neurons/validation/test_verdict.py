@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurons.validation.verdict import judge
+from neurons.validation.verdict import judge, refute
 
 SPEEDS = st.floats(min_value=1e-3, max_value=1e12)
 
@@ -43,8 +43,20 @@ def test_a_verdict_stays_as_it_was_given() -> None:
         verdict.score = 1.0  # type: ignore[misc]
 
 
-def test_the_reason_names_both_speeds() -> None:
-    assert "Measured 500.0 of the claimed 1000.0" in judge(1000.0, 500.0).reason
+def test_the_reason_gives_the_outcome_and_both_speeds() -> None:
+    assert judge(1373.9, 11107.1).reason.startswith("Confirmed: 11,107 tokens/s measured, 1,374")
+    short = judge(1000.0, 899.96).reason  # never rounded up to the 90% that it missed
+    assert short.startswith("Rejected: 900.0 tokens/s measured, 1,000")
+    assert "89.9%" in short
+    assert judge(1000.0, float("nan")).reason.startswith("Rejected: nan")
+
+
+def test_a_confirmed_speed_does_not_read_so_once_the_logits_are_refuted() -> None:
+    confirmed = judge(100.0, 95.0)
+    refuted = refute(confirmed)
+    assert "Confirmed" not in refuted.reason
+    assert "95.0 tokens/s measured, 100.0 claimed" in refuted.reason
+    assert refuted.score == confirmed.score  # the API takes it off the ranking by its logits
 
 
 @given(claim=SPEEDS, actual=SPEEDS)

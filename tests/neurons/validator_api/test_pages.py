@@ -8,11 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 from sqlalchemy import event, insert
 
 from neurons.validator_api.competition.rounds import ACTIVE
 from neurons.validator_api.config import utc
+from neurons.validator_api.database.availability import DatabaseAway
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
 from neurons.validator_api.pages.views import PLACES, ROUNDS, VERDICTS
@@ -21,6 +23,7 @@ from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
     BOB,
+    VALIDATOR,
     Clock,
     Hotkey,
     LiveApi,
@@ -40,16 +43,19 @@ HOSTILE = (
 TAGS = {
     *("html", "head", "meta", "title", "link", "body", "header", "nav", "main", "h1", "h2"),
     *("p", "a", "bdi", "dl", "dt", "dd", "div", "span", "table", "thead", "tbody", "tr", "th"),
-    *("td", "figure", "figcaption", "svg", "text", "path", "circle", "rect"),
+    *("td", "figure", "figcaption", "svg", "text", "path", "circle", "rect", "footer", "time"),
 }
 """The elements that the pages are made of."""
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 class Page:
     """A page as a browser sees it."""
 
     def __init__(self, api: LiveApi, path: str, status: int = 200) -> None:
-        self.reply = api.http.get(path)
+        self.reply = api.http.get(path, headers=BROWSER)
         assert self.reply.status_code == status
         assert self.reply.headers["content-type"] == "text/html; charset=utf-8"
         assert "default-src 'none'" in self.reply.headers["content-security-policy"]
@@ -135,33 +141,58 @@ def check_leaderboard(api: LiveApi) -> None:
     # On a telephone the league stands below the miner, where there is no room for a column.
     shown = [row[1].split("#")[1] for row in page.rows()]
     assert shown == [f"{slow} 1M", f"{fast} 100k"]
-    verdicts = {row[0]: row[3] for row in page.rows(1)}
+    verdicts = {row[0]: row[3] for row in page.rows(2)}
     assert verdicts == {f"#{slow}": "confirmed", f"#{fast}": "confirmed", f"#{wrong}": "rejected"}
+    speeds = {row[0]: row[2] for row in page.rows(1)}
+    assert (speeds["1M"], speeds["100k"]) == ("4,001", "24,001")  # 12,000 must be exceeded
 
 
 def test_a_submission_shows_its_figures_and_why_it_was_judged_so(api: LiveApi) -> None:
-    claimed = {"512": {"tokens_per_sec": 300.0}, "2048": {"tokens_per_sec": 800.0}}
+    claimed = {
+        "512": {"tokens_per_sec": 300.0},
+        "2048": {"tokens_per_sec": 800.0},
+        "100000": {"tokens_per_sec": 4000.0},  # the claim once more, as the miner sends it
+    }
     row = api.submit(ALICE, 4000.0, benchmarks=claimed)
     assert Page(api, f"/submissions/{row}").fact("State") == "waiting for a validator"
-    reason = "Measured 3000.0 of the claimed 4000.0 tokens/s: less than 90%."
-    judge(api, row, 0.0, reason, measured={"100000": {"tokens_per_sec": 3000.0}})
+    api.clock.now += 3600.0
+    reason = "Rejected: 3,000 tokens/s measured, 4,000 claimed (75% of the claim)."
+    measured = {"100000": {"tokens_per_sec": 3000.0}}
+    judge(api, row, 0.0, reason, measured=measured, device="NVIDIA H200")
     page = Page(api, f"/submissions/{row}")
     assert page.fact("State") == "rejected"
     assert page.texts(".reason") == [reason]
+    found = [page.fact(name) for name in ("Validator", "Measured on", "Judged")]
+    assert found == [VALIDATOR.hotkey, "NVIDIA H200", f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"]
     assert page.rows() == [
-        ["512", "300.0", "–"],
-        ["2,048", "800.0", "–"],
-        ["100,000", "4,000", "3,000"],
+        ["512", "300.0", "–", "–"],
+        ["2,048", "800.0", "–", "–"],
+        ["100,000", "–", "4,000", "3,000"],
     ]
-    dots = [node.attributes for node in page.all("svg circle.claimed")]
+    (drawing,) = page.all("svg[role=img]")
+    dots = [node.attributes for node in drawing.css("circle.timed")]
     points = [(float(dot["cx"] or 0), float(dot["cy"] or 0)) for dot in dots]
+    assert len(points) == 2
     assert points == sorted(points, key=lambda point: (point[0], -point[1]))  # faster is higher
-    (square,) = page.all("svg rect.measured")
-    left = float(square.attributes["x"] or 0) + 5
-    assert left == points[-1][0]  # at the same length
-    assert float(square.attributes["y"] or 0) + 5 > points[-1][1]  # and slower
-    spoken = page.all("svg")[0].attributes["aria-label"] or ""
-    assert "4,000 tokens/s at 100,000 tokens; measured by a validator: 3,000 tokens/s" in spoken
+    (line,) = drawing.css("path.timed")  # joins the miner's measurements, and nothing else
+    assert line.attributes["d"] == "M" + "L".join(f"{x} {y}" for x, y in points)
+    (diamond,) = drawing.css("path.claim")
+    claim_x, claim_top = map(float, (diamond.attributes["d"] or "")[1:].split("l")[0].split())
+    (square,) = drawing.css("rect.measured")
+    assert float(square.attributes["x"] or 0) + 5 == claim_x > points[-1][0]  # at its own length
+    assert float(square.attributes["y"] or 0) + 5 > claim_top + 6  # and slower
+    assert len(page.all("figcaption svg")) == 3  # each series is in the legend
+    spoken = drawing.attributes["aria-label"] or ""
+    assert "4,000 tokens/s at 100,000 tokens; measured by the validator: 3,000 tokens/s" in spoken
+
+
+def test_a_verdict_without_the_projects_own_fields_is_taken_and_shown(api: LiveApi) -> None:
+    row = api.submit(ALICE, 4000.0)
+    api.judge("/mark_validated", {"submission_id": row, "score": 1.0})  # the public wire's
+    page = Page(api, f"/submissions/{row}")
+    assert page.fact("State") == "confirmed"
+    assert page.fact("Validator") == VALIDATOR.hotkey
+    assert page.fact("Measured on") == "not recorded"
 
 
 def test_nothing_is_shown_before_its_reveal(api: LiveApi) -> None:
@@ -232,6 +263,155 @@ def test_the_history_keeps_a_round_as_it_ended(api: LiveApi) -> None:
     assert Page(api, "/rounds/2").fact("Time left") == "2 d"
 
 
+def test_a_round_that_is_ended_early_shows_when_it_ended(api: LiveApi) -> None:
+    row = api.submit(ALICE, 4000.0)
+    judge(api, row, 1.0)
+    api.clock.now += 3600.0
+    ended = f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"
+    api.judge("/finalize_round/1", {})
+    api.clock.now += 600.0
+    page = Page(api, "/")  # no round has begun since
+    assert page.fact("Ended") == Page(api, "/rounds/1").fact("Ended") == ended
+    assert [(one[0], one[4]) for one in page.rows()] == [("1", "60%")]
+    assert Page(api, "/rounds").rows()[0][4] == ended
+    api.get("/get_current_round")
+    page = Page(api, "/")
+    assert page.texts("h1") == ["Round 2"]
+    assert ended in page.text
+    bars, last, verdicts = page.rows(0), page.rows(1), page.rows(2)
+    assert bars[0] == ["100k", "0.5", "4,001"]  # what Alice claimed in that league
+    assert [(one[0], one[3], one[4]) for one in last] == [("1", "2,000", "60%")]
+    assert [(one[0], one[4]) for one in verdicts] == [(f"#{row}", "1")]  # of round 1
+
+
+def test_a_round_that_ends_on_time_keeps_its_planned_end(api: LiveApi) -> None:
+    api.submit(ALICE, 4000.0)
+    planned = Page(api, "/rounds/1").fact("Ends")
+    api.clock.now += 3600 * 50  # nobody called when it was over
+    assert Page(api, "/").texts("h1") == ["Round 2"]
+    assert Page(api, "/rounds/1").fact("Ended") == planned
+
+
+def test_the_scores_to_beat_are_those_that_the_ranking_takes(api: LiveApi) -> None:
+    judge(api, api.submit(ALICE, 100.0), 1.0)
+    api.judge("/create_round", {})
+    keys = [Hotkey(f"//Miner{n}") for n in range(6)]
+    for place, key in enumerate(keys[:4]):
+        api.register(key)
+        judge(api, api.submit(key, 1000.0 - 100 * place), 1.0)
+    for many in range(PLACES):  # of the leader: they take neither shares nor pages from others
+        judge(api, api.submit(keys[0], 990.0 - many / 100), 1.0)
+    page = Page(api, "/")
+    assert page.texts("main p strong") == ["50.1", "350.1", "500.1"]
+    league, multiplier, rank, share, lead = page.rows(1)[0]
+    assert (league, multiplier, rank, share, lead) == ("100k", "0.5", "100.1", "700.1", "1,001")
+    for key, speed, weight in ((keys[4], 100.1, 0.0), (keys[5], 700.1, 0.05)):
+        api.register(key)
+        judge(api, api.submit(key, speed), 1.0)
+        shares = api.get("/get_weights", round_id=2)["weights"]
+        assert {row["hotkey"]: row["weight"] for row in shares}.get(key.hotkey, 0.0) == weight
+        assert key.hotkey in ranked(api)
+
+
+def ranked(api: LiveApi) -> set[str]:
+    rows = api.get("/get_submission_stats", limit=100)["top_performers"]
+    return {row["miner_hotkey"] for row in rows if row["rank"]}
+
+
+def test_pages_of_what_still_changes_refresh_themselves(api: LiveApi) -> None:
+    waiting = api.submit(ALICE, 5.0)
+    live = ["/", "/rounds/1", f"/submissions/{waiting}"]
+    for path in live:
+        page = Page(api, path)
+        assert 5 <= float(page.reply.headers["refresh"]) <= 120
+        (stop,) = page.all("footer a")
+        (shown,) = page.all("footer time")
+        assert shown.attributes["datetime"] == f"{utc(api.clock.now).isoformat()}Z"
+        still = Page(api, path + (stop.attributes["href"] or ""))
+        assert "refresh" not in still.reply.headers
+        (again,) = still.all("footer a")
+        resumed = httpx.URL(f"{api.url}{path}").join(again.attributes["href"] or "")
+        assert "refresh" in api.http.get(resumed).headers
+    judge(api, waiting, 1.0)
+    api.judge("/finalize_round/1", {})
+    for path in live[1:]:
+        assert "refresh" not in Page(api, path).reply.headers
+    assert "refresh" in Page(api, "/").reply.headers  # the next round may begin
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/rounds/7", 404),
+        ("GET", "/submissions/7", 404),
+        ("GET", "/redoc", 404),
+        ("GET", "/submit_kernel", 405),
+        ("POST", "/rounds", 405),
+        ("GET", "/validation_queue", 401),
+        ("GET", "/get_weights?round_id=x", 422),
+    ],
+)
+def test_an_error_is_a_page_for_browsers_and_json_for_programs(
+    api: LiveApi, method: str, path: str, status: int
+) -> None:
+    check_error(api, method, path, status)
+
+
+def check_error(api: LiveApi, method: str, path: str, status: int) -> None:
+    # Each on a connection of its own: after a fault the server closes it.
+    shown = httpx.request(method, api.url + path, headers=BROWSER)
+    assert shown.headers["content-type"] == "text/html; charset=utf-8"
+    tree = LexborHTMLParser(shown.text)
+    assert [node.attributes["href"] for node in tree.css("main a")] == ["/"]
+    for accepted in ("application/json", "*/*", "", "application/json, text/html;q=0.5"):
+        reply = httpx.request(method, api.url + path, headers={"Accept": accepted})
+        assert list(reply.json()) == ["detail"]
+        assert reply.status_code == shown.status_code == status
+        assert reply.headers.get("allow") == shown.headers.get("allow")
+    assert shown.headers["cache-control"] == "no-store"
+    assert shown.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"), [(ZeroDivisionError("canary"), 500), (DatabaseAway("canary"), 503)]
+)
+def test_a_fault_of_the_server_is_a_page_for_browsers(
+    api: LiveApi, monkeypatch: pytest.MonkeyPatch, failure: Exception, status: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Storage, "read", fail)
+    with structlog.testing.capture_logs():  # which would print the traceback at length
+        check_error(api, "GET", "/", status)
+        shown = httpx.get(api.url, headers=BROWSER)
+    assert "canary" not in shown.text
+    assert shown.headers.get("refresh") == shown.headers.get("retry-after")
+
+
+def test_the_page_of_the_api_lists_every_call_and_loads_nothing(api: LiveApi) -> None:
+    page = Page(api, "/docs")
+    document = api.get("/openapi.json")
+    calls = {
+        f"{method.upper()} {path}" for path, some in document["paths"].items() for method in some
+    }
+    assert set(page.texts("summary .code")) == calls
+    (reveal,) = [one for one in page.all("details") if "/reveal_submission" in one.text()]
+    fields = {
+        row.css("th")[0].text(): [cell.text() for cell in row.css("td")]
+        for row in reveal.css("tbody tr")
+    }
+    schema = document["components"]["schemas"]["RevealRequest"]
+    assert set(schema["properties"]) <= set(fields)
+    assert fields["tokens_per_sec"] == ["number", "required, more than 0, at most 10,000,000,000"]
+    (weights,) = [one for one in page.all("details") if "/get_weights" in one.text()]
+    assert "weights[].hotkey" in [cell.text() for cell in weights.css("tbody th")]
+    assert page.all("script") == []
+    loaded = [node.attributes.get("href") for node in page.all("link")]
+    assert [one for one in loaded if one and not one.startswith(("/", "data:"))] == []
+
+
 def test_a_page_of_thousands_reads_what_it_shows(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'api.db'}"
     fill(url, submissions=3000, rounds=ROUNDS + 3)
@@ -241,7 +421,7 @@ def test_a_page_of_thousands_reads_what_it_shows(tmp_path: Path) -> None:
         page = Page(api, "/")
         assert [row[0] for row in page.rows()] == [str(n) for n in range(1, PLACES + 1)]
         assert f"Only the first {PLACES} are shown" in page.text
-        assert len(page.rows(1)) == VERDICTS
+        assert len(page.rows(2)) == VERDICTS
         assert len(loaded) <= PLACES + 1 + VERDICTS
         newest = Page(api, "/rounds")
         assert len(newest.rows()) == ROUNDS
@@ -303,5 +483,3 @@ def test_the_style_sheet_and_the_api_beside_it(api: LiveApi) -> None:
     assert "prefers-color-scheme: dark" in reply.text
     paths = api.get("/openapi.json")["paths"]
     assert "/" not in paths  # pages are no part of the wire
-    missing: httpx.Response = api.http.get("/nothing")
-    assert missing.json() == {"detail": "Not Found"}

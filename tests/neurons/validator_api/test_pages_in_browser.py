@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
 
 from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
 
 TELEPHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
+OPEN = "document.querySelectorAll('details').forEach(one => one.open = true)"
+"""Shows what a page has folded up."""
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,12 @@ def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
     light = opened(browser, "light", viewport=DESK, bypass_csp=True)
     dark = opened(browser, "dark", viewport=TELEPHONE, bypass_csp=True)
     for page, paths in (
-        (light, ("/", "/rounds", "/submissions/2", "/submissions/4")),
-        (dark, ("/", "/submissions/1")),
+        (light, ("/", "/rounds", "/submissions/2", "/submissions/4", "/docs", "/nothing")),
+        (dark, ("/", "/submissions/1", "/docs")),
     ):
         for path in paths:
             page.goto(api.url + path)
+            page.evaluate(OPEN)
             found = Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
             assert len(found.response["passes"]) > 10  # it did look
@@ -81,11 +84,34 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
         (dark, "/"),
         (dark, "/submissions/1"),
         (dark, "/submissions/2"),
+        (light, "/rounds"),
+        (light, "/docs"),
     ):
         page.on("console", lambda message: said.append(message.text))
         page.goto(api.url + path)
+        page.evaluate(OPEN)
         assert page.evaluate("document.documentElement.scrollWidth") == TELEPHONE["width"]
         for table in page.query_selector_all(".wide"):  # they might be scrolled on their own
             assert page.evaluate("one => one.scrollWidth <= one.clientWidth", table)
         assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
     assert said == []  # the policy has stopped nothing of ours
+
+
+def test_a_browser_loads_a_live_page_again_until_it_is_stopped(
+    browser: Browser, api: LiveApi
+) -> None:
+    page = opened(browser, "light")
+
+    def hurry(route: Route) -> None:
+        answer = route.fetch()
+        assert "refresh" in answer.headers
+        route.fulfill(response=answer, headers={**answer.headers, "refresh": "1"})
+
+    page.route(f"{api.url}/", hurry, times=1)
+    page.goto(api.url)
+    page.wait_for_event("framenavigated")  # without a click
+    assert page.url == f"{api.url}/"
+    page.get_by_role("link", name="Stop").click()
+    page.wait_for_url("**/?refresh=off")
+    assert page.get_by_text("stands still").is_visible()
+    page.context.close()

@@ -73,6 +73,22 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
     storage.close()
 
 
+def test_an_early_end_is_corrected_by_the_start_of_the_next_round(old_url: str) -> None:
+    engine = create_engine(old_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        times = connection.execute(text("SELECT end_time FROM rounds ORDER BY id")).all()
+        early = "UPDATE rounds SET start_time = '2026-10-01 00:00:00' WHERE round_number = 2"
+        late = "UPDATE rounds SET end_time = '2026-10-02 00:00:00' WHERE round_number = 1"
+        connection.execute(text(early))
+        connection.execute(text(late))
+    engine.dispose()
+    assert len(times) == 2
+    with closing(Storage(old_url)) as storage, storage.read() as session:
+        first, second = session.scalars(select(Round).order_by(Round.id)).all()
+        assert first.end_time == second.start_time == datetime(2026, 10, 1)  # noqa: DTZ001
+        assert str(second.end_time) == str(times[1][0])[:19]  # it has no successor
+
+
 def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:
     storage = Storage(database_url)
     storage.write(
