@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,15 @@ INTERNAL = {
 """Modules that no person starts, or not with the base dependencies, and why."""
 TORCH_IS_IMPORTED = ("benchmarks",)
 """Where options are made of what needs torch; these commands are for developers with a GPU."""
+
+OPTIONAL = {"cosmic_ray", "optuna", "prometheus_client", "psycopg", "pytest"}
+HEAVY = {"bittensor", "fla", "torch", "transformers"}
+SERVICES = {
+    *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),
+    *("structlog", "uvicorn"),
+}
+"""What the extras of the miner and the servers bring, which the library works without."""
+LIBRARY = ("harness", "quasar_kernels", *COMMANDS, "scripts/step2", "scripts/record", "scripts/gpu")
 
 HIDING = """
 import sys
@@ -54,22 +61,6 @@ def modules() -> list[str]:
     return [name for name in found if name not in INTERNAL]
 
 
-def optional_modules() -> set[str]:
-    """Return the top modules of the distributions that only extras require."""
-    lines = importlib.metadata.requires("quasar-miner") or []
-    extra = {line for line in lines if "extra ==" in line and "quasar-miner" not in line}
-
-    def names(those: set[str]) -> set[str]:
-        return {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in those}
-
-    base = names(set(lines) - extra)
-    return {
-        module
-        for module, distributions in importlib.metadata.packages_distributions().items()
-        if {one.lower().replace("_", "-") for one in distributions} & (names(extra) - base)
-    }
-
-
 SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
 LINES = [
     *([script] for script in SCRIPTS),
@@ -85,10 +76,11 @@ def test_the_commands_of_the_harness_are_these() -> None:
 
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
 def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
-    hidden = optional_modules() & {"optuna", "cosmic_ray", "prometheus_client", "psycopg", "pytest"}
-    assert {"optuna", "pytest"} <= hidden
+    hidden = set(OPTIONAL)
     if not line[-1].startswith(TORCH_IS_IMPORTED):
-        hidden |= {"torch", "transformers", "fla", "bittensor"}
+        hidden |= HEAVY
+    if line[-1].startswith(LIBRARY):
+        hidden |= SERVICES
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     before = {path.name for path in PROJECT.iterdir()}
     paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
