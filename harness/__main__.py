@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis import duel, history, profile
-from harness.analysis.stats import markdown
+from harness.analysis import ab_compare, history, profile
+from harness.analysis.stats import markdown, show_table
 from harness.measuring.runner import MeasurementError, probe
 from harness.measuring.series import Policy, Series
+from harness.measuring.trees import whole_tree
 from harness.report import Measurement, Report, build_report, report_schema, write_report
-from harness.source import missing_files, tree_commit
-from harness.terminal import Progress, show_table
+from harness.source import tree_commit
+from harness.terminal import Progress, ends_quietly
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
 from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree
@@ -44,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "`profile` shows where the time of a call goes; `gates` looks at a model of blocks.",
     )
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--tree", type=Path, help="root of a fork: the folder that holds fla/")
+    parser.add_argument("--tree", type=Path,
+                        help="root of a fork, which holds fla/, or an overlay such as "
+                        "quasar_kernels/overlay")  # fmt: skip
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
     group.add_argument("--target", type=positive, help="all lengths for a submission at this one")
@@ -58,14 +61,16 @@ def _parser() -> argparse.ArgumentParser:
                         help="time unchecked code, and say so in the report")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the report to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--debug", action="store_true", help="print the log of a failed worker")
     return parser
 
 
 @dataclass(kw_only=True)
 class _PrintedSeries(Series):
-    """Tells a person on stderr how it goes; the closing table tells what failed."""
+    """Prints its progress on stderr; the closing table has the failures."""
 
     progress: Progress
+    debug: bool = False
     last_log: str = ""
 
     def started(self, length: int) -> None:
@@ -83,15 +88,16 @@ class _PrintedSeries(Series):
 
     def failed(self, length: int, error: MeasurementError) -> None:
         if error.kind not in self.policy.left_out:
-            return  # it ends the series, and is told by who started that
+            return  # it ends the series; main() prints it
         same = error.log_tail == self.last_log  # one fault of the tree fails every length
-        if error.log_tail and error.kind != "gate" and not same:
-            self.progress.say(f"{length:>9} tokens: log {error.log_tail[-2000:]}")
         self.last_log = error.log_tail
-        self.progress.say(f"{length:>9} tokens: failed{', with the same log' if same else ''}")
+        text = "the same" if same else error.explain(debug=self.debug)
+        self.progress.say(f"{length:>9} tokens: failed: {text}")
 
 
-def _measure(arguments: argparse.Namespace, progress: Progress) -> tuple[Report, Series]:
+def _measure(
+    arguments: argparse.Namespace, tree: Path, progress: Progress
+) -> tuple[Report, Series]:
     environment = probe(device=arguments.device)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
@@ -106,7 +112,9 @@ def _measure(arguments: argparse.Namespace, progress: Progress) -> tuple[Report,
         left_out=frozenset({"timeout", "out_of_memory", "gate", "crash", "protocol"}),
         too_long=frozenset({"out_of_memory"}),
     )
-    series = _PrintedSeries(*(arguments.tree, policy, device, arguments.timeout), progress=progress)
+    series = _PrintedSeries(
+        *(tree, policy, device, arguments.timeout), progress=progress, debug=arguments.debug
+    )
     series.run(lengths)
     protocol = WORKLOAD.describe(device)
     commit = tree_commit(arguments.tree)
@@ -120,13 +128,14 @@ def _gates(words: Sequence[str]) -> int:
 
 
 _COMMANDS = {
-    "compare": duel.main,
+    "compare": ab_compare.main,
     "history": history.main,
     "profile": profile.main,
     "gates": _gates,
 }
 
 
+@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
@@ -144,17 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
         return 0
     if arguments.tree is None:
-        parser.error("--tree is required: the root of a fork")
-    if missing := missing_files(arguments.tree):
-        progress.say(f"{arguments.tree} has no {missing[0]}; name the root of a fork that holds it")
-        return 1
-    broken = check_tree(arguments.tree)
+        parser.error("--tree is required: the root of a fork, or quasar_kernels/overlay")
     try:
-        with progress:
-            report, series = _measure(arguments, progress)
+        with whole_tree(arguments.tree) as tree, progress:
+            broken = check_tree(tree)
+            report, series = _measure(arguments, tree, progress)
     except MeasurementError as error:
-        progress.say(f"{error.kind}: {error.advice}")
-        progress.say(error.log_tail)
+        progress.say(error.explain(debug=arguments.debug))
         return 1
     if arguments.json:
         digest = write_report(arguments.json, report)

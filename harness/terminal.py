@@ -1,13 +1,17 @@
-"""Progress and tables for a person: live on a terminal, one line an event elsewhere."""
+"""Command lines for a person: progress, and an end without a traceback."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TextIO
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TextIO
 
-from harness.analysis.stats import rich_table, table
-from harness.report import Failure, Measurement
+P = ParamSpec("P")
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Progress:
@@ -48,17 +52,39 @@ class Progress:
             self._status.update(text)
 
 
-def show_table(
-    measurements: Sequence[Measurement],
-    failures: Iterable[Failure] = (),
-    stream: TextIO | None = None,
-) -> None:
-    """Print the table of a series as the stream takes it."""
-    stream = stream or sys.stdout
-    if stream.isatty():
-        from rich.console import Console
+def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
+    """Let a command end without a traceback on Ctrl-C and SIGTERM.
 
-        Console(file=stream).print(rich_table(measurements, failures))
-    else:
-        stream.write(table(measurements, failures) + "\n")
-        stream.flush()
+    Its `finally` blocks run, so workers end and temporary folders go. The exit status is that of a
+    process which the signal killed: 130 or 143.
+    """
+
+    @wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            return main(*args, **kwargs)  # only the main thread may change what signals do
+        earlier = {number: signal.signal(number, _interrupt) for number in _ENDING}
+        try:
+            return main(*args, **kwargs)
+        except _Interrupted as interrupted:
+            sys.stderr.write("stopped\n")
+            return 128 + interrupted.number
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    return run
+
+
+class _Interrupted(KeyboardInterrupt):
+    """A signal asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    for ending in _ENDING:  # what runs in `finally` is not interrupted again
+        signal.signal(ending, signal.SIG_IGN)
+    raise _Interrupted(number)

@@ -5,8 +5,8 @@
 
 FORK is an https address or a folder. The fork is cloned into an empty sandbox, its rules are
 checked, it is timed at the validator's lengths and at the target, and compared with the claim.
-DIR is a checkout as it lies there, judged without a claim: rules, import, correctness, speed;
---full takes the validator's lengths and the target.
+DIR is a checkout as it lies there, or an overlay such as quasar_kernels/overlay, judged without a
+claim: rules, import, correctness, speed; --full takes the validator's lengths and the target.
 Exit status 0: it passes; 1: it would be rejected.
 """
 
@@ -22,6 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from harness.analysis.judge import judge_tree
+from harness.terminal import ends_quietly
 from harness.workload import VALIDATOR_LENGTHS
 from neurons import observe
 from neurons.errors import Postponed
@@ -45,6 +46,11 @@ def fork_address(fork: str) -> str:
         return fork
     if not Path(fork).is_dir():
         raise SystemExit(f"There is no folder {fork}. Name a checkout or an https address.")
+    if not (Path(fork, ".git").exists() or Path(fork, "HEAD").is_file()):
+        raise SystemExit(
+            f"{fork} is no git repository, which a claim needs. Judge a folder as it is by "
+            f"--repo-path {fork}."
+        )
     return Path(fork).resolve().as_uri()
 
 
@@ -63,13 +69,17 @@ def newest_commit(address: str, branch: str) -> str:
     return run.stdout.split()[0]
 
 
-def judge_checkout(tree: Path, lengths: list[int], device: str, timeout: float) -> int:
+def judge_checkout(
+    tree: Path, lengths: list[int], device: str, timeout: float, *, debug: bool = False
+) -> int:
     """Print a line for everything that is found in a checkout; return the exit status."""
     passed = True
     best = ""
     for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
         passed = passed and finding.passed
         print(f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.told}", flush=True)
+        if finding.log:
+            print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
         if finding.measurement is not None and not best:  # the longest comes first
             speed, length = finding.measurement.tokens_per_sec, finding.measurement.length
             league, multiplier = league_of(length)
@@ -79,13 +89,15 @@ def judge_checkout(tree: Path, lengths: list[int], device: str, timeout: float) 
     return 0 if passed else 1
 
 
+@ends_quietly
 def main() -> int:
     """Judge the fork, print the verdict, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("fork", nargs="?", help="https address or folder of the fork")
     parser.add_argument("--claim", type=float, help="tokens per second to claim")
     parser.add_argument("--target", type=positive, default=100_000, help="target sequence length")
-    parser.add_argument("--repo-path", type=Path, help="a checkout to judge without a claim")
+    parser.add_argument("--repo-path", type=Path,
+                        help="a checkout or an overlay to judge without a claim")  # fmt: skip
     parser.add_argument("--seq-len", type=positive, help="length in tokens to judge it at (2048)")
     parser.add_argument("--full", action="store_true", help="512, 1024, 2048 and the target")
     which = parser.add_mutually_exclusive_group()
@@ -93,6 +105,7 @@ def main() -> int:
     which.add_argument("--branch", default="quasar", help="branch to judge (quasar)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
+    parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args()
     if args.repo_path is not None:
         if not args.repo_path.is_dir():
@@ -100,7 +113,9 @@ def main() -> int:
         lengths = {args.seq_len or 2048}
         if args.full:
             lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}
-        return judge_checkout(args.repo_path, sorted(lengths), args.device, args.timeout)
+        return judge_checkout(
+            args.repo_path, sorted(lengths), args.device, args.timeout, debug=args.debug
+        )
     if args.fork is None or args.claim is None:
         parser.error("name a fork and its --claim, or a checkout by --repo-path")
 

@@ -3,8 +3,8 @@
     python scripts/step1_first_optimization.py [--skip-setup] [--fork DIR] [--lengths 512,2048]
 
 Clones the public fork into DIR (with --skip-setup it lies there), lays these kernels over a copy of
-it, checks the copy, and times both in turns in fresh processes by the validator's loop. Writes a
-table (step1.md) and a plot (step1.svg). The public fork is not checked: it does not compute what it
+it, checks the copy, and compares both by the validator's loop in fresh processes. Writes a table
+(step1.md) and a plot (step1.svg). The public fork is not checked: it does not compute what it
 documents, so it is a baseline for speed alone. Where it does not run at all, as on a CPU, these
 kernels are timed beside themselves, which shows the noise. Exit status 0: the kernels are right.
 """
@@ -18,9 +18,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.analysis.duel import Duel, plot, table
+from harness.analysis.ab_compare import (
+    LEAST_BLOCKS,
+    BlockPrinter,
+    Comparison,
+    plot,
+    table,
+)
 from harness.measuring.runner import Measure, MeasurementError, check, measure
 from harness.report import GateResult
+from harness.terminal import Progress, ends_quietly
 from harness.workload import WORKLOAD
 from neurons.configuration.settings import Settings
 from neurons.errors import QuasarError
@@ -47,17 +54,18 @@ def clone(folder: Path, address: str) -> None:
         )
 
 
-def runs_here(fork: Path, length: int, device: str, timer: Measure) -> Path | None:
+def runs_here(fork: Path, length: int, device: str, timer: Measure, *, debug: bool) -> Path | None:
     """Return the fork if it can be timed on this machine; say why where it cannot."""
     seconds = WORKLOAD.timeout_seconds
     try:
         timer(fork, length, device=device, gate=False, timeout=seconds, stop=None, cold_cache=False)
     except MeasurementError as error:
-        print(f"the public fork cannot be timed here: {error.reason}", flush=True)
+        print(f"the public fork cannot be timed here: {error.explain(debug=debug)}", flush=True)
         return None
     return fork
 
 
+@ends_quietly
 def main(
     argv: Sequence[str] | None = None,
     *,
@@ -71,13 +79,18 @@ def main(
     parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
     parser.add_argument("--upstream", default=upstream, help="what is cloned")
     parser.add_argument("--lengths", default="512,1024,2048", help="sequence lengths")
-    parser.add_argument("--pairs", type=int, default=3, help="processes of each, at least 2 (3)")
+    parser.add_argument("--blocks", "--pairs", type=int, default=LEAST_BLOCKS,
+                        help="of three processes each, at least "
+                        f"{LEAST_BLOCKS} ({LEAST_BLOCKS})")  # fmt: skip
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
+    parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     given = parser.parse_args(argv)
     lengths = [int(part) for part in given.lengths.split(",") if part.isdecimal() and int(part)]
-    if not lengths or given.pairs < 2:
-        parser.error("--lengths takes lengths such as 512,1024, and --pairs at least 2")
+    if not lengths or given.blocks < LEAST_BLOCKS:
+        parser.error(
+            f"--lengths takes lengths such as 512,1024, and --blocks at least {LEAST_BLOCKS}"
+        )
     try:
         if not given.skip_setup:
             clone(given.fork, given.upstream)
@@ -92,17 +105,27 @@ def main(
                 print(f"  {failed}")
             if not gate.passed:
                 return 1
-            fork = runs_here(given.fork.resolve(), min(lengths), given.device, timer)
-            duel = Duel(given.device, given.pairs, gated=False, timer=timer)
+            fork = runs_here(
+                given.fork.resolve(), min(lengths), given.device, timer, debug=given.debug
+            )
+            comparison = Comparison(
+                *(given.device, given.blocks),
+                gated=False,
+                timer=timer,
+                on_block=BlockPrinter(Progress(), given.blocks),
+            )
             found = []
             if fork is None:
                 lay_out(given.fork, OVERLAY, OVERLAY, "layer", beside)
-            for length, one in duel.run(fork or beside, ours, lengths):
+            for length, one in comparison.run(fork or beside, ours, lengths):
                 found.append((length, one))
                 told = one if fork else f"{one.b:,.0f} tokens/s"
                 print(f"{length:>9} tokens: {told}", flush=True)
-    except (MeasurementError, QuasarError, Refused) as error:
-        sys.stderr.write(" ".join(filter(None, (str(error), getattr(error, "remedy", "")))) + "\n")
+    except MeasurementError as error:
+        sys.stderr.write(f"{error.explain(debug=given.debug)}\n")
+        return 1
+    except (QuasarError, Refused) as error:
+        sys.stderr.write(f"{error}\n")
         return 1
     names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")
     text = table(found, names)

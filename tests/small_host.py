@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib.metadata import distribution
 from pathlib import Path
 
-from neurons.embedded.upstream import PACKAGE
+from quasar_kernels.host_library import PACKAGE
 
 EAGER = Path("fla/ops/__init__.py")
 LAYERS = Path("fla/layers/__init__.py")

@@ -43,7 +43,6 @@ GATE = (
     "tests/harness/worker/test_rules.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
-    "harness/analysis/duel.py": ("tests/harness/analysis/test_duel.py",),
     "harness/analysis/stats.py": ("tests/harness/analysis/test_stats.py",),
     "harness/claim/derive.py": ("tests/harness/claim",),
     "harness/claim/rejection.py": ("tests/harness/claim",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.operator.inputs import WIDTH, layer_like
 from benchmarks.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
 from benchmarks.tuning.study import Objective, Refused, Report, Tiles
 from benchmarks.tuning.tune import LIMITS, errors_of
+from harness.analysis.ab_compare import Block, take_block
 from quasar_kernels.mount import mount
 
 
@@ -61,13 +63,15 @@ class Candidates:
 
         return mean_of_times
 
-    def in_turns(self, start: Tiles, best: Tiles, pairs: int) -> Iterator[tuple[float, float]]:
-        """Yield speeds of both at the longest length, each pair one right after the other."""
-        tokens = self._lengths[-1]
-        for number in range(pairs):
-            order = (start, best) if number % 2 == 0 else (best, start)
-            first, second = (tokens / self._ms(tiles, tokens) for tiles in order)
-            yield (first, second) if number % 2 == 0 else (second, first)
+    def compare(self, start: Tiles, best: Tiles, blocks: int) -> Iterator[Block]:
+        """Yield blocks of speeds, in tokens/s at the longest length: A is the start, B the best."""
+        tokens, order = self._lengths[-1], random.SystemRandom()
+
+        def speed(tiles: Tiles) -> float:
+            return tokens / self._ms(tiles, tokens)
+
+        for _ in range(blocks):
+            yield take_block(lambda: speed(start), lambda: speed(best), order)
 
     def _check(self, tiles: Tiles) -> None:
         chosen = self._of(**tiles)

@@ -50,7 +50,7 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
     measured = (
         f"scripts/step2_kernel_tuning.py searched heads of {WIDTH} in {KIND} on this GPU: "
         f"{result['evidence']['trials']} trials, {gain['ratio'] - 1:+.1%} at "
-        f"{result['lengths'][-1]} tokens (95% interval {gain['low'] - 1:+.1%} to "
+        f"{result['lengths'][-1]} tokens (99% interval {gain['low'] - 1:+.1%} to "
         f"{gain['high'] - 1:+.1%})"
     )
     made = {"capability": capability, "measured": measured, "tiles": [row, *old]}

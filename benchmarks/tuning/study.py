@@ -7,18 +7,14 @@ it was in, and the next one goes on from there.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-try:
-    import optuna
-    from optuna.trial import TrialState
-except ModuleNotFoundError:
-    sys.exit("Optuna is not installed. Run: scripts/install.sh tuning")
+import optuna
+from optuna.trial import TrialState
 
-from harness.analysis.duel import Difference, difference
+from harness.analysis.ab_compare import Block, Difference, difference
 
 Tiles = dict[str, int]
 """Values of `tiles.Tiles` by field."""
@@ -161,16 +157,16 @@ def best_tiles(study: optuna.Study) -> Tiles:
 
 
 def conclude(
-    study: optuna.Study, pairs: Iterable[tuple[float, float]]
+    study: optuna.Study, blocks: Iterable[Block]
 ) -> tuple[Tiles, Difference, dict[str, Any]]:
     """Return the tiles to use, how much faster the best ones are, and the evidence.
 
     Args:
-        pairs: speeds of the start and of the best tiles, taken in turns, in any unit. The best
-            ones are taken only where their gain is beyond the noise of these.
+        blocks: speeds of the start (A) and of the best tiles (B), in any unit. The best tiles are
+            taken only if these show them to be faster.
     """
-    found = difference(list(pairs))
-    taken = best_tiles(study) if found.low > 1 else study.user_attrs["start"]
+    found = difference(list(blocks))
+    taken = best_tiles(study) if found.faster else study.user_attrs["start"]
     trials = study.get_trials(deepcopy=False)
     refused = sorted({t.user_attrs["refused"] for t in trials if "refused" in t.user_attrs})
     evidence = {
@@ -179,6 +175,6 @@ def conclude(
         "completed": sum(t.state == TrialState.COMPLETE for t in trials),
         "refused": refused[:10],
         "gain": {"ratio": found.ratio, "low": found.low, "high": found.high},
-        "taken": found.low > 1,
+        "taken": found.faster,
     }
     return taken, found, evidence

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.measuring.runner import MeasurementError, check, measure
+from harness.measuring.trees import whole_tree
 from harness.report import Check, GateResult, Measurement
 from quasar_kernels.contract import QUASAR_DIR, Violation, check_tree, compiled_files
 
@@ -15,13 +16,14 @@ from quasar_kernels.contract import QUASAR_DIR, Violation, check_tree, compiled_
 class Finding:
     """One thing that was looked at: whether it passed, and a sentence or a figure.
 
-    `measurement` is what a finding about speed rests on.
+    `measurement` is what a finding about speed rests on, `log` a failed worker's output.
     """
 
     name: str
     passed: bool
     told: str
     measurement: Measurement | None = None
+    log: str = ""
 
 
 def judge_tree(
@@ -30,7 +32,7 @@ def judge_tree(
     """Yield what is found, in the order of a validator; a stage that fails is the last.
 
     Args:
-        tree: root of a fork's checkout.
+        tree: root of a fork's checkout, or an overlay, which is laid over the host library.
         lengths: in tokens; the longest one's gate stands for all.
         timeout: seconds for each process.
     """
@@ -39,10 +41,14 @@ def judge_tree(
     if not all(finding.passed for finding in rules):
         return
     try:
-        gate = check(tree, max(lengths), device=device, timeout=timeout)
+        with whole_tree(tree) as whole:
+            yield from _run(whole, lengths, device, timeout)
     except MeasurementError as error:
-        yield Finding(error.kind, False, error.advice)
-        return
+        yield Finding(error.kind, False, error.advice, log=error.log_tail)
+
+
+def _run(tree: Path, lengths: Sequence[int], device: str, timeout: float) -> Iterator[Finding]:
+    gate = check(tree, max(lengths), device=device, timeout=timeout)
     yield Finding("import", True, f"{gate.device}, {gate.dtype}")
     yield from _correctness(gate)
     if not gate.passed:
@@ -51,7 +57,8 @@ def judge_tree(
         try:
             found = measure(tree, length, device=device, gate=gate, timeout=timeout)
         except MeasurementError as error:
-            yield Finding(f"{length} tokens", False, f"{error.kind}: {error.advice}")
+            told = f"{error.kind}: {error.advice}"
+            yield Finding(f"{length} tokens", False, told, log=error.log_tail)
             return
         told = f"{found.tokens_per_sec:,.0f} tokens/s, {found.vram_mb:,.0f} MiB"
         yield Finding(f"{length} tokens", True, told, found)

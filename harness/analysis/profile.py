@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.measuring.job import Profile
 from harness.measuring.runner import PROJECT, MeasurementError, call
-from harness.source import missing_files
+from harness.measuring.trees import whole_tree
 from harness.workload import WORKLOAD
 
 TASK = "harness.worker.subject.profile"
@@ -40,30 +40,32 @@ def main(argv: Sequence[str]) -> int:
         description="Show which operations and kernels a call of a tree's layer spends its time "
         "in. Nothing is checked; a profiled call is slower than a timed one.",
     )
-    parser.add_argument("--tree", type=Path, required=True, help="root of a fork")
+    parser.add_argument("--tree", type=Path, required=True,
+                        help="root of a fork, or an overlay")  # fmt: skip
     parser.add_argument("--length", type=int, default=2048, help="in tokens (2048)")
     parser.add_argument("--rows", type=int, default=20, help="of the table (20)")
     parser.add_argument("--trace", type=Path, default=Path("trace.json"),
                         help="for chrome://tracing or ui.perfetto.dev (trace.json)")  # fmt: skip
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
+    parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     given = parser.parse_args(argv)
     if given.length < 1:
         parser.error(f"--length {given.length} must be at least 1")
-    if missing := missing_files(given.tree):
-        parser.error(f"{given.tree} has no {missing[0]}; name the root of a fork that holds it")
-    tree, trace = given.tree.resolve(), given.trace.resolve()
+    trace = given.trace.resolve()
     try:
-        body = call(
-            *(f"{TASK}:profile_tree", str(tree), given.length, given.device, str(trace)),
-            device=given.device,
-            timeout=given.timeout,
-            tree=tree,
-        )
+        with whole_tree(given.tree) as tree:
+            body = call(
+                *(f"{TASK}:profile_tree", str(tree), given.length, given.device, str(trace)),
+                device=given.device,
+                timeout=given.timeout,
+                tree=tree,
+            )
     except MeasurementError as error:
-        sys.stderr.write(f"{error.kind}: {error.advice}\n{error.log_tail[-2000:]}\n")
+        sys.stderr.write(f"{error.explain(debug=given.debug)}\n")
         return 1
     sys.stdout.write(table(Profile.model_validate(body), given.rows))
     sys.stdout.write(f"\nthe trace of {WORKLOAD.timed_calls} calls is in {trace}\n")
-    sys.stdout.write(f"one call in Nsight Compute: {ncu_command(tree, given.length)}\n")
+    command = ncu_command(given.tree.resolve(), given.length)
+    sys.stdout.write(f"one call in Nsight Compute: {command}\n")
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from harness.claim.rejection import rejection
 from harness.hardware.roofline import ceiling
@@ -107,3 +108,19 @@ def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] 
     for row in rows(measurements):
         made.add_row(*row, style=None if row[-1] == "checked" else "red")
     return made
+
+
+def show_table(
+    measurements: Sequence[Measurement],
+    failures: Iterable[Failure] = (),
+    stream: TextIO | None = None,
+) -> None:
+    """Print the table of a series: in colours on a terminal, else as plain lines."""
+    stream = stream or sys.stdout
+    if stream.isatty():
+        from rich.console import Console
+
+        Console(file=stream).print(rich_table(measurements, failures))
+    else:
+        stream.write(table(measurements, failures) + "\n")
+        stream.flush()

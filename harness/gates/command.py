@@ -7,16 +7,16 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from harness.gates.checks import gates
 from harness.gates.findings import Gates, Verdict, worst
 from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
-from quasar_kernels.blocks.fusion import FUSIONS
-from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+from quasar_kernels.blocks.language.settings import Sizes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
 """The model that is built for a list of branches."""
@@ -36,8 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="+".join(MIXERS),
                         help="branches of a small model, joined by + (the default has all), or "
                         "MODULE:FUNCTION that returns yours")  # fmt: skip
-    parser.add_argument("--fusion", choices=FUSIONS, default=SMALL.fusion,
-                        help="of the small model's branches (gains)")  # fmt: skip
+    parser.add_argument("--fusion", default=SMALL.fusion,
+                        help="of its branches: gains, gated or mean (gains)")  # fmt: skip
     parser.add_argument("--steps", type=positive, default=100, help="of the mini-training (100)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, help="write the findings to this file")
@@ -50,6 +50,11 @@ def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
     Raises:
         ModelError: the name is neither a list of branches nor a function that returns a model.
     """
+    import torch
+    from torch import nn
+
+    from quasar_kernels.blocks.language.model import LanguageModel
+
     torch.manual_seed(0)
     if ":" not in name:
         try:
@@ -71,6 +76,10 @@ def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
 
 def look(name: str, model: nn.Module, steps: int, device: torch.device) -> Gates:
     """Put a model through the gates, with a line for each finding on stdout."""
+    import torch
+
+    from harness.gates.checks import gates
+
     findings = []
     for finding in gates(model.to(device), steps, device):
         findings.append(finding)
@@ -87,6 +96,12 @@ def main(argv: Sequence[str]) -> int:
     """Run the command line and return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    import torch  # after `--help`: it takes seconds
+
+    from quasar_kernels.blocks.fusion import FUSIONS
+
+    if arguments.fusion not in FUSIONS:
+        parser.error(f"--fusion {arguments.fusion}: it must be one of {', '.join(FUSIONS)}")
     on_gpu = torch.cuda.is_available()
     if arguments.device == "cuda" and not on_gpu:
         parser.error("--device cuda: torch finds no GPU here")

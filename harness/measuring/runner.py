@@ -95,6 +95,15 @@ class MeasurementError(Exception):
         """What happened and, where it is known, what to do about it."""
         return f"{self.reason.rstrip('.')}. {self.remedy}" if self.remedy else self.reason
 
+    def explain(self, *, debug: bool = False) -> str:
+        """Return kind and advice for a person, with the worker's log if `debug` asks for it."""
+        text = self.advice if self.kind == "protocol" else f"{self.kind}: {self.advice}"
+        if not self.log_tail or self.kind in ("gate", "stopped"):
+            return text
+        if debug:
+            return f"{text}\n{self.log_tail.rstrip()}"
+        return f"{text.rstrip('.')}. --debug shows the worker's log."
+
 
 def child_environment(
     environ: Mapping[str, str], *, device: str, cache: Path | None = None

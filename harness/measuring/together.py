@@ -102,6 +102,7 @@ class ShortSeries(Series):
         others = sorted({*beside} - {target})
         wanted = [target] * more
         while wanted := wanted or self._missing(target, others):
+            self.planned(wanted)
             lengths, wanted = wanted[: self.at_once], wanted[self.at_once :]
             self._round(max([target, *others]), lengths)
             if self._failed(target, others):
@@ -182,6 +183,15 @@ class ShortSeries(Series):
                 return length, MeasurementError(told, "disturbed")
         return None
 
+    def planned(self, lengths: Sequence[int]) -> None:
+        """Called before a round with the length of each run that is wanted, later rounds included.
+
+        Does nothing here, as `timed` and `round_done`, which subclasses override.
+        """
+
+    def timed(self, measurement: Measurement) -> None:
+        """Called in a thread when one process of a round has ended, before its run is judged."""
+
     def round_done(self) -> None:
         """Hear that the processes of a round have ended."""
 
@@ -198,7 +208,7 @@ class ShortSeries(Series):
             def take(place: int, length: int) -> Measurement | MeasurementError:
                 first = length not in lengths[:place] and not self.of(length)
                 try:
-                    return self.measure(
+                    run = self.measure(
                         *(self.tree, length),
                         device=self.device,
                         gate=gate.result,
@@ -207,6 +217,8 @@ class ShortSeries(Series):
                         cold_cache=first and length in self.policy.cold,
                         turn=turn,
                     )
+                    self.timed(run)
+                    return run
                 except MeasurementError as error:
                     stop.set()
                     return error

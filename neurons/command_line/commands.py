@@ -15,8 +15,8 @@ from typing import TextIO
 
 import click
 
+from harness.analysis.stats import show_table
 from harness.source import tree_commit
-from harness.terminal import show_table
 from harness.workload import LENGTHS, lengths_for
 from neurons import observe
 from neurons.command_line import doctor as doctor_checks

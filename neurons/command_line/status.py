@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from neurons.errors import ConfigError
+from neurons.mining.measuring.progress import Measuring, read_progress
 from neurons.mining.submissions.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.mining.submissions.journal import Journal, Submission
 from neurons.rules import league_of, weighted_score
@@ -38,6 +39,7 @@ class Status:
     Attributes:
         judges_early_at: when the API of the submission last showed a sign, within the length of a
             round, of judging a commitment before its reveal, in Unix seconds; None without one.
+        measuring: the progress of the measurement that the running miner or `bench` makes.
         history: the newest submissions, newest first, as many as were asked for.
         others: live submissions of hotkeys other than the configured one.
     """
@@ -47,6 +49,7 @@ class Status:
     submission: Submission | None
     verdict: Submission | None
     judges_early_at: float | None = None
+    measuring: Measuring | None = None
     history: tuple[Submission, ...] = ()
     others: tuple[Submission, ...] = ()
 
@@ -58,6 +61,7 @@ class Status:
             "submission": _as_json(self.submission),
             "verdict": _as_json(self.verdict),
             "judges_early_at": self.judges_early_at,
+            "measuring": self.measuring.model_dump() if self.measuring else None,
             "history": [_as_json(one) for one in self.history],
             "others": [_as_json(one) for one in self.others],
         }
@@ -68,6 +72,7 @@ class Status:
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
             lines.append("submission  none yet: ./START_MINER.sh once makes the first")
+            lines += _progress(self.measuring)
             return "\n".join([*lines, *map(_left_behind, self.others)])
         deadline = deadline_of(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
@@ -75,6 +80,7 @@ class Status:
             lines.append(f"  reason    {self.submission.reason}")
         start = "" if self.running or self.submission.closed else "start the miner: "
         lines.append(f"  next      {start}{next_action(self.submission)}")
+        lines += _progress(self.measuring)
         if deadline is not None:
             lines.append(f"  at        {_moment(deadline)}")
         if self.judges_early_at is not None:
@@ -116,10 +122,13 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
     Raises:
         ConfigError: the journal is damaged, of a newer version or another user's.
     """
+    measuring = read_progress(state_dir)  # first, as its writer may die meanwhile
     running = _is_locked(state_dir / "lock")
+    if not running:
+        measuring = None
     path = find_journal(state_dir)
     if path is None:
-        return Status(state_dir, running, None, None)
+        return Status(state_dir, running, None, None, measuring=measuring)
     with Journal(path, copy=True) as journal:
         everybody = journal.live_submissions()
         live = [one for one in everybody if hotkey in (None, one.hotkey)]
@@ -128,7 +137,8 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
         early = journal.judges_early(shown.api_url, time.time()) if shown else None
     verdict = next((one for one in recent if one.state in VERDICTS), None)
     others = tuple(one for one in everybody if one not in live)
-    return Status(state_dir, running, shown, verdict, early, tuple(recent[:history]), others)
+    shown_last = tuple(recent[:history])
+    return Status(state_dir, running, shown, verdict, early, measuring, shown_last, others)
 
 
 def summary(submission: Submission, state_dir: Path) -> str:
@@ -235,6 +245,19 @@ def _figures(submission: Submission) -> list[str]:
         lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
     elif submission.fork_url:
         lines.append(f"  fork      a repository that is no longer there, {submission.commit_hash}")
+    return lines
+
+
+def _progress(measuring: Measuring | None) -> list[str]:
+    if measuring is None:
+        return []
+    lines = [f"  measuring for {_span(max(0.0, time.time() - measuring.began))}"]
+    for one in measuring.lengths:
+        done = len(one.speeds)
+        run = f"run {done + 1} of {one.planned}" if done < one.planned else f"{done} runs done"
+        speeds = ", ".join(f"{speed:,.0f}" for speed in one.speeds)
+        told = f": {speeds} tokens/s" if speeds else ""
+        lines.append(f"    {one.length:>9,} tokens, {run}{told}")
     return lines
 
 

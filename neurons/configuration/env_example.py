@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -63,4 +64,5 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     EXAMPLE.write_text(render(), encoding="utf-8")

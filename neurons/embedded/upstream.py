@@ -8,17 +8,15 @@ Neither fla nor torch is imported.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from neurons.errors import ConfigError, Held
 from neurons.git.command import HardenedGit, commit_environment, scratch_beside
 from quasar_kernels.contract import fork_imports
-
-PACKAGE = "fla-core"
+from quasar_kernels.host_library import PACKAGE, package_files
 
 COMMITTED_AT = 1_735_689_600
 """Unix seconds: fixed, so that the commit's hash depends on content alone."""
@@ -87,7 +85,8 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
 
 
 def _write_source(source: Path) -> None:
-    for name, origin in _package_files().items():
+    version = _version()
+    for name, origin in package_files().items():
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, target)
@@ -96,8 +95,8 @@ def _write_source(source: Path) -> None:
     if not layers.exists():
         layers.parent.mkdir(parents=True, exist_ok=True)
         layers.write_text(_imports())
-    (source / "pyproject.toml").write_text(_PYPROJECT.format(version=_version()))
-    (source / "NOTICE").write_text(_NOTICE.format(version=_version()))
+    (source / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
+    (source / "NOTICE").write_text(_NOTICE.format(version=version))
     (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")
     licence = _licence()
     if licence is not None:
@@ -123,28 +122,6 @@ def _distribution() -> importlib.metadata.Distribution:
 
 def _version() -> str:
     return _distribution().version
-
-
-def _package_files() -> dict[PurePosixPath, Path]:
-    """Return the package's own files under fla/: other packages may install there too."""
-    listed = {
-        PurePosixPath(file.as_posix()): Path(os.fspath(file.locate()))
-        for file in _distribution().files or []
-        if file.parts[0] == "fla"
-    }
-    if not listed:  # an editable installation lists no files
-        spec = importlib.util.find_spec("fla")  # locates fla without running it
-        for folder in (spec and spec.submodule_search_locations) or ():
-            root = Path(folder)
-            listed |= {
-                PurePosixPath("fla", path.relative_to(root).as_posix()): path
-                for path in root.rglob("*")
-            }
-    return {
-        name: path
-        for name, path in listed.items()
-        if "__pycache__" not in name.parts and name.suffix != ".pyc" and path.is_file()
-    }
 
 
 def _licence() -> Path | None:

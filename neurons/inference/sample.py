@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
@@ -25,6 +22,9 @@ SPREAD = 0.15
 
 def make_model(folder: Path, seed: int = 1) -> None:
     """Write the model to `folder`; the same seed gives the same weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
     torch.manual_seed(seed)
     config = Qwen2Config(**SMALL)
     loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not
@@ -38,4 +38,6 @@ def make_model(folder: Path, seed: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    make_model(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Make a small Qwen2 of random weights.")
+    parser.add_argument("folder", type=Path, help="where its files are written")
+    make_model(parser.parse_args().folder)

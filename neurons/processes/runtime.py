@@ -8,13 +8,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from neurons.errors import ConfigError, QuasarError, not_writable
 from neurons.observe import get_logger
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PROGRESS = "measuring.json"
+"""File of a state folder with the progress of the measurement that the lock's holder makes."""
+
 GRACE_SECONDS = 8.0
 """After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
 
@@ -92,6 +95,8 @@ class StateLock:
                 f"Another process (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
                 "Stop it first, or give this one its own STATE_DIR."
             ) from None
+        with suppress(OSError):  # a process that died while it measured has left it
+            (state_dir / PROGRESS).unlink(missing_ok=True)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -38,11 +38,12 @@ def test_both_are_timed_and_drawn(
         return samples.gate_result(passed=(tree / LAYER_FILE).read_text() != FORK[str(LAYER_FILE)])
 
     out = tmp_path / "found"
-    arguments = [*setup, "--lengths", "512,1024", "--pairs", "2", "--out", str(out)]
+    arguments = [*setup, "--lengths", "512,1024", "--blocks", "5", "--out", str(out)]
     assert step1.main(arguments, timer=timer, checker=checker) == 0
     assert checked == [1024]
     assert (
-        "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 |" in (tmp_path / "found.md").read_text()
+        "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 | 1.000 |"
+        in (tmp_path / "found.md").read_text()
     )
     assert "correctness gate: green" in capsys.readouterr().out
     drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
@@ -64,7 +65,7 @@ def test_a_fork_that_does_not_run_here_is_told_and_left_out(
     out, green = tmp_path / "found", lambda *_, **__: samples.gate_result()
     arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
     assert step1.main(arguments, timer=only_ours, checker=green) == 0
-    assert "cannot be timed here: it needs a GPU" in capsys.readouterr().out
+    assert "cannot be timed here: crash: it needs a GPU" in capsys.readouterr().out
     text = out.with_suffix(".md").read_text()
     assert "public fork" not in text
     assert "| 512 | 1,536 | 1,536 | 1.000 |" in text

@@ -2,7 +2,8 @@
 
     python -m harness.worker.subject.profile TREE LENGTH DEVICE
 
-makes the warm-up calls and one more between cudaProfilerStart and cudaProfilerStop.
+loads a fork or an overlay, makes the warm-up calls, and one more between cudaProfilerStart and
+cudaProfilerStop.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from harness.measuring.job import Profile, ProfileRow
+from harness.measuring.trees import whole_tree
 from harness.worker.subject.timing import recording, synchronize
 from harness.worker.subject.tree import load_tree
 from harness.workload import WORKLOAD
@@ -79,8 +81,9 @@ def profile_tree(tree: str, length: int, asked: str, trace: str) -> Profile:
 
 def main() -> None:
     """Make one call for a profiler that watches this process."""
-    tree, length, asked = sys.argv[1:]
-    forward, device = _prepared(tree, int(length), asked)
+    name, length, asked = sys.argv[1:]
+    with whole_tree(Path(name)) as tree:
+        forward, device = _prepared(str(tree), int(length), asked)
     if device.type == "cuda":
         torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     forward()

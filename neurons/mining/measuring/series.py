@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
+from harness.claim.rejection import rejection
 from harness.claim.tolerance import lower_bound
 from harness.measuring.runner import MeasurementError, call, probe
 from harness.measuring.series import Policy
@@ -20,6 +23,7 @@ from harness.source import source_digest
 from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
 from neurons.configuration.settings import Settings
 from neurons.errors import Held, Retry
+from neurons.mining.measuring.progress import ProgressFile
 from neurons.mining.measuring.reports import earlier_runs
 from neurons.processes.runtime import Stopped
 from neurons.rules import LEAGUES
@@ -102,6 +106,10 @@ class MinerSeries(ShortSeries):
     log: BoundLogger
     crashes: int = 0
     anew: bool = False
+    _planned: dict[int, int] = field(default_factory=dict)
+    _round_runs: list[Measurement] = field(default_factory=list)
+    _publishing: threading.Lock = field(default_factory=threading.Lock)
+    _progress: ProgressFile | None = None
 
     def run_targets(self, targets: Iterable[int]) -> None:
         """Measure the first of these targets that can be, and what validators time beside it.
@@ -109,9 +117,10 @@ class MinerSeries(ShortSeries):
         Unchanged kernels on an unchanged machine take up what was measured before, in another
         submission or by `bench`, when one run more confirms it.
         """
-        for target in targets:
-            if self._confirmed(target) or self.run_for(target, VALIDATOR_LENGTHS):
-                return
+        with self._progress_shown():
+            for target in targets:
+                if self._confirmed(target) or self.run_for(target, VALIDATOR_LENGTHS):
+                    return
         last = self.failures[-1]
         longer = ", or a larger BENCH_TIMEOUT_SECONDS" if last.kind == "timeout" else ""
         raise Held(
@@ -154,6 +163,42 @@ class MinerSeries(ShortSeries):
         self.failures = list(report.failures)
         return True
 
+    def run(self, lengths: Iterable[int]) -> None:
+        wanted = list(lengths)
+        with self._progress_shown():
+            self._planned = dict.fromkeys(wanted, self.policy.runs)
+            self._publish()
+            super().run(wanted)
+
+    @contextmanager
+    def _progress_shown(self) -> Iterator[None]:
+        self._progress = ProgressFile(self.path.parents[1])  # the state folder
+        try:
+            yield
+        finally:
+            self._progress.remove()
+            self._progress = None
+
+    def _publish(self) -> None:
+        if self._progress is None:
+            return
+        with self._publishing:
+            speeds = {n: [m.tokens_per_sec for m in self.of(n)] for n in self._planned}
+            for run in self._round_runs:
+                speeds[run.length].append(run.tokens_per_sec)
+            self._progress.publish(self._planned, speeds)
+
+    def planned(self, lengths: Sequence[int]) -> None:
+        have = {*lengths, *(m.length for m in self.measurements)}
+        self._planned = {n: len(self.of(n)) + lengths.count(n) for n in have}
+        self._round_runs = []
+        self._publish()
+
+    def timed(self, measurement: Measurement) -> None:
+        if rejection(measurement) is None:
+            self._round_runs.append(measurement)
+        self._publish()
+
     def heated(self, result: object) -> None:
         self.log.info("the GPU is warm", soak=result)
 
@@ -170,6 +215,8 @@ class MinerSeries(ShortSeries):
             vram_mb=round(measurement.vram_mb),
             first_call_seconds=round(measurement.first_call_seconds, 2),
         )
+        self._round_runs = [run for run in self._round_runs if run is not measurement]
+        self._publish()
 
     def disturbed(self, length: int, number: int, reason: str) -> None:
         self.log.warning("sample dropped", length=length, attempt=number, reason=reason)

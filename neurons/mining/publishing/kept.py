@@ -25,8 +25,8 @@ class Evidence(BaseModel):
         proposed_by: the command.
         gpu: where they were timed; None for a CPU.
         length: of the sequences that were timed, in tokens.
-        pairs: processes of each, in turns.
-        ratio, low, high: their speed over that of the kernels before, and its 95% interval.
+        pairs: blocks of three processes in which both were timed.
+        ratio, low, high: their speed over that of the kernels before, and its 99% interval.
     """
 
     model_config = ConfigDict(frozen=True)

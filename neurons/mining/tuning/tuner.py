@@ -1,8 +1,8 @@
 """Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
 
-A proposal is taken when it keeps the rules, passes the correctness gate, and is faster than the
-present kernels beyond the noise of processes that are timed in turns. What is taken is published
-with the next submission, which its changed content asks for.
+A proposal is taken when it keeps the rules, passes the correctness gate, and `python -m harness
+compare` would call it faster than the present kernels. It is published with the next submission,
+which starts because the content has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from structlog.stdlib import BoundLogger
 
-from harness.analysis.duel import Difference, Duel
+from harness.analysis.ab_compare import BLOCKS, Comparison, Difference
 from harness.measuring.runner import Measure, MeasurementError, check, measure, probe
 from harness.measuring.together import Check
 from harness.report import Environment
@@ -29,8 +29,6 @@ from neurons.mining.tuning.proposal import Refused, lay_out, propose, require_re
 from quasar_kernels.contract import overlay_digest
 
 SEARCH = PROJECT / "scripts/step2_kernel_tuning.py"
-PAIRS = 5
-"""Processes of each tree that are compared."""
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Tuner:
 
     Attributes:
         host: the fork's worktree, which holds what the kernels import.
-        pairs: processes of each tree that are compared.
+        blocks: of three processes each, in which the trees are compared.
         check, measure, probe: of the harness, or their stand-ins.
         due: whether a cycle has ended since the last proposal.
     """
@@ -48,7 +46,7 @@ class Tuner:
     kept: Kept
     host: Path
     log: BoundLogger
-    pairs: int = PAIRS
+    blocks: int = BLOCKS
     check: Check = check
     measure: Measure = measure
     probe: Callable[..., Environment] = probe
@@ -130,7 +128,7 @@ class Tuner:
             lay_out(self.host, present, overlay, scope, after)
             lay_out(self.host, present, present, scope, before)
             found = self._compare(before, after, length)
-            if found.low <= 1:
+            if not found.faster:
                 raise Refused(f"Its gain is not beyond the noise: {found}.")
             if overlay_digest() != shipped:
                 raise Refused("The shipped kernels were changed meanwhile.")
@@ -141,7 +139,7 @@ class Tuner:
                 proposed_by=tuple(command),
                 gpu=machine.gpu,
                 length=length,
-                pairs=self.pairs,
+                pairs=self.blocks,
                 ratio=found.ratio,
                 low=found.low,
                 high=found.high,
@@ -153,11 +151,11 @@ class Tuner:
         return found
 
     def _compare(self, before: Path, after: Path, length: int) -> Difference:
-        duel = Duel(
-            *(self.settings.device, self.pairs, self.settings.bench_timeout_seconds),
+        comparison = Comparison(
+            *(self.settings.device, self.blocks, self.settings.bench_timeout_seconds),
             timer=self.measure,
             checker=self.check,
             stop=self._stop,
         )
-        ((_, found),) = duel.run(before, after, [length])
+        ((_, found),) = comparison.run(before, after, [length])
         return found

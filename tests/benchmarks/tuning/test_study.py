@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
+import re
 import signal
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from benchmarks.tuning.study import (
     open_study,
     search,
 )
+from harness.analysis.ab_compare import Block
 from quasar_kernels.contract import OVERLAY
 from tests import PROJECT
 from tests.processes import run_python, started, wait_for
@@ -81,7 +81,8 @@ def test_a_gain_is_taken_only_beyond_the_noise(tmp_path: Path, gain: float, take
     study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
     search(study, START, cost, trials=20)
     noise = (0.99, 1.01, 1.0, 0.995, 1.005)
-    tiles, _, evidence = conclude(study, [(100.0, 100.0 * gain * n) for n in noise])
+    blocks = [Block(100.0, 100.0 * gain * n, 100.1) for n in noise]
+    tiles, _, evidence = conclude(study, blocks)
     assert evidence["taken"] is taken
     assert tiles == (best_tiles(study) if taken else START)
     assert evidence["trials"] == 20
@@ -152,8 +153,15 @@ def test_the_script_finds_the_benchmarks_which_are_not_installed(tmp_path):
     assert "--trials" in done.stdout
 
 
-def test_the_script_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "benchmarks.tuning.study")
-    with pytest.raises(SystemExit, match=r"scripts/install\.sh tuning"):
-        runpy.run_path(str(PROJECT / "scripts/step2_kernel_tuning.py"))
+def test_the_script_says_what_to_install(tmp_path):
+    (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError('optuna', name='optuna')\n")
+    here = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_python("scripts/step2_kernel_tuning.py", env=here)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert re.fullmatch(
+        r"The search needs Optuna\. Run \S+ -m pip install '?optuna\S*\n", done.stderr
+    )
+    for wrong in ("x", "512,", "512,-1", "0"):
+        done = run_python("scripts/step2_kernel_tuning.py", f"--lengths={wrong}")
+        assert done.returncode == 2
+        assert "is not a list of lengths such as 512,1024" in done.stderr

@@ -6,9 +6,18 @@ import io
 
 import pytest
 
-from harness.analysis.stats import HEADER, agreement, markdown, rich_table, rows, spread, table
+from harness.analysis.stats import (
+    HEADER,
+    agreement,
+    markdown,
+    rich_table,
+    rows,
+    show_table,
+    spread,
+    table,
+)
 from harness.report import Failure
-from harness.terminal import Progress, show_table
+from harness.terminal import Progress
 from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import measurement
 

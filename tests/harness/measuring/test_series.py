@@ -171,13 +171,18 @@ def test_a_fault_of_the_tree_is_told_once(
     words = ["--tree", str(tree), "--lengths", "16,32", "--runs", "1", "--device", "cpu"]
     assert main(words) == 1
     printed = capsys.readouterr()
-    assert printed.err.count("Traceback") == 1
+    assert "Traceback" not in printed.err + printed.out
+    assert printed.err.count("ValueError: boom. --debug shows the worker's log.") == 1
     assert printed.out.count("ValueError: boom") == 1
     assert "16, 32 crash: ValueError: boom" in printed.out
+    assert main([*words, "--debug"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("Traceback") == 1
     assert main(["--tree", str(tree / "none")]) == 1
     told = capsys.readouterr()
-    assert told.out + told.err == f"{tree}/none has no fla/ops/quasar/chunk.py; " + (
-        "name the root of a fork that holds it\n"
+    assert told.out + told.err == (
+        f"{tree}/none has no fla/ops/quasar/chunk.py. Name the root of a fork, or an overlay such "
+        "as quasar_kernels/overlay.\n"
     )
 
 
@@ -190,8 +195,7 @@ def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture
 def test_a_profile_of_what_is_no_fork_is_refused_by_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["profile", "--tree", str(tmp_path)])
+    assert main(["profile", "--tree", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert f"{tmp_path} has no fla/ops/quasar/chunk.py" in said
 

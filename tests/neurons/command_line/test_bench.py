@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ import pytest
 from harness.measuring.runner import MeasurementError
 from harness.report import load_report
 from neurons.command_line import commands
+from neurons.command_line.status import Status, read_status
 from neurons.configuration.flags import Given
 from neurons.errors import Held
 from neurons.mining.daemon import run_cycle
 from neurons.mining.measuring.series import new_series
+from neurons.processes.runtime import PROGRESS, StateLock
 from tests.neurons.mining.parts import (
     ENVIRONMENT,
     SETTLED,
@@ -23,6 +28,7 @@ from tests.neurons.mining.parts import (
     make_context,
     make_settings,
 )
+from tests.processes import started, wait_for
 
 CRASH = MeasurementError("died", "crash")
 
@@ -100,3 +106,63 @@ def test_bench_refuses_what_the_miner_holds(
     with pytest.raises(Held, match="TARGET_SEQUENCE_LENGTH=100000 cannot be measured"):
         bench(tmp_path, measure, monkeypatch, target_sequence_length=100_000)
     assert measure.calls == []
+
+
+@dataclass
+class Watched(StandInBench):
+    """Reads the status whenever a process is started."""
+
+    state_dir: Path = Path()
+    seen: list[tuple[int, Status]] = field(default_factory=list)
+
+    def _measured(self, tree: Path, length: int, gate: Any) -> Any:
+        self.seen.append((length, read_status(self.state_dir)))
+        return super()._measured(tree, length, gate)
+
+
+def test_status_shows_the_progress_of_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(state_dir=make_settings(tmp_path).state_dir)
+    assert bench(tmp_path, watched, monkeypatch, all_lengths=True) == 0
+    (report,) = watched.state_dir.glob("reports/*.json")
+    taken = {
+        n: [m.tokens_per_sec for m in runs] for n, runs in load_report(report).by_length().items()
+    }
+    for _, status in watched.seen:
+        assert status.measuring is not None
+        assert {512, 1024, 2048} <= {one.length for one in status.measuring.lengths}
+        for one in status.measuring.lengths:
+            assert set(one.speeds) <= set(taken[one.length])
+            assert len(one.speeds) <= one.planned
+    # the last processes run one by one: each look shows all speeds so far
+    length, last = watched.seen[-1]
+    speeds = ", ".join(f"{speed:,.0f}" for speed in taken[length][:-1])
+    runs = len(taken[length])
+    assert f"{length:>9,} tokens, run {runs} of {runs}: {speeds} tokens/s" in last.as_text()
+    assert "measuring for 0 s" in last.as_text()
+    assert last.as_json()["measuring"]["lengths"][-1]["planned"] == runs
+    assert read_status(watched.state_dir).measuring is None
+
+
+def test_progress_of_a_dead_process_is_not_shown(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from neurons.mining.measuring.progress import ProgressFile\n"
+        "from neurons.processes.runtime import StateLock\n"
+        "lock = StateLock(Path(sys.argv[1]))\n"
+        "ProgressFile(Path(sys.argv[1])).publish({512: 3}, {512: [1000.0]})\n"
+        "time.sleep(600)\n"
+    )
+    with started("-c", code, str(tmp_path)) as process:
+        wait_for(lambda: read_status(tmp_path).measuring, child=process)
+        assert "512 tokens, run 2 of 3: 1,000 tokens/s" in read_status(tmp_path).as_text()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert (tmp_path / PROGRESS).exists()
+    assert read_status(tmp_path).measuring is None
+    with StateLock(tmp_path):  # nor as that of the next process
+        assert read_status(tmp_path).running
+        assert read_status(tmp_path).measuring is None
+        (tmp_path / PROGRESS).write_text('{"began": 1')
+        assert read_status(tmp_path).measuring is None

@@ -1,0 +1,48 @@
+"""The trees that can be measured: a fork as it is, or an overlay over the host library."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+from harness.imports import install_command
+from harness.measuring.runner import MeasurementError
+from harness.source import missing_files
+from quasar_kernels.host_library import PACKAGE, lay_over_host
+
+
+@contextmanager
+def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
+    """Yield the absolute path of a tree that can be imported.
+
+    It is `path` where that is a fork's root. An overlay is laid over a copy of the installed host
+    library, as it is when it is published.
+
+    Args:
+        name: of the tree in an error, unless it is its path.
+
+    Raises:
+        MeasurementError: the folder holds no kernels, or the host library is not installed.
+    """
+    if missing := missing_files(path):
+        raise MeasurementError(
+            f"{name or path} has no {missing[0]}",
+            "protocol",
+            remedy="Name the root of a fork, or an overlay such as quasar_kernels/overlay.",
+        )
+    if (path / "fla/__init__.py").exists():
+        yield path.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="tree-") as folder:
+        try:
+            lay_over_host(path, Path(folder))
+        except PackageNotFoundError:
+            raise MeasurementError(
+                f"{name or path} needs {PACKAGE}, which is not installed",
+                "import",
+                remedy=f"Run {install_command(PACKAGE.replace('-', '_'))}.",
+            ) from None
+        yield Path(folder).resolve()

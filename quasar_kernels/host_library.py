@@ -1,0 +1,54 @@
+"""The installed host library, fla-core, as files: neither it nor torch is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from quasar_kernels.contract import overlay_files
+
+PACKAGE = "fla-core"
+
+
+def package_files() -> dict[PurePosixPath, Path]:
+    """Return the library's own files under fla/, by their path in a tree.
+
+    Other packages may install files there too; those are left out.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: the library is not installed.
+    """
+    listed = {
+        PurePosixPath(file.as_posix()): Path(os.fspath(file.locate()))
+        for file in importlib.metadata.distribution(PACKAGE).files or []
+        if file.parts[0] == "fla"
+    }
+    if not listed:  # an editable installation lists no files
+        spec = importlib.util.find_spec("fla")  # locates fla without running it
+        for folder in (spec and spec.submodule_search_locations) or ():
+            root = Path(folder)
+            listed |= {
+                PurePosixPath("fla", path.relative_to(root).as_posix()): path
+                for path in root.rglob("*")
+            }
+    return {
+        name: path
+        for name, path in listed.items()
+        if "__pycache__" not in name.parts and name.suffix != ".pyc" and path.is_file()
+    }
+
+
+def lay_over_host(overlay: Path, tree: Path) -> None:
+    """Make `tree` a copy of the host library with the files of `overlay` over it.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: the library is not installed.
+        OSError: the tree cannot be written.
+    """
+    ours = {name: overlay / name for name in overlay_files(root=overlay)}
+    for name, origin in {**package_files(), **ours}.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, tree / name)

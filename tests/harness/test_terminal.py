@@ -1,0 +1,48 @@
+"""Commands that are stopped end without a traceback, and leave neither workers nor folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness.conftest import MakeTree
+from tests.processes import is_alive, started, wait_for
+
+HANGS = """
+import os, pathlib, time
+if not pathlib.Path({note!r}).exists():
+    pathlib.Path({note!r}).write_text(str(os.getpid()))
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["-m", "harness", "--runs", "1", "--lengths", "16", "--tree"], signal.SIGTERM),
+        (["-m", "harness", "compare", "--lengths", "16", "{tree}"], signal.SIGINT),
+        (["-m", "harness", "profile", "--length", "16", "--tree"], signal.SIGTERM),
+    ],
+)
+def test_a_stopped_command_ends_quietly(
+    make_tree: MakeTree, tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
+    note, folders = tmp_path / "pid", tmp_path / "folders"
+    folders.mkdir()
+    tree = str(make_tree(HANGS.format(note=str(note))))
+    command = [word.format(tree=tree) for word in words] + [tree, "--device", "cpu"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "TMPDIR": str(folders)}
+    with started(*command, env=environment, **pipes) as process:
+        wait_for(lambda: note.exists() and note.read_text(), child=process)
+        process.send_signal(number)
+        output, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == "stopped"
+    assert "Traceback" not in output + errors
+    wait_for(lambda: not is_alive(int(note.read_text())))
+    assert not list(folders.glob("worker-*")) + list(folders.glob("tree-*"))

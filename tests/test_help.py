@@ -1,0 +1,91 @@
+"""`--help` of every command: with the base dependencies alone, and fast where people use it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import PROJECT
+from tests.processes import run_python
+
+COMMANDS = ("compare", "history", "profile", "gates")
+INTERNAL = {
+    "harness.worker": "the harness starts it with a job on stdin",
+    "harness.worker.subject.profile": "`harness profile` prints its command line",
+    "neurons.identity": "a child of the miner",
+    "neurons.processes.tied": "runs another module",
+    "benchmarks.mutants.run": "needs its own extra, cosmic-ray, which it imports to make mutants",
+    "benchmarks.mutants.trying": "a child of benchmarks.mutants.run",
+    "benchmarks.honesty.validator_loop": "a validator's script, as it is",
+}
+"""Modules that no person starts, or not with the base dependencies, and why."""
+TORCH_IS_IMPORTED = ("benchmarks",)
+"""Where options are made of what needs torch; these commands are for developers with a GPU."""
+
+OPTIONAL = {"cosmic_ray", "optuna", "prometheus_client", "psycopg", "pytest"}
+HEAVY = {"bittensor", "fla", "torch", "transformers"}
+SERVICES = {
+    *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),
+    *("structlog", "uvicorn"),
+}
+"""What the extras of the miner and the servers bring, which the library works without."""
+LIBRARY = ("harness", "quasar_kernels", *COMMANDS, "scripts/step2", "scripts/record", "scripts/gpu")
+
+HIDING = """
+import sys
+
+
+class Hidden:
+    names = {names!r}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def modules() -> list[str]:
+    """Return every module of the project that `python -m` starts, unless it is internal."""
+    found = []
+    for root in ("harness", "neurons", "quasar_kernels", "benchmarks"):
+        for path in sorted((PROJECT / root).rglob("*.py")):
+            if "overlay" not in path.parts and '\nif __name__ == "__main__":' in path.read_text():
+                name = ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+                found.append(name.removesuffix(".__main__"))
+    return [name for name in found if name not in INTERNAL]
+
+
+SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
+LINES = [
+    *([script] for script in SCRIPTS),
+    *(["-m", "harness", command] for command in COMMANDS),
+    *(["-m", module] for module in modules()),
+]
+
+
+def test_the_commands_of_the_harness_are_these() -> None:
+    done = run_python("-m", "harness", "no-such-command")
+    assert done.stderr.rstrip().endswith("must be one of schema, " + ", ".join(COMMANDS))
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
+    hidden = set(OPTIONAL)
+    if not line[-1].startswith(TORCH_IS_IMPORTED):
+        hidden |= HEAVY
+    if line[-1].startswith(LIBRARY):
+        hidden |= SERVICES
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
+    before = {path.name for path in PROJECT.iterdir()}
+    paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
+    done = run_python(*line, "--help", env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.lower().startswith("usage: "), done.stdout
+    assert done.stderr == ""
+    assert {path.name for path in PROJECT.iterdir()} == before
