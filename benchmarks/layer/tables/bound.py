@@ -34,5 +34,10 @@ def shares_of_bound(machine: Environment, speeds: Mapping[str, Mapping[int, floa
             for other in ("public-fork", "peer")
         ]
         rows.append([f"{n:,}", f"{ours / bound:.1%}", *closed])
-    names = ("tokens", "of bound", "gap closed, from public fork", "gap closed, from peer")
+    names = (
+        "tokens",
+        "of bound",
+        "gap closed, from the public fork",
+        "gap closed, from the baseline",
+    )
     return f"{table(names, rows)}\n\nThe bound is {bound:.0f} M tokens/s."
