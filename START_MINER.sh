@@ -2,17 +2,23 @@
 # Starts the miner: makes or updates .venv, then becomes the Python process, so that signals reach it.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-case ${_START_MINER_SH_COMPLETE:-${1:-}} in # who only looks does not wait for an installation
-  status | help | completion | --version | --help | -h | *_complete)
-    [ -x .venv/bin/python ] || {
-      [ ! -L .venv/bin/python ] || {
-        echo "this user may not execute $PWD/.venv/bin/python: ask as the one that installed it," \
-          "or remove .venv, and ./START_MINER.sh once installs it anew" >&2
-        exit 78
-      }
+if [ -z "${_START_MINER_SH_COMPLETE:-}" ]; then . scripts/before_install.sh miner "$@"; fi
+case ${_START_MINER_SH_COMPLETE:-${command:-}} in # commands that only look wait for no installation
+  status | help | completion | version | logs | *_complete)
+    if [ -L .venv/bin/python ] && [ ! -x .venv/bin/python ]; then
+      echo "this user may not execute $PWD/.venv/bin/python: ask as the one that installed it," \
+        "or remove .venv, and ./START_MINER.sh once installs it anew" >&2
+      exit 78
+    elif [ ! -x .venv/bin/python ]; then
+      case ${command:-} in
+        version) show_version && exit ;;
+        help) cat scripts/help/miner.txt && echo ;;
+        completion) exec >&2 ;; # what is printed may be on its way into ~/.bashrc
+      esac
       echo "nothing is installed in $PWD yet: ./START_MINER.sh once installs it and runs one cycle"
+      if [ "${command:-}" = completion ]; then exit 78; fi
       exit 0
-    }
+    fi
     ;;
   *) scripts/install.sh miner ;;
 esac

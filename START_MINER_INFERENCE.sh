@@ -2,5 +2,6 @@
 # Starts the inference server: makes or updates .venv, then becomes the Python process, so that signals reach it.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
+. scripts/before_install.sh inference "$@"
 scripts/install.sh inference
 exec .venv/bin/python -m neurons.inference_server "$@"

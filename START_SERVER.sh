@@ -2,5 +2,6 @@
 # Starts the validator API: makes or updates .venv, then becomes the Python process, so that signals reach it.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
+. scripts/before_install.sh server "$@"
 scripts/install.sh server
 exec .venv/bin/python -m neurons.validator_api "$@"

@@ -24,7 +24,13 @@ from neurons.command_line import kernel_checks
 from neurons.command_line.findings import Finding, failure
 from neurons.command_line.machine_checks import machine
 from neurons.command_line.options import as_json
-from neurons.command_line.status import find_journal, read_status, summary, watch_text
+from neurons.command_line.status import (
+    find_journal,
+    of_another_user,
+    read_status,
+    summary,
+    watch_text,
+)
 from neurons.configuration.flags import Given, Whole
 from neurons.configuration.loading import Process, load_settings, state_dir
 from neurons.configuration.settings import Settings
@@ -189,6 +195,25 @@ def _insist(series: MinerSeries, act: Callable[[], object]) -> None:
             time.sleep(backoff_seconds(series.crashes, jitter=1.0))
 
 
+@click.option(
+    *("-n", "--lines"), type=Whole(0, 10**9), metavar="N", default=20, help="How many (20)."
+)
+@click.option("--no-follow", is_flag=True, help="End after these lines.")
+def logs(given: Given, lines: int, no_follow: bool) -> int:
+    """Carry out `logs`: become `tail`, which follows the log through its rotation."""
+    path = log_file(given)
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        raise of_another_user(path.parent.parent) from None
+    except OSError:
+        say(f"there is no log yet at {path}: the miner writes it when it runs")
+        return 1
+    follow = [] if no_follow else ["-F"]
+    command = ["tail", "-n", str(lines), *follow, "--", str(path)]
+    raise SystemExit(os.execvp(command[0], command))  # noqa: S606
+
+
 def release(given: Given) -> int:
     """Carry out `release`: a person's word that what is held may go on."""
     return _decide(given, daemon.release)
@@ -216,6 +241,7 @@ def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
     "status": (status, "Say where the submission stands and what comes next."),
+    "logs": (logs, "Show the end of the log, and follow it until Ctrl-C."),
     "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
     "bench": (bench, "Measure as the miner does; submit nothing."),
     "release": (release, "Let a held submission go on."),

@@ -1,7 +1,8 @@
-"""The commands that explain the others: help, and completion by a shell."""
+"""The commands that explain the program: help, version, and completion by a shell."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 import click
@@ -9,6 +10,8 @@ from click.exceptions import NoSuchCommand
 from click.shell_completion import get_completion_class
 
 from neurons.configuration.flags import Given
+from neurons.configuration.values import PROJECT
+from neurons.configuration.version import version
 
 SCRIPT = "START_MINER.sh"
 COMPLETE_VARIABLE = "_START_MINER_SH_COMPLETE"
@@ -36,14 +39,34 @@ def completion(context: click.Context, given: Given, shell: str) -> int:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"no completion for {shell}")
-    click.echo(kind(context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source())
+    source = kind(context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source()
+    click.echo(_PREPARE.get(shell, "") + _with_absolute_path(source), nl=False)
+    return 0
+
+
+def _with_absolute_path(source: str) -> str:
+    """Return click's completion script with calls of this checkout's start script.
+
+    Click calls the word that was typed, which may begin with an unexpanded `~`; in zsh and fish it
+    calls the bare name, which has to be on PATH.
+    """
+    call = f" {shlex.quote(str(PROJECT / SCRIPT))})"
+    for typed in (" $1)", f" {SCRIPT})"):
+        source = source.replace(typed, call)
+    return source.replace(f"(( ! $+commands[{SCRIPT}] )) && return 1", "")
+
+
+_PREPARE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"}
+
+
+def show_version(given: Given) -> int:
+    """Carry out `version`."""
+    click.echo(version())
     return 0
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
     "help": (explain, "Explain a command."),
-    "completion": (
-        completion,
-        'Print shell completion: eval "$(./START_MINER.sh completion bash)".',
-    ),
+    "version": (show_version, "Show the version and the commit."),
+    "completion": (completion, "Print what ~/.bashrc needs to complete commands and flags."),
 }

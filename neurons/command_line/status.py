@@ -106,10 +106,15 @@ def find_journal(state_dir: Path) -> Path | None:
     try:
         return path if path.is_file() else None
     except PermissionError:
-        raise ConfigError(
-            f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
-            "miner, or set STATE_DIR."
-        ) from None
+        raise of_another_user(state_dir) from None
+
+
+def of_another_user(state_dir: Path) -> ConfigError:
+    """Return what a person has to do about a state folder that this user cannot read."""
+    return ConfigError(
+        f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
+        "miner, or set STATE_DIR."
+    )
 
 
 def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:

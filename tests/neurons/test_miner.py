@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -32,7 +30,6 @@ from tests import PROJECT
 from tests.neurons.miner_command import run
 from tests.neurons.mining.parts import draft
 from tests.processes import HANG, started, wait_for
-from tests.processes import run as run_process
 
 
 def journal_in(state: Path) -> Journal:
@@ -282,25 +279,6 @@ def test_the_version_names_the_checkouts_commit() -> None:
     assert shown[:2] == ["quasar-miner", __version__]
     head = tree_commit(PROJECT)
     assert shown[3:] == ([head[:12]] if head else [])
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, which it completes for")
-def test_bash_completes_commands_and_flags(tmp_path: Path) -> None:
-    script = tmp_path / "START_MINER.sh"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neurons.miner "$@"\n')
-    script.chmod(0o755)
-    ask = """
-        eval "$(./START_MINER.sh completion bash)"
-        COMP_WORDS=(./START_MINER.sh status --hi) COMP_CWORD=2
-        _START_MINERsh_completion ./START_MINER.sh
-        COMP_WORDS=(./START_MINER.sh sta) COMP_CWORD=1
-        echo "${COMPREPLY[@]}"; COMPREPLY=()
-        _START_MINERsh_completion ./START_MINER.sh
-        echo "${COMPREPLY[@]}"
-    """
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT), "HOME": "/nonexistent"}
-    done = run_process("bash", "-c", ask, cwd=tmp_path, env=env)
-    assert done.stdout.split() == ["--history", "status"], done.stderr
 
 
 def test_a_sentence_that_ends_the_program_stands_in_the_log_too(tmp_path: Path) -> None:

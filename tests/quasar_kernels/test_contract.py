@@ -18,6 +18,7 @@ from quasar_kernels.contract import (
     overlay_digest,
     overlay_files,
 )
+from tests import PROJECT
 from tests.processes import run_python
 
 SPECIFIED = """
@@ -64,6 +65,25 @@ def test_overlay_files_are_the_published_ones(tree):
     assert PurePosixPath("fla/layers/quasar.py") in files
     assert not [path for path in files if "__pycache__" in path.parts]
     assert all((OVERLAY / path).is_file() for path in files)
+
+
+def test_every_published_source_names_its_licence_and_its_holders():
+    licence = (PROJECT / "LICENSE").read_text().splitlines()
+    assert licence[0] == "MIT License"
+    (holders,) = [line.removeprefix("Copyright (c) ") for line in licence if "(c)" in line]
+    marks = {".py": "#", ".cu": "//", ".cuh": "//"}
+    sources = [path for path in overlay_files() if path.suffix in marks]
+    assert len(sources) > 50
+    for path in sources:
+        mark = marks[path.suffix]
+        # at the end, so that line numbers in compiled kernels stay
+        assert (
+            (OVERLAY / path)
+            .read_text()
+            .endswith(
+                f"\n{mark} SPDX-FileCopyrightText: {holders}\n{mark} SPDX-License-Identifier: MIT\n"
+            )
+        ), path
 
 
 def test_whatever_is_no_byte_code_is_published(tmp_path):

@@ -113,7 +113,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         distribution = metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             if top != "__pycache__" and not (site / top).exists():
-                (site / top).symlink_to(distribution.locate_file(top))
+                (site / top).symlink_to(str(distribution.locate_file(top)))
     made = root / "bin/python"
     run(made, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, check=True)
     return made

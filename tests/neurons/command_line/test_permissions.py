@@ -49,6 +49,7 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
         ("once", "cannot be written (Permission denied). Give its owner back"),
         ("bench", "cannot be written (Permission denied). Give its owner back"),
         ("status", "belongs to another user: ask as the one that runs the miner"),
+        ("logs", "belongs to another user: ask as the one that runs the miner"),
         ("backup copy.sqlite", "belongs to another user: ask as the one that runs the miner"),
         ("release", "belongs to another user: ask as the one that runs the miner"),
         ("abandon", "belongs to another user: ask as the one that runs the miner"),

@@ -56,7 +56,7 @@ import json, os, signal, sys, time
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print(json.dumps([os.getpid(), os.getcwd(), sys.argv[1:], os.environ.get("PLANTED")]), flush=True)
-while "wait" in sys.argv:
+while "WAIT" in os.environ:
     time.sleep(0.05)
 """
 
@@ -75,10 +75,13 @@ class Checkout:
     def __init__(self, home: Path, dependencies: str = "") -> None:
         self.root = home / "quasar miner"
         self.tools = home / "tools"
-        for folder in ("scripts", "requirements", "neurons"):
+        for folder in ("scripts/help", "requirements", "neurons", "quasar_kernels"):
             (self.root / folder).mkdir(parents=True)
         self.tools.mkdir()
-        for name in ("START_MINER.sh", "scripts/install.sh", "requirements/lock.txt"):
+        for name in (
+            *("START_MINER.sh", "scripts/install.sh", "scripts/before_install.sh"),
+            *("scripts/help/miner.txt", "requirements/lock.txt", "quasar_kernels/__init__.py"),
+        ):
             shutil.copy(PROJECT / name, self.root / name)
         for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
             (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))

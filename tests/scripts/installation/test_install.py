@@ -6,10 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -183,22 +189,234 @@ def test_an_unreachable_index_is_worth_another_try(tmp_path: Path) -> None:
     assert "index could not be reached" in err
 
 
-def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path, dependencies='"torch>=2.7"')
-    (lock,) = re.findall(r"^torch==(\S+)", (PROJECT / "requirements/lock.txt").read_text(), re.M)
-    index = tmp_path / "index/torch"
-    index.mkdir(parents=True)
-    for version in (lock, f"{lock}+cpu", "99.0"):
+(LOCKED,) = re.findall(r"^torch==(\S+)", (PROJECT / "requirements/lock.txt").read_text(), re.M)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def make_index(folder: Path, *versions: str, needs: str = "") -> Path:
+    """Make a package index with wheels of PyTorch; `needs` is what each asks for."""
+    (folder / "torch").mkdir(parents=True)
+    for version in versions:
         info = f"torch-{version}.dist-info"
-        with zipfile.ZipFile(index / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        with zipfile.ZipFile(folder / f"torch/torch-{version}-py3-none-any.whl", "w") as wheel:
             facts = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-            wheel.writestr(f"{info}/METADATA", facts)
+            wheel.writestr(
+                f"{info}/METADATA", facts + (f"Requires-Dist: {needs}\n" if needs else "")
+            )
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
-    links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in sorted(index.iterdir()))
-    (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
-    url = index.parent.as_uri()
-    status, _, err = checkout.run(TORCH_INDEX_URL=url, PIP_NO_INDEX="0", PIP_INDEX_URL=url)
+    names = [path.name for path in sorted((folder / "torch").iterdir())]
+    links = "".join(f'<a href="{name}">{name}</a>' for name in names)
+    page = f"<!DOCTYPE html><html><body>{links}</body></html>"
+    (folder / "torch/index.html").write_text(page)
+    return folder
+
+
+def torch_in(checkout: Checkout) -> list[str]:
+    """The versions of PyTorch that were installed."""
+    found = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
+    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in found]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Serve a folder by HTTP on loopback; give its address, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_request(self, *_: object) -> None:
+            asked.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+@contextmanager
+def closed() -> Iterator[str]:
+    """The address of a port where nothing listens."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+@contextmanager
+def failing() -> Iterator[str]:
+    """The address of a proxy's kind: it answers, and knows no PyTorch."""
+    with tempfile.TemporaryDirectory() as empty, served(Path(empty)) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def needing_torch(tmp_path: Path) -> Checkout:
+    """A checkout that depends on PyTorch."""
+    return Checkout(tmp_path, dependencies='"torch>=2.7"')
+
+
+def set_cpu_index(checkout: Checkout, address: str) -> None:
+    """Let an address stand for PyTorch's CPU index, which tests cannot reach."""
+    script = checkout.root / "scripts/install.sh"
+    text = script.read_text()
+    assert text.count(f"cpu_index={CPU_INDEX}\n") == 1
+    script.write_text(text.replace(CPU_INDEX, address))
+
+
+def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(
+    needing_torch: Checkout, tmp_path: Path
+) -> None:
+    url = make_index(tmp_path / "index", LOCKED, f"{LOCKED}+cpu", "99.0").as_uri()
+    # a named index is taken, and PyTorch's own is not even asked
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+        set_cpu_index(needing_torch, address)
+        env = {"TORCH_INDEX_URL": url, "PIP_NO_INDEX": "0", "PIP_INDEX_URL": url}
+        status, _, err = needing_torch.run(**env)
+        assert status == 0, err
+        assert torch_in(needing_torch) == [f"{LOCKED}+cpu"]
+        assert asked == []
+
+
+def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(
+    needing_torch: Checkout, tmp_path: Path
+) -> None:
+    cuda = make_index(tmp_path / "index", LOCKED, needs="nvidia-cublas").as_uri()
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+        set_cpu_index(needing_torch, address)
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
+        assert status == 0, err
+        assert torch_in(needing_torch) == [f"{LOCKED}+cpu"]
+        assert f"PyTorch's CPU build is taken from {address}" in err
+        # an update finds it there and asks nobody again
+        asked.clear()
+        with (needing_torch.root / "pyproject.toml").open("a") as pyproject:
+            pyproject.write("# changed\n")
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
+        assert (status, asked) == (0, []), err
+        assert needing_torch.builds() == 2
+
+
+@pytest.mark.parametrize("place", [closed, silent, failing])
+def test_where_that_index_does_not_answer_pip_s_own_is_taken_with_one_line(
+    needing_torch: Checkout, tmp_path: Path, place: Callable[[], AbstractContextManager[str]]
+) -> None:
+    url = make_index(tmp_path / "index", LOCKED).as_uri()
+    with place() as address:
+        set_cpu_index(needing_torch, address)
+        # pip itself would wait for 15 s, six times
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=url)
     assert status == 0, err
-    installed = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
-    assert [path.name for path in installed] == [f"torch-{lock}+cpu.dist-info"]
+    assert torch_in(needing_torch) == [LOCKED]
+    lines = [line for line in err.splitlines() if address in line]
+    assert lines == [
+        f"install: no NVIDIA GPU, and {address} cannot be reached: "
+        "PyTorch is taken from pip's index (TORCH_INDEX_URL names another)"
+    ]
+    assert "WARNING: Retrying" not in (needing_torch.root / ".venv/quasar-install.log").read_text()
+
+
+def test_with_a_gpu_the_cpu_index_is_not_asked(needing_torch: Checkout, tmp_path: Path) -> None:
+    url = make_index(tmp_path / "index", LOCKED).as_uri()
+    needing_torch.tool("nvidia-smi", "echo GPU 0")
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+        set_cpu_index(needing_torch, address)
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=url)
+        assert status == 0, err
+        assert (torch_in(needing_torch), asked) == ([LOCKED], [])
+
+
+def show_free(checkout: Checkout, gigabytes: int) -> None:
+    """Let df report so much free space."""
+    line = f"/dev/x 99 9 {gigabytes * 2**20} 1% /"
+    checkout.tool("df", f"echo 'Filesystem Blocks Used Free'; echo '{line}'")
+
+
+def test_the_disk_is_checked_for_the_build_that_will_be_installed(
+    needing_torch: Checkout, tmp_path: Path
+) -> None:
+    cuda = make_index(tmp_path / "cuda", LOCKED, needs="nvidia-cublas").as_uri()
+    cpu = make_index(tmp_path / "cpu", LOCKED).as_uri()
+    show_free(needing_torch, 6)
+    with closed() as address:
+        set_cpu_index(needing_torch, address)
+        # the fallback has a CUDA build, whose packages need more than is free
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
+        assert status == EX_CONFIG
+        assert "6 GB free" in err
+        assert "the CUDA build of PyTorch, which this package index has, needs about 12 GB" in err
+        assert torch_in(needing_torch) == []
+        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)
+        assert status == 0, err
+    # an update takes little more than what is there
+    show_free(needing_torch, 1)
+    with (needing_torch.root / "pyproject.toml").open("a") as pyproject:
+        pyproject.write("# changed\n")
+    assert needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)[0] == 0
+    env = os.environ | {"PATH": f"{needing_torch.tools}:{os.environ['PATH']}"}
+    refused = run(needing_torch.root / "scripts/install.sh", "dev", env=env | {"PYTHON": ""})
+    assert refused.returncode == EX_CONFIG
+    assert "the cpu installation with dev,miner needs about 2 GB" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpu", "extra", "need"), [(False, "miner", 3), (False, "dev", 4), (True, "miner", 12)]
+)
+def test_a_new_installation_needs_room_for_its_build_and_extras(
+    checkout: Checkout, gpu: bool, extra: str, need: int
+) -> None:
+    show_free(checkout, need - 1)
+    if gpu:
+        checkout.tool("nvidia-smi", "echo GPU 0")
+    env = os.environ | {"PATH": f"{checkout.tools}:{os.environ['PATH']}", "PYTHON": checkout.python}
+    refused = run(checkout.root / "scripts/install.sh", extra, env=env)
+    assert refused.returncode == EX_CONFIG
+    assert f"needs about {need} GB" in refused.stderr
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_the_distribution_s_old_name_does_not_linger(installed: Checkout) -> None:
+    (site,) = installed.root.glob(".venv/lib/*/site-packages")
+    old = site / "quasar_miner-0.1.0.dist-info"
+    old.mkdir()
+    for name, text in {
+        "METADATA": "Metadata-Version: 2.1\nName: quasar-miner\nVersion: 0.1.0\n",
+        "INSTALLER": "pip\n",
+        "RECORD": "".join(
+            f"{name},,\n"
+            for name in (
+                "__editable__.quasar_miner-0.1.0.pth",
+                f"{old.name}/METADATA",
+                f"{old.name}/INSTALLER",
+                f"{old.name}/RECORD",
+            )
+        ),
+    }.items():
+        (old / name).write_text(text)
+    finder = site / "__editable__.quasar_miner-0.1.0.pth"
+    finder.write_text("/gone\n")
+    stamp = installed.root / ".venv/quasar-install"
+    stamp.write_text(stamp.read_text().replace("extras=miner", "extras="))
+    status, _, err = installed.run()
+    assert status == 0, err
+    assert not old.exists()
+    assert not finder.exists()
+    listed = run(installed.root / ".venv/bin/python", "-m", "pip", "list", "--format=freeze")
+    assert "quasar-miner" not in listed.stdout
+    assert "quasar-kernels==0.1" in listed.stdout
+
+
+def test_the_checkout_s_packages_are_found_from_any_folder(installed: Checkout) -> None:
+    python = installed.root / ".venv/bin/python"
+    code = "import neurons; print(list(neurons.__path__)[0])"
+    assert installed.run()[0] == 0
+    done = run(python, "-I", "-c", code, cwd="/")
+    assert done.stdout.strip() == str(installed.root / "neurons"), done.stderr

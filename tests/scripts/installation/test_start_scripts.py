@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 
+import click
 import pytest
 
+from neurons import miner
+from neurons.errors import EX_CONFIG
+from quasar_kernels import __version__
 from tests import PROJECT
-from tests.processes import HANG, run
+from tests.processes import HANG, run, run_python
+from tests.repositories import make_checkout, run_git
 from tests.scripts.installation.checkout import Checkout
+
+PROGRAMS = {
+    "miner": ("START_MINER.sh", "neurons.miner"),
+    "server": ("START_SERVER.sh", "neurons.validator_api"),
+    "validator": ("START_VALIDATOR.sh", "neurons.validator"),
+    "inference": ("START_MINER_INFERENCE.sh", "neurons.inference_server"),
+}
+"""The start script and the module of each file in scripts/help."""
 
 
 def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -> None:
     before = installed.builds()
-    status, out, err = installed.run("--netuid", "24", "two words")
+    status, out, err = installed.run("--netuid", "24", "backup", "two words")
     assert (status, err) == (0, "")
     _, folder, arguments, _ = json.loads(out)
-    assert arguments == ["--netuid", "24", "two words"]
+    assert arguments == ["--netuid", "24", "backup", "two words"]
     assert folder == str(installed.root)
     assert installed.builds() == before
 
 
 def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
-    process = installed.start("wait")
+    process = installed.start(WAIT="1")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())[0] == process.pid
     process.terminate()
@@ -53,11 +68,87 @@ def test_starts_at_the_same_time_install_once(
 
 
 def test_looking_installs_nothing(checkout: Checkout) -> None:
-    for words in (["status"], ["help", "status"], ["--version"]):
+    for words in (["status"], ["--netuid", "24", "status"], ["help", "status"], ["logs"]):
         status, out, err = checkout.run(*words)
         assert (status, err) == (0, "")
         assert "./START_MINER.sh once" in out
     assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS])
+def test_the_help_before_an_installation_is_the_program_s_own(name: str) -> None:
+    script, module = PROGRAMS[name]
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    real = run_python("-m", module, "--help", env=env, check=True).stdout
+    file = PROJECT / f"scripts/help/{name}.txt"
+    assert file.read_text() == real, f"write it: .venv/bin/python -m {module} --help >{file}"
+    # no Python on the way, so nothing that would have to be installed
+    for words in (["--help"], ["-h"]):
+        shown = run("/bin/bash", PROJECT / script, *words, env={"PATH": "/usr/bin:/bin"})
+        assert (shown.returncode, shown.stdout, shown.stderr) == (0, real, "")
+
+
+@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], ["once", "--help"]])
+def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[str]) -> None:
+    status, out, err = checkout.run(*words)
+    assert (status, err) == (0, "")
+    assert out.startswith((PROJECT / "scripts/help/miner.txt").read_text())
+    assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_version_before_an_installation_is_the_program_s_own(
+    checkout: Checkout, word: str
+) -> None:
+    assert checkout.run(word) == (0, f"quasar-miner {__version__}\n", "")
+    make_checkout(checkout.root, {})
+    real = run_python("-m", "neurons.miner", word, check=True).stdout
+    head = run_git(checkout.root, "rev-parse", "HEAD")[:12]
+    assert checkout.run(word)[1] == f"quasar-miner {__version__} at {head}\n"
+    assert re.fullmatch(rf"quasar-miner {__version__}( at [0-9a-f]{{12}})?\n", real)
+    assert run(PROJECT / "START_SERVER.sh", "--version").stdout == real
+    assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["versoin"], "There is no command 'versoin'."),
+        (["--netuid", "24", "versoin"], "There is no command 'versoin'."),
+        (["--netuid=24", "--logging.debug", "versoin"], "There is no command 'versoin'."),
+        (["--bogus", "once"], "There is no option '--bogus'."),
+        (["--logging.debug=x"], "There is no option '--logging.debug'."),
+        (["--netuid"], "Option '--netuid' needs a value."),
+        ([""], "There is no command ''."),
+        (["o.*"], "There is no command 'o.*'."),
+    ],
+)
+def test_a_mistake_is_refused_before_an_installation(
+    checkout: Checkout, words: list[str], said: str
+) -> None:
+    status, out, err = checkout.run(*words)
+    assert (status, out) == (EX_CONFIG, "")
+    assert err == f"START_MINER.sh: {said} (START_MINER.sh --help lists them)\n"
+    assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("script", ["START_SERVER.sh", "START_VALIDATOR.sh"])
+def test_a_server_takes_no_command(script: str) -> None:
+    refused = run("/bin/bash", PROJECT / script, "once", env={"PATH": "/usr/bin:/bin"})
+    assert refused.returncode == EX_CONFIG
+    assert "There is no command 'once'." in refused.stderr
+
+
+def test_every_command_and_flag_of_the_miner_passes(installed: Checkout) -> None:
+    def takes_value(option: click.Parameter) -> bool:
+        return isinstance(option, click.Option) and not option.is_flag
+
+    known = [flag for one in miner.cli.params for flag in one.opts if takes_value(one)]
+    assert len(known) > 5
+    for name in miner.cli.commands:
+        words = [word for flag in known for word in (flag, "1")] + [name]
+        status, out, err = installed.run(*words)
+        assert (status, json.loads(out)[2]) == (0, words), err
 
 
 def test_looking_updates_nothing(installed: Checkout) -> None:
@@ -84,10 +175,9 @@ def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
     assert installed.builds() == before
 
 
-@pytest.mark.parametrize("name", ["MINER", "SERVER", "VALIDATOR", "MINER_INFERENCE"])
-def test_each_start_script_execs_a_module_that_exists(name: str) -> None:
-    last = (PROJECT / f"START_{name}.sh").read_text().splitlines()[-1]
-    command, python, flag, module, arguments = last.split()
-    assert (command, python, flag, arguments) == ("exec", ".venv/bin/python", "-m", '"$@"')
-    path = PROJECT / module.replace(".", "/")
-    assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+@pytest.mark.parametrize("name", [*PROGRAMS])
+def test_each_start_script_execs_its_program(name: str) -> None:
+    script, module = PROGRAMS[name]
+    lines = (PROJECT / script).read_text().splitlines()
+    assert lines[-1] == f'exec .venv/bin/python -m {module} "$@"'
+    assert any(f'. scripts/before_install.sh {name} "$@"' in line for line in lines)

@@ -388,3 +388,7 @@ def _convolve(x, taps, bias, cu_seqlens, state, dtype):
     x = torch.cat([state.mT.to(x.dtype), x], dim=1)
     y, _ = _convolve(x, taps, bias, None, None, dtype)
     return y[:, W:], x[:, -W:].mT.contiguous()
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

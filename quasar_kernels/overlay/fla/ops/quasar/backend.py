@@ -131,3 +131,7 @@ def cuda_backward(
         backend, program, cuda_scan_bwd.backward,
         q, k, v, beta, initial_state, G, states, do, d_final, scale, cut, g,
     )  # fmt: skip
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

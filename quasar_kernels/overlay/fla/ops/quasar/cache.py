@@ -34,3 +34,7 @@ def write_whole(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(file.name)
             raise
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -419,3 +419,7 @@ def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:
         raise ValueError(
             f"initial_state must have shape {(N, H, S, S)}; got {tuple(initial_state.shape)}"
         )
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -131,3 +131,7 @@ def chunk_intra(
         num_warps=tiles.intra_warps, num_stages=tiles.intra_stages,
     )  # fmt: skip
     return scratch
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -165,3 +165,7 @@ def _block(q, k, v, beta, g, state, scale, C):
     o = reading @ torch.stack(entering) + torch.tril(scores) @ torch.stack(fresh)
     o = (o * scale).view(NT, B, H, C, V).permute(1, 0, 3, 2, 4).reshape(B, NT * C, H, V)
     return o[:, :T].to(out_dtype), S_n.view(B, H, K, V)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

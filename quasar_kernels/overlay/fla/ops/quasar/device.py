@@ -30,3 +30,7 @@ def on_its_device(function: Function) -> Function:
         return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

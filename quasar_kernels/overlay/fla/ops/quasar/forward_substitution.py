@@ -94,3 +94,7 @@ def quasar_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     if L.ndim < 2 or L.shape[-1] != L.shape[-2]:
         raise ValueError(f"L must hold square matrices [..., C, C]; got {tuple(L.shape)}")
     return ForwardSubstitutionFunction.apply(L)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

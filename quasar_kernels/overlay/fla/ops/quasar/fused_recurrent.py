@@ -371,3 +371,7 @@ def _check_can_hold_final(state: torch.Tensor, dtype: torch.dtype) -> None:
             f"inplace_state needs a contiguous initial_state of {wanted}; got {state.dtype} with "
             f"strides {state.stride()}: convert it once, before the first token"
         )
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

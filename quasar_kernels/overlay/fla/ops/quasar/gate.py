@@ -177,3 +177,7 @@ def fused_quasar_gate(
         )
     lam = lambda_t.reshape(-1, H).contiguous()
     return QuasarGateFunction.apply(lam, beta.contiguous(), output_dtype).view(shape)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -41,3 +41,7 @@ class Segments(NamedTuple):
     table: torch.Tensor | None  # packed: [total, 4] int64, of a `PackedTable`
     first: torch.Tensor | None  # packed: [sequences + 1] int64
     longest: int  # tokens of the longest segment
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

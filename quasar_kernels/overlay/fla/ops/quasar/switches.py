@@ -82,3 +82,7 @@ def cuda_toolkits() -> list[str]:
     """Return the folders of CUDA toolkits that the environment names, the first to use first."""
     named = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
     return [folder for folder in named if folder]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -162,3 +162,7 @@ def tensor_map(
     )  # fmt: skip
     _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
     return ctypes.string_at(place, TENSOR_MAP)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -250,3 +250,7 @@ def _fetch(library: ctypes.CDLL, handle: ctypes.c_void_p, what: str) -> bytes:
     buffer = ctypes.create_string_buffer(size.value)
     _checked(library, getattr(library, f"nvrtcGet{what}")(handle, buffer), what)
     return buffer.raw
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

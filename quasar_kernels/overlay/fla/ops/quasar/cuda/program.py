@@ -174,3 +174,7 @@ def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """Return where tensors lie, 0 for None."""
     return tuple(0 if x is None else x.data_ptr() for x in tensors)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -132,3 +132,7 @@ def positions(
         return None if B == 1 else T
     token, first = torch.arange(T, device=device), cu_seqlens.to(device, torch.int64)
     return (token - first[torch.searchsorted(first, token, right=True) - 1]).int()
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

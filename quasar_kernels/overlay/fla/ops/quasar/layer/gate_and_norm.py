@@ -107,3 +107,7 @@ def gate_and_norm(
             num_warps=4, num_stages=2,
         )  # fmt: skip
     return y
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

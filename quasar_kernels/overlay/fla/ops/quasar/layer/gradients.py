@@ -353,3 +353,7 @@ def launch_gated_rmsnorm_grad(
         )
     total = sums.sum(0)
     return dx, dgate, total[0].sum(0), total[1]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

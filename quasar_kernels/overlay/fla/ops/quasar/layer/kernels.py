@@ -377,3 +377,7 @@ def recomputed(
     What `function` closes over must not need gradients.
     """
     return RecomputeFunction.apply(function, *tensors)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -207,3 +207,7 @@ def _behind_the_operator(
     d_gate = d_gate.flatten(1)
     d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
     return do, d_gate, (d_wide, d_bias.flatten(), d_norm, d_out)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -64,3 +64,7 @@ def over_tokens(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b: `[R, B]` of the same dtype, last stride 1.
     """
     return product_in(a.t(), b, torch.float32)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -239,3 +239,7 @@ def _capture(
         random = torch.cuda.default_generators[first.get_device()]
         random.graphsafe_set_state(random.clone_state())
         return _LAUNCHED
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

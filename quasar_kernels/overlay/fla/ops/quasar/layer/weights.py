@@ -42,3 +42,7 @@ class Weights(NamedTuple):
         shifts = self.q_shift, self.k_shift, self.v_shift
         taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # they are there
         return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

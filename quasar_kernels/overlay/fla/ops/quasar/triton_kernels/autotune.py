@@ -234,3 +234,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
                 except BlockingIOError:
                     time.sleep(0.05)
         yield
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -186,3 +186,7 @@ def unit_lower_inverse(M, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     if C >= 128:
         A = _join_blocks(A, M, 64, DTYPE, PRECISION)
     return A
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

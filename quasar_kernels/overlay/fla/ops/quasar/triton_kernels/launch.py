@@ -64,3 +64,7 @@ class Launcher:
         found = self._kernel[grid](*arguments, *constants, **options)
         if key not in self._compiled:
             self._compiled[key] = found if hasattr(found, "packed_metadata") else None
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -97,3 +97,7 @@ def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
     block = max(16, triton.next_power_of_2(q.shape[-1]))
     tiles = tiles_for(block, q.dtype, q.device)
     return Plan(tiles, *cut, _programs_per_wave(q.device), block, _precision(q.dtype))
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -344,3 +344,7 @@ def segment_output_kernel(
     if STORE_FINAL:
         if is_last:
             tl.store(final_state + own + at, state, mask=inside)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -383,3 +383,7 @@ def decay_grad_kernel(
         written = tl.load(p_dg - H, mask=(rows > 0) & (rows < here), other=0.0)
         before = tl.load(token_pointers(begins, i_b, t0 + t, i_h, T, H, 0))
         tl.store(p_dg, before + tl.cumsum(written, axis=0), mask=rows < here)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -21,3 +21,7 @@ class Tiles(NamedTuple):
     output_warps: int
     output_stages: int
     grad_warps: int  # of the backward walks, which own whole states
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -119,3 +119,7 @@ def _pick(name: str, entry: dict[str, Any], block: int, dtype: torch.dtype) -> T
 @functools.cache
 def _data() -> dict[str, Any]:
     return json.loads(DATA.read_text(encoding="utf-8"))
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

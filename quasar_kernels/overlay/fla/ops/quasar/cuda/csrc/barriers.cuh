@@ -52,3 +52,6 @@ __device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
 
 }  // namespace quasar
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -20,3 +20,6 @@
 // that it is given, whose size the host compares with its own
 #define QUASAR_LAUNCH(NAME, THREADS, SHARED, ARGUMENTS) \
   extern "C" __constant__ int quasar_##NAME##_launch[3] = {THREADS, SHARED, sizeof(ARGUMENTS)};
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

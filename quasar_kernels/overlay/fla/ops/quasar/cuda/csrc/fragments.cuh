@@ -237,3 +237,6 @@ __device__ __forceinline__ void wait_loads() {
 }
 
 }  // namespace quasar
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -141,3 +141,6 @@ __device__ __forceinline__ void wgmma_tile(float (&d)[16][4], u64 a, u64 b) {
 
 }  // namespace quasar
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

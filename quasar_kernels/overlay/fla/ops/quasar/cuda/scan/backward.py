@@ -214,3 +214,7 @@ def backward(
     kernels["state_gradient"].launch(walks, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
     return Gradients(dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, d_decay)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

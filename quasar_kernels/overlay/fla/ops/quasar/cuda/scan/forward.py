@@ -286,3 +286,7 @@ def forward(
             program.kernels["segment_scan"].launch(scans, parameters, stream)
         program.kernels["segment_output"].launch(grid, parameters, stream)
     return Forward(o, final, G, states, cut)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -117,3 +117,7 @@ def _attend(
             return kept
         y = gated_output(program, o, narrow, images[4], weights.wide_bias, images[5], eps)
     return kept._replace(y=y.unsqueeze(0))
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

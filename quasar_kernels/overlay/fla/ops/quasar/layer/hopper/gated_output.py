@@ -139,3 +139,7 @@ def gated_output(
     stream = torch._C._cuda_getCurrentRawStream(o.device.index)
     program.kernels["gated_output"].launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
     return y
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

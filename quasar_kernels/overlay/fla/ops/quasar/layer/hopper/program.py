@@ -93,3 +93,7 @@ def hopper_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> Loa
         return None
     found = PROGRAM.find(Variant(x.device.index, dtype))
     return found if isinstance(found, LoadedProgram) else None
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -91,3 +91,7 @@ def project(
         stream = torch._C._cuda_getCurrentRawStream(x.device.index)
         program.kernels["projection"].launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
     return qkv, narrow
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

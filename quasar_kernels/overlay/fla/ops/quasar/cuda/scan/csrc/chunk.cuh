@@ -275,3 +275,6 @@ __device__ __forceinline__ void invert_transposed(const float (&minus)[2][4],
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -226,3 +226,6 @@ __device__ __forceinline__ void publish_shared() {}  // only bulk copies and wgm
 #endif
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

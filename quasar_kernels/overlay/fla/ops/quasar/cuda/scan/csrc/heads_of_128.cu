@@ -6,3 +6,6 @@
 #include "segment_map.cu"
 #include "segment_output.cu"
 #include "segment_scan.cu"
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -355,3 +355,6 @@ __device__ __forceinline__ void finish_rows(MapRows& R) {
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

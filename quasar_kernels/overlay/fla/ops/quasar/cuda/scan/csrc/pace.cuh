@@ -29,3 +29,6 @@ __device__ __forceinline__ void keep_pace() {
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

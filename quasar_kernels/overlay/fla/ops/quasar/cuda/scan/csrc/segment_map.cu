@@ -182,3 +182,6 @@ QUASAR_KERNEL(segment_map, __launch_bounds__(32 * MAP_WARPS, MAP_BLOCKS),
               (arg, maps))
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -192,3 +192,6 @@ QUASAR_KERNEL(segment_output, QUASAR_IN_PAIRS __launch_bounds__(32 * OUTPUT_WARP
               (arg, maps))
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

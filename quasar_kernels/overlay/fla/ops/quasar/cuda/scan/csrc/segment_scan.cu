@@ -124,3 +124,6 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -88,3 +88,6 @@ __device__ __forceinline__ i64 entry_of(const Given& arg, const Segment& segment
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

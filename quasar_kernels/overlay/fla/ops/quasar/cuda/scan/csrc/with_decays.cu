@@ -5,3 +5,6 @@
 
 #include "segment_map.cu"
 #include "segment_output.cu"
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -9,3 +9,6 @@
 #include "segment_map.cu"
 #include "segment_output.cu"
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

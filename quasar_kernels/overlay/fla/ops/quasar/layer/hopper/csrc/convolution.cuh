@@ -115,3 +115,6 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
 
 }  // namespace quasar::layer
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -223,3 +223,6 @@ QUASAR_KERNEL(gated_output, __cluster_dims__(2, 1, 1) __launch_bounds__(BLOCK_TH
 }  // namespace quasar::layer
 
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

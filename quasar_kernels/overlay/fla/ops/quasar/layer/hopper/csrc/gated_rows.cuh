@@ -76,3 +76,6 @@ __device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShar
 
 }  // namespace quasar::layer
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -89,3 +89,6 @@ QUASAR_KERNEL(pack_weights, __launch_bounds__(PACK_THREADS),
               (const __grid_constant__ PackArguments arg), (arg))
 
 }  // namespace quasar::layer
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

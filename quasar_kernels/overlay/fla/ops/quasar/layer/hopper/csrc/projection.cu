@@ -235,3 +235,6 @@ QUASAR_KERNEL(projection, __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1
 }  // namespace quasar::layer
 
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

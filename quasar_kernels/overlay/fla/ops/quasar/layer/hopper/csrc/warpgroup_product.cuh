@@ -82,3 +82,6 @@ __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[
 
 }  // namespace quasar::layer
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

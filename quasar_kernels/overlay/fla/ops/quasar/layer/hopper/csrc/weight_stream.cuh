@@ -189,3 +189,6 @@ struct Stream {
 
 }  // namespace quasar::layer
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -218,3 +218,6 @@ __device__ __forceinline__ void close_products() {
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

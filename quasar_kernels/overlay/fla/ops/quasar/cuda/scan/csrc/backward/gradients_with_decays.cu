@@ -6,3 +6,6 @@
 #include "input_gradient.cu"
 #include "state_checkpoint.cu"
 #include "state_gradient.cu"
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -10,3 +10,6 @@
 #include "state_checkpoint.cu"
 #include "state_gradient.cu"
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -423,3 +423,6 @@ QUASAR_KERNEL(input_gradient, __launch_bounds__(32 * INPUT_WARPS, INPUT_BLOCKS),
 }  // namespace quasar::scan
 
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -223,3 +223,6 @@ QUASAR_KERNEL(state_checkpoint, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WARP
               (arg, maps))
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -328,3 +328,6 @@ QUASAR_KERNEL(state_gradient_map, QUASAR_IN_PAIRS __launch_bounds__(32 * WALK_WA
               (arg, maps))
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -140,3 +140,6 @@ __device__ __forceinline__ void keep_decay_gradient(float* to, int stride, const
 }  // namespace quasar::scan
 
 #endif
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -308,3 +308,6 @@ __device__ __forceinline__ void keep_rows(u32 to, const OperandRows& x, int row,
 }
 
 }  // namespace quasar::scan
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -1,0 +1,51 @@
+# shellcheck shell=bash
+# What the start scripts answer before anything is installed: . scripts/before_install.sh PROGRAM "$@"
+#
+# --help and --version are answered, and an unknown command or flag ends the script with status 78.
+# scripts/help/PROGRAM.txt is what the installed program prints for --help; a test compares the two.
+
+help=scripts/help/$1.txt
+shift
+
+# Prints the version and the commit, as the installed program does.
+show_version() {
+  local commit=
+  [ ! -e .git ] || commit=$(git rev-parse --verify HEAD 2>/dev/null | cut -c 1-12)
+  echo "quasar-miner $(sed -n 's/^__version__ = "\(.*\)"/\1/p' quasar_kernels/__init__.py)${commit:+ at $commit}"
+}
+
+refuse() {
+  echo "${0##*/}: $1 (${0##*/} --help lists them)" >&2
+  exit 78
+}
+
+commands=$(sed -n '/^Commands:/,$s/^  \([a-z]*\) .*/\1/p' "$help")
+with_value=$(sed -nE 's/^  (--[a-z.-]+) [^ ].*/\1/p' "$help")
+without_value=$(sed -nE 's/^  (--[a-z.-]+)(  .*)?$/\1/p' "$help")
+contains() { grep -qxF -e "$2" <<<"$1"; }
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) cat "$help" && exit ;;
+    --version) show_version && exit ;;
+    --*=*) contains "$with_value" "${1%%=*}" || refuse "There is no option '${1%%=*}'." ;;
+    -*)
+      if contains "$with_value" "$1"; then
+        [ $# -gt 1 ] || refuse "Option '$1' needs a value."
+        shift
+      else
+        contains "$without_value" "$1" || refuse "There is no option '$1'."
+      fi
+      ;;
+    *)
+      contains "$commands" "$1" || refuse "There is no command '$1'."
+      break # the rest are the command's own arguments
+      ;;
+  esac
+  shift
+done
+# shellcheck disable=SC2034 # START_MINER.sh reads it
+case " ${*:2} " in
+  *' -h '* | *' --help '*) command=help ;;
+  *) command=${1:-} ;;
+esac
