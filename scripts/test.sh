@@ -46,12 +46,15 @@ finish_types() {
 }
 
 scope=all
+workers=3 # one more than two cores, as some tests wait
 for argument in "$@"; do
   case ${argument#./} in
     --quick) scope=quick ;;
     tests/quasar_kernels*) scope=kernels ;;
     tests/?*) [ "$scope" != all ] || scope=part ;;
   esac
+  [ "$argument" != --quick ] || set -- -r fE "$@" # hundreds are skipped
+  case $argument in *.py | *.py::*) workers=0 ;; esac
 done
 
 if [ "$scope" = all ]; then
@@ -69,8 +72,7 @@ fi
 case $scope in all | kernels) stage kernels python -m benchmarks.resources.compile --check ;; esac
 [ "$scope" != all ] || stage types finish_types
 printf '== tests\n'
-# One file more than two cores run, as some tests wait; a file's tests stay together, as they share
-# what they set up.
-python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# A file's tests stay together, as they share what they set up.
+python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 [ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
 exit "$status"

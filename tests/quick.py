@@ -46,10 +46,22 @@ class Quick:
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in set(marked)]
 
+    def pytest_runtest_logstart(self) -> None:
+        """Begin with a test."""
+        self.stopped = False
+
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Iterator[None]:
-        """Watch one test, its fixtures included."""
-        self.runs, self.stopped = True, False
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        """Watch what fixtures do."""
+        return (yield from self._watched())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        """Watch what the test does."""
+        return (yield from self._watched())
+
+    def _watched(self) -> Iterator[None]:
+        self.runs = True
         try:
             return (yield)  # type: ignore[misc]
         finally:
