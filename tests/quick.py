@@ -63,7 +63,7 @@ class Quick:
     def _watched(self) -> Iterator[None]:
         self.runs = True
         try:
-            return (yield)  # type: ignore[misc]
+            return (yield)
         finally:
             self.runs = False
 
@@ -74,4 +74,4 @@ class Quick:
         if self.stopped and report.failed:
             path, line, _ = item.location
             report.outcome, report.longrepr = "skipped", (path, line, f"Skipped: {REASON}")
-        return report  # type: ignore[return-value]
+        return report
