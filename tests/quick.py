@@ -68,9 +68,15 @@ class Quick:
             self.runs = False
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        """Count a test that was stopped as skipped, whatever it made of that."""
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Iterator[None]:
+        """Count what was stopped as skipped, whatever the test or a shared fixture made of it."""
         report: Any = yield
+        error = call.excinfo.value if call.excinfo else None
+        while error is not None and not self.stopped:
+            self.stopped = isinstance(error, pytest.skip.Exception) and error.msg == REASON
+            error = error.__cause__ or error.__context__
         if self.stopped and report.failed:
             path, line, _ = item.location
             report.outcome, report.longrepr = "skipped", (path, line, f"Skipped: {REASON}")
