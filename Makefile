@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lock test coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly month
+.PHONY: help install lock test quick coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly month
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -13,6 +13,9 @@ lock: ## pin what pyproject.toml asks for; scripts/lock.sh --upgrade takes newer
 
 test: ## every check, as CI runs it
 	scripts/test.sh
+
+quick: ## format, lint, contracts of imports, and the tests that start no process and compile nothing
+	scripts/test.sh --quick
 
 nightly: install ## the faults at full length: 10,000 interleavings, 2,000 cycles
 	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest tests/faults $(ARGS)

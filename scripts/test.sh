@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Runs every check of the project; arguments go to pytest: scripts/test.sh [PYTEST ARGUMENT...]
+# Runs every check of the project: scripts/test.sh [--quick] [PATH...] [PYTEST ARGUMENT...]
 #
 # Stages run in order and all of them run, so that one run shows everything; the first failure
 # decides the exit status. pytest comes last; its summary and the names of failed stages close the output.
+#
+# Arguments go to pytest. Where one of them is a PATH below tests/, only format and lint run before the
+# tests, and the compilations too where PATH is tests/quasar_kernels or in it. With --quick the types, the
+# scan for secrets and the compilations are left out, and tests that take long: see tests/quick.py.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 scripts/install.sh dev
@@ -41,18 +45,36 @@ finish_types() {
   wait "$types"
 }
 
-mypy & # on a core that the stages before the compilations leave idle; its words come when it ends
-types=$!
+scope=all
+workers=3 # one more than two cores, as some tests wait
+for argument in "$@"; do
+  case ${argument#./} in
+    --quick)
+      scope=quick workers=2 # these tests wait for nothing
+      set -- -r fE "$@"     # hundreds are skipped
+      ;;
+    tests/quasar_kernels*) scope=kernels ;;
+    tests/?*) [ "$scope" != all ] || scope=part ;;
+  esac
+  case $argument in *.py | *.py::*) workers=0 ;; esac
+done
+
+if [ "$scope" = all ]; then
+  mypy & # on a core that the stages before the compilations leave idle; its words come when it ends
+  types=$!
+fi
 stage format ruff format --check .
 stage "format of CUDA" check_cuda_format
 stage lint ruff check .
-stage shell shellcheck START_*.sh scripts/*.sh .ci/run
-stage imports lint-imports
-stage secrets scan_secrets
-stage kernels python -m benchmarks.resources.compile --check
-stage types finish_types
+case $scope in all | quick) stage imports lint-imports ;; esac
+if [ "$scope" = all ]; then
+  stage shell shellcheck START_*.sh scripts/*.sh .ci/run
+  stage secrets scan_secrets
+fi
+case $scope in all | kernels) stage kernels python -m benchmarks.resources.compile --check ;; esac
+[ "$scope" != all ] || stage types finish_types
 printf '== tests\n'
-# Two files at a time; a file's tests stay together, as they share what they set up.
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# A file's tests stay together, as they share what they set up.
+python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 [ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
 exit "$status"

@@ -19,9 +19,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Know the timeout of pyproject.toml where pytest-timeout, which keeps it, is missing."""
+    """Add --quick, and the timeout of pyproject.toml where pytest-timeout is not installed."""
+    parser.addoption("--quick", action="store_true", help="no test that takes long: tests/quick.py")
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds after which pytest-timeout fails a test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have --quick leave tests out."""
+    if config.getoption("quick"):
+        from tests.quick import Quick
+
+        config.pluginmanager.register(Quick())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

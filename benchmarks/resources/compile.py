@@ -219,8 +219,11 @@ def _kept(job: _Job) -> list[Compiled]:
     """Return a job's result of an earlier run, or compile; what fails is not kept."""
     name = cache.digest([*_tools, job.name, str(job.arch), *job.parts()]) + ".json"
 
+    def make(file: Path) -> None:
+        file.write_text(dump_rows(job.compile()))
+
     def load() -> list[Compiled]:
-        path = cache.entry(name, lambda file: file.write_text(dump_rows(job.compile())))
+        path = cache.entry(name, make)
         try:
             rows = load_rows(path.read_text())
         except (ValueError, TypeError, KeyError):  # it is damaged
