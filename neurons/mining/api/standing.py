@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from neurons.http.outcomes import Refused, TooLarge, Uncertain
 from neurons.mining.api.client import ApiClient, Queue
 from neurons.mining.submissions.cycle import Submission
-from neurons.protocol import Performer, unix_time
+from neurons.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
 """Rows that are asked for, one after the other, until the list reaches back to the submission.
@@ -105,7 +105,7 @@ def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
 
 def _others(submission: Submission, queue: Queue) -> frozenset[int]:
     since = unix_time(submission.round_start or "")
-    rows = (*queue.rows, *queue.performers)
+    rows: list[QueuedSubmission | Performer] = [*queue.rows, *queue.performers]
     return frozenset(row.id for row in rows if unix_time(row.created_at) >= since) - {
         submission.submission_id or 0
     }

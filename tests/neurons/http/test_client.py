@@ -61,7 +61,7 @@ REPLIES = [
     (401, "Missing Hotkey or Signature headers", outcomes.Unauthorized),
     (401, "Invalid signature format. Expected hex string", outcomes.Unauthorized),
     (401, "Invalid signature", outcomes.Unauthorized),
-    (401, "Authentication error: no ss58 address", outcomes.Unauthorized),
+    (401, "Authentication error: no ss58 address", outcomes.Busy),
     (401, "Authentication error: Keypair was removed in bittensor 11", outcomes.Busy),
     (422, "field required", outcomes.Refused),
     (403, "Hotkey mismatch", outcomes.HotkeyMismatch),
