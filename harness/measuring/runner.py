@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,13 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from harness.measuring.job import Job, Reply
-from harness.measuring.process import RESULT_LIMIT, Confinement, Ended, run_supervised
+from harness.measuring.process import (
+    RESULT_LIMIT,
+    Confinement,
+    Ended,
+    run_supervised,
+    scratch_folder,
+)
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest, unreadable_files
 from harness.workload import ORACLE_LENGTH, WORKLOAD
@@ -199,8 +204,7 @@ def _work(
         fields = {**job, "device": device, "result_fd": result_fd, "nonce": nonce}
         return Job.model_validate({**fields, "parent": parent}).model_dump_json().encode()
 
-    with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch_folder("worker-") as folder:
         env = child_environment(os.environ, device=device, cache=folder if cold_cache else None)
         argv = [sys.executable, "-m", "harness.worker", str(job["task"])]
         if confinement:
