@@ -34,11 +34,10 @@ BROKEN = {
     "forbidden text": (OPERATOR, "\n# import fla.ops.gla\n", "imports", "is forbidden"),
     "a missing import": (
         OPERATOR,
-        ("from fla.utils import IS_AMD", "pass"),
+        ("from fla.utils import input_guard", "pass"),
         "imports",
-        "IS_AMD' is missing",
+        "input_guard from fla.utils is missing",
     ),
-    "no CUDA source": ("fla/ops/quasar/kernel.cu", None, ".cu", "no CUDA source"),
     "a library": ("fla/ops/fast.so", "\0", "compiled files", "fla/ops/fast.so"),
     "a missing module": (
         LAYER,
