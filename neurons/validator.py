@@ -22,6 +22,7 @@ from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Postponed
+from neurons.http.connection import Signer
 from neurons.identity import OFFLINE, load_identity, set_weights
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
@@ -37,6 +38,9 @@ from neurons.validation.packages import check_imports
 from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict, refute
 from neurons.validation.weights import WeightSetter
+
+BUSY_ALLOWED = 6
+"""Postponements, an hour of them, after which a miner's busy inference server has failed."""
 
 log = observe.get_logger("validator")
 
@@ -139,7 +143,8 @@ class Validator:
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         found = None
         if verdict.passed and self._logits is not None:
-            found = self._logits.verify(submission)
+            final = self._attempts.of(submission).faults >= BUSY_ALLOWED
+            found = self._logits.verify(submission, final=final)
         if found is not None:
             log.info("logits", **found.model_dump(exclude_none=True))
             self._api.record_verification(found)
@@ -212,7 +217,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
-        parts = _weight_setter(settings, api), _logit_verifier(settings, stop)
+        parts = _weight_setter(settings, api), _logit_verifier(settings, api.signer, stop)
         validator = Validator(api, evaluator, attempts, stop, *parts)
         notify("READY=1")
         log.info("validator ready", hotkey=api.hotkey, api=settings.validator_api_url)
@@ -265,7 +270,9 @@ def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
     return WeightSetter(api, None if offline else on_chain, settings.weights_interval)
 
 
-def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier | None:
+def _logit_verifier(
+    settings: Settings, signer: Signer, stop: threading.Event
+) -> LogitVerifier | None:
     if not settings.enable_logit_verification:
         return None
     return LogitVerifier(
@@ -274,6 +281,7 @@ def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier 
         least_cosine=settings.cosine_sim_threshold,
         most_difference=settings.max_abs_diff_threshold,
         stop=stop,
+        signer=signer,
     )
 
 

@@ -39,6 +39,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Return untrusted text without what steers a terminal or turns the direction of writing.
+
+    Args:
+        kept: characters that stay although they are not printable, such as a line feed.
+    """
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def delete(path: Path) -> None:
     """Delete whatever lies at `path`; what cannot be deleted stays.
 
@@ -233,7 +242,7 @@ def run_supervised(
     return Ended(
         returncode=child.returncode,
         result=bytes(pipes.result),
-        log_tail=pipes.log.decode(errors="replace"),
+        log_tail=printable(pipes.log.decode(errors="replace"), kept="\n"),
         seconds=time.monotonic() - started,
         timed_out=timed_out,
         stopped=stopped,

@@ -43,7 +43,7 @@ BROKEN = {
         LAYER,
         "\nimport no_such",
         "import",
-        "no_such, which is not installed. Run ",
+        "no_such, which is not installed. Install ",
     ),
     "a fault at its import": (OPERATOR, "\n1 / 0\n", "crash", "ZeroDivisionError"),
     "NaN": (OPERATOR, wrapped("o * float('nan')"), "NaN and Inf", "not finite"),
