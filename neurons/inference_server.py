@@ -66,7 +66,9 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
 
     decoding = Decoding(load, settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
-    app = create_app(decoding, settings.reference_model, device, limits)
+    app = create_app(
+        decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
+    )
     server = Server(app, _say_ready, port_file)
     for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
         signal.signal(number, lambda *_: None)
@@ -84,6 +86,11 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
             )
         )
     return 0
+
+
+def _shown(model: str) -> str:
+    """Return a model's name as clients see it: of a folder on this machine the last part."""
+    return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
 
 
 def _say_ready(host: str, port: int) -> None:

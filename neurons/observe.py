@@ -23,6 +23,8 @@ from stamina.instrumentation import set_on_retry_hooks
 from stamina.typing import RetryDetails
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from harness.measuring.process import printable
+
 REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 5
@@ -36,7 +38,6 @@ _SECRET_KEY = re.compile(
 _SECRET_SHAPE = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MINIMUM_SECRET = 4  # shorter values would blank out ordinary words
 
 _secrets: set[str] = set()
@@ -63,7 +64,7 @@ def redact(text: str) -> str:
 def redact_text(text: str) -> str:
     """Return foreign text fit for a log: no secrets, no control characters, one short line."""
     text = re.sub(r"(?<=://)[^/\s@]+@", "", redact(text))
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text).strip()[:300]
+    return printable(re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text)).strip()[:300]
 
 
 def redact_value(value: Any, key: str = "") -> Any:
@@ -89,7 +90,7 @@ def _word(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if isinstance(value, str) and (not text or re.search(r'[\s="]', text)):
         text = json.dumps(text, ensure_ascii=False)
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def render_console(_: WrappedLogger, __: str, event: EventDict) -> str:
@@ -99,13 +100,13 @@ def render_console(_: WrappedLogger, __: str, event: EventDict) -> str:
     """
     rest = dict(event)
     moment, level = str(rest.pop("timestamp", "")), str(rest.pop("level", ""))
-    sentence = _CONTROL.sub(" ", str(rest.pop("event", "")))
+    sentence = "".join(c if c.isprintable() else " " for c in str(rest.pop("event", "")))
     trace = rest.pop("exception", None)
     rest.pop("logger", None)
     words = " ".join(f"{key}={_word(value)}" for key, value in rest.items())
     line = f"{moment} {level:<8} {sentence}" + (f"  {words}" if words else "")
     if trace:
-        line += "".join(f"\n    {row}" for row in str(trace).splitlines())
+        line += "".join(f"\n    {printable(row)}" for row in str(trace).splitlines())
     return line
 
 
@@ -192,7 +193,7 @@ def _shared(fmt: str) -> list[Processor]:
 def _formatter(fmt: str) -> logging.Formatter:
     renderer: Processor = render_console
     if fmt == "json":
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+        renderer = structlog.processors.JSONRenderer()  # beyond ASCII are terminals' codes, too
     return _Formatter(
         foreign_pre_chain=[*_shared(fmt), structlog.stdlib.PositionalArgumentsFormatter()],
         processors=[structlog.processors.format_exc_info, _redact_event, renderer],

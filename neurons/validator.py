@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from neurons import observe
 from neurons.configuration import flags
 from neurons.configuration.settings import Settings
 from neurons.errors import ConfigError, Postponed
+from neurons.http.connection import Signer
 from neurons.identity import OFFLINE, load_identity, set_weights
 from neurons.processes.heartbeat import heartbeat
 from neurons.processes.machine import resolve_device
@@ -36,6 +38,9 @@ from neurons.validation.packages import check_imports
 from neurons.validation.sandbox import Sandbox, open_sandbox
 from neurons.validation.verdict import Verdict, refute
 from neurons.validation.weights import WeightSetter
+
+BUSY_ALLOWED = 6
+"""Postponements, an hour of them, after which a miner's busy inference server has failed."""
 
 log = observe.get_logger("validator")
 
@@ -54,6 +59,7 @@ class Validator:
     ) -> None:
         self._api, self._evaluator, self._attempts = api, evaluator, attempts
         self._stop, self._weights, self._logits = stop, weights, logits
+        self.timer: Callable[[], float] = time.monotonic
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue every `interval` seconds until the stop."""
@@ -71,34 +77,43 @@ class Validator:
             ApiFault: the queue cannot be read.
             ConfigError: the API does not take this validator's verdicts.
         """
-        for submission in sorted(self._api.queue(), key=self._attempts.turn):
-            if self._stop.is_set():
+        seen: set[int] = set()
+        while not self._stop.is_set() and (submission := self._next(seen)) is not None:
+            seen.add(submission.id)
+            if not self._attempt(submission):
                 return
-            if not self._attempts.is_due(submission):
-                log.debug("waits", submission=submission.id, of=self._attempts.of(submission))
-                continue
-            try:
-                self._judge(submission)
-            except Stopped:
-                self._attempts.stop(submission)
-                return
-            except ConfigError:
-                self._attempts.stop(submission)
-                raise
-            except Postponed as fault:
-                pause = self._attempts.postpone(submission, str(fault))
-                log.warning(
-                    "postponed",
-                    submission=submission.id,
-                    reason=str(fault),
-                    remedy=fault.remedy or "none: it is tried again",
-                    seconds=round(pause),
-                )
-            except Exception as error:  # one submission must not end the others' evaluation
-                self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
-                log.exception("no verdict", submission=submission.id)
         if self._weights is not None:
             self._weights.run_once()
+
+    def _next(self, seen: set[int]) -> QueuedSubmission | None:
+        """Return whose turn it is: each evaluation changes the order, and some take long."""
+        waiting = [one for one in self._api.queue() if one.id not in seen]
+        due = [one for one in waiting if self._attempts.is_due(one)]
+        return min(due, key=self._attempts.turn, default=None)
+
+    def _attempt(self, submission: QueuedSubmission) -> bool:
+        """Judge a submission, or note why not; return whether to go on."""
+        try:
+            self._judge(submission)
+        except Stopped:
+            self._attempts.stop(submission)
+            return False
+        except ConfigError:
+            self._attempts.stop(submission)
+            raise
+        except Postponed as fault:
+            pause = self._attempts.postpone(submission, str(fault))
+            log.warning(
+                "postponed",
+                submission=submission.id,
+                reason=str(fault),
+                remedy=fault.remedy or "none: it is tried again",
+                seconds=round(pause),
+            )
+        except Exception as error:  # one submission must not end the others' evaluation
+            self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
+            log.exception("no verdict", submission=submission.id)
+        return True
 
     def _judge(self, submission: QueuedSubmission) -> None:
         verdict = self._attempts.of(submission).verdict
@@ -113,8 +128,12 @@ class Validator:
                 claim=submission.tokens_per_sec,
             )
             self._attempts.begin(submission)
-            with heartbeat(log, "judging", submission=submission.id):
-                verdict = self._evaluator.evaluate(submission)
+            began = self.timer()
+            try:
+                with heartbeat(log, "judging", submission=submission.id):
+                    verdict = self._evaluator.evaluate(submission)
+            finally:
+                self._attempts.spend(submission, self.timer() - began)
             self._attempts.conclude(submission, verdict)
         try:
             self._write(submission, verdict)
@@ -124,7 +143,8 @@ class Validator:
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         found = None
         if verdict.passed and self._logits is not None:
-            found = self._logits.verify(submission)
+            final = self._attempts.of(submission).faults >= BUSY_ALLOWED
+            found = self._logits.verify(submission, final=final)
         if found is not None:
             log.info("logits", **found.model_dump(exclude_none=True))
             self._api.record_verification(found)
@@ -197,7 +217,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
-        parts = _weight_setter(settings, api), _logit_verifier(settings, stop)
+        parts = _weight_setter(settings, api), _logit_verifier(settings, api.signer, stop)
         validator = Validator(api, evaluator, attempts, stop, *parts)
         notify("READY=1")
         log.info("validator ready", hotkey=api.hotkey, api=settings.validator_api_url)
@@ -250,7 +270,9 @@ def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
     return WeightSetter(api, None if offline else on_chain, settings.weights_interval)
 
 
-def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier | None:
+def _logit_verifier(
+    settings: Settings, signer: Signer, stop: threading.Event
+) -> LogitVerifier | None:
     if not settings.enable_logit_verification:
         return None
     return LogitVerifier(
@@ -259,6 +281,7 @@ def _logit_verifier(settings: Settings, stop: threading.Event) -> LogitVerifier 
         least_cosine=settings.cosine_sim_threshold,
         most_difference=settings.max_abs_diff_threshold,
         stop=stop,
+        signer=signer,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.measuring.runner import MeasurementError, check, measure
 from harness.measuring.trees import whole_tree
 from harness.report import Check, GateResult, Measurement
-from quasar_kernels.contract import QUASAR_DIR, Violation, check_tree, compiled_files
+from quasar_kernels.contract import Violation, check_tree, compiled_files
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,9 @@ def _run(tree: Path, lengths: Sequence[int], device: str, timeout: float) -> Ite
 
 def _rules(tree: Path) -> Iterator[Finding]:
     broken = check_tree(tree)
-    cuda = [v for v in broken if v.path == QUASAR_DIR]
     imports = [v for v in broken if "import" in v.rule.lower() or "forbidden" in v.rule]
-    files = [v for v in broken if v not in cuda and v not in imports]
-    for name, violations in (("files", files), ("imports", imports), (".cu", cuda)):
+    files = [v for v in broken if v not in imports]
+    for name, violations in (("files", files), ("imports", imports)):
         yield _rule(name, violations)
     compiled = compiled_files(tree / "fla")
     told = f"fla/{compiled[0]} is compiled; publish its source" if compiled else "none"

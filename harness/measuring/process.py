@@ -9,9 +9,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,33 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return untrusted text without what steers a terminal or turns the direction of writing.
+
+    Args:
+        kept: characters that stay although they are not printable, such as a line feed.
+    """
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def delete(path: Path) -> None:
+    """Delete whatever lies at `path`; what cannot be deleted stays.
+
+    rm(1) goes down any number of folders, where `shutil.rmtree` recurses.
+    """
+    subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Give an empty folder that is deleted afterwards, whatever was written into it."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        yield folder
+    finally:
+        delete(folder)
 
 
 @dataclass(frozen=True)
@@ -214,7 +242,7 @@ def run_supervised(
     return Ended(
         returncode=child.returncode,
         result=bytes(pipes.result),
-        log_tail=pipes.log.decode(errors="replace"),
+        log_tail=printable(pipes.log.decode(errors="replace"), kept="\n"),
         seconds=time.monotonic() - started,
         timed_out=timed_out,
         stopped=stopped,

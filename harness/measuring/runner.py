@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,11 +14,20 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from harness.imports import install_command
 from harness.measuring.job import Job, Reply
-from harness.measuring.process import RESULT_LIMIT, Confinement, Ended, run_supervised
+from harness.measuring.process import (
+    RESULT_LIMIT,
+    Confinement,
+    Ended,
+    printable,
+    run_supervised,
+    scratch_folder,
+)
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest, unreadable_files
 from harness.workload import ORACLE_LENGTH, WORKLOAD
+from quasar_kernels.contract import fork_imports
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -164,10 +173,20 @@ def _judge(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
         raise failure("the result did not come from the worker", "protocol")
     if reply.failure is not None:
-        raise failure(reply.reason, reply.failure, reply.remedy)
+        # The code under test may have worded both, so its remedy is never shown.
+        reason = printable(" ".join(reply.reason.split()))
+        raise failure(reason, reply.failure, _remedy(reason) if reply.failure == "import" else "")
     if reply.body is None:
         raise failure("the worker's result is empty", "protocol")
     return reply.body
+
+
+def _remedy(reason: str) -> str:
+    """Return what to do about an import that failed: a command only for a known package."""
+    named = re.search(r" needs (?:another )?(\w+)[,:]", reason)
+    if named and named[1] in {module.partition(".")[0] for module in fork_imports()}:
+        return f"Run {install_command(named[1])}."
+    return "Install what it names into this Python, if you trust it, or remove the import."
 
 
 def _not_started(program: str, error: OSError) -> MeasurementError:
@@ -199,8 +218,7 @@ def _work(
         fields = {**job, "device": device, "result_fd": result_fd, "nonce": nonce}
         return Job.model_validate({**fields, "parent": parent}).model_dump_json().encode()
 
-    with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch_folder("worker-") as folder:
         env = child_environment(os.environ, device=device, cache=folder if cold_cache else None)
         argv = [sys.executable, "-m", "harness.worker", str(job["task"])]
         if confinement:

@@ -16,6 +16,7 @@ from typing import TextIO
 import click
 
 from harness.analysis.stats import show_table
+from harness.measuring.process import printable
 from harness.source import tree_commit
 from harness.workload import LENGTHS, lengths_for
 from neurons import observe
@@ -52,9 +53,9 @@ from neurons.processes.runtime import StateLock
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print `text` without secrets, to stdout unless a stream is given."""
+    """Print `text`, its printable characters without secrets, to stdout unless one is given."""
     stream = stream or sys.stdout
-    stream.write(observe.redact(text) + "\n")
+    stream.write(printable(observe.redact(text), kept="\n") + "\n")
     stream.flush()
 
 

@@ -293,7 +293,8 @@ class Settings(BaseModel):
         False,
         VALIDATOR,
         "true or false",
-        "Whether forks on this machine's disk (file://) are cloned as well: for an API at home.",
+        "Whether forks on this machine (file://, and http on loopback) are taken by the API and "
+        "cloned by the validator as well: for a subnet at home.",
     )
     set_weights: bool = _setting(
         True,

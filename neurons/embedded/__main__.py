@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from harness.measuring.process import printable
 from neurons import observe
 from neurons.configuration import flags
 from neurons.embedded.competition import Competition
@@ -47,7 +48,7 @@ def command(
                 serve=sys.stdout.isatty() if serve is None else serve,
             )
             for line in competition.run():
-                click.echo(line)
+                click.echo(printable(line))
     except Stopped:
         click.echo("stopped before the ranking")
         return 130

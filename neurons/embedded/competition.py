@@ -116,7 +116,7 @@ class Competition:
             with EmbeddedSubnet(settings, self._stop) as subnet:
                 self._check, url = subnet.check, str(subnet.settings.validator_api_url)
                 yield f"the leaderboard is at {url}/"
-                with self._inference():
+                with self._inference(subnet.validator.hotkey):
                     if self._servers:
                         yield f"{len(self._servers)} inference servers are loaded"
                     yield from self._compete(subnet, url)
@@ -172,7 +172,7 @@ class Competition:
         }
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def _inference(self, validator: str) -> Iterator[None]:
         """Serve a small model, made here, on every port until the block is left."""
         if not self._servers:
             yield
@@ -190,6 +190,7 @@ class Competition:
                 {
                     **environment,
                     "REFERENCE_MODEL": str(model),
+                    "VALIDATOR_HOTKEYS": validator,
                     "MINER_INFERENCE_PORT": str(port),
                     "INFERENCE_DTYPE": "float32",
                 },

@@ -45,7 +45,13 @@ VALIDATOR_TAKES = (
 )
 """Settings of the run that its validator has too."""
 
-API_TAKES = ("state_dir", "blocks_until_reveal", "reveal_window_blocks", "block_time_seconds")
+API_TAKES = (
+    "state_dir",
+    "allow_file_forks",
+    "blocks_until_reveal",
+    "reveal_window_blocks",
+    "block_time_seconds",
+)
 """Settings of the run that its API has too."""
 
 BLOCK_SECONDS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,6 +16,7 @@ from prometheus_client import generate_latest as metrics_text
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
+from neurons.inference.access import ValidatorRequests, client_of
 from neurons.inference.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 
@@ -60,8 +61,19 @@ class _Gone(Exception):
     """The client has closed its connection."""
 
 
-def create_app(decoding: Decoding, model_name: str, device: str, limits: Limits) -> FastAPI:
-    """Return the server over `decoding`, which it starts and stops."""
+def create_app(
+    decoding: Decoding,
+    model_name: str,
+    device: str,
+    limits: Limits,
+    validators: Collection[str] = (),
+) -> FastAPI:
+    """Return the server over `decoding`, which it starts and stops.
+
+    Args:
+        validators: hotkeys whose signed requests are answered next.
+    """
+    signed = ValidatorRequests(validators)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -97,9 +109,13 @@ def create_app(decoding: Decoding, model_name: str, device: str, limits: Limits)
         began = perf_counter()
         try:
             decoder = _ready(decoding)
-            body = _checked(await _read(request, limits.body), decoder, limits)
+            data = await _read(request, limits.body)
+            body = _checked(_parsed(data), decoder, limits)
+            client = client_of(request.client.host if request.client else "")
+            path, headers = request.url.path, request.headers
+            reserved = await asyncio.to_thread(signed.take, path, headers, data)
             try:
-                job = decoding.put(body)
+                job = decoding.put(body, client, reserved=reserved)
             except Full:
                 raise _later("Too many requests wait", BUSY_SECONDS) from None
         except ClientDisconnect:
@@ -138,15 +154,19 @@ def _later(reason: str, seconds: int) -> HTTPException:
     return HTTPException(503, reason, headers={"Retry-After": str(seconds)})
 
 
-async def _read(request: Request, most: int) -> InferenceRequest:
+async def _read(request: Request, most: int) -> bytes:
     """Return the body, read no further than a request may be long."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
         if len(data) > most:
             raise HTTPException(413, f"Request body is larger than {most} bytes")
+    return bytes(data)
+
+
+def _parsed(data: bytes) -> InferenceRequest:
     try:
-        return InferenceRequest.model_validate_json(bytes(data))
+        return InferenceRequest.model_validate_json(data)
     except ValidationError as error:
         told = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]]
         detail = "; ".join(": ".join(filter(None, words)) for words in told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,6 +10,11 @@ from typing import Protocol
 
 from neurons.inference_protocol import InferenceRequest
 from neurons.observe import get_logger
+
+WAITING_EACH = 2
+"""Requests of one client that may wait."""
+RESERVED = 4
+"""Requests of validators that may wait, beside all others."""
 
 log = get_logger("inference")
 
@@ -47,11 +51,18 @@ class Decodes(Protocol):
         """Answer one request."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
-    """A request on its way: set `cancelled` where nobody waits any more."""
+    """A request on its way: set `cancelled` where nobody waits any more.
+
+    Attributes:
+        client: what its limit counts it under.
+        reserved: whether it is a validator's, which is answered next.
+    """
 
     request: InferenceRequest
+    client: str = ""
+    reserved: bool = False
     answer: Future[Generation] = field(default_factory=Future)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -65,7 +76,7 @@ class Decoding:
 
     Args:
         load: returns the decoder; it runs in the thread.
-        most: jobs that may wait.
+        most: jobs that may wait, `WAITING_EACH` of one client; those of validators do not count.
 
     Attributes:
         decoder: None while the model is loading.
@@ -73,8 +84,9 @@ class Decoding:
     """
 
     def __init__(self, load: Callable[[], Decodes], most: int) -> None:
-        self._load = load
-        self._jobs: queue.Queue[Job | None] = queue.Queue(most)
+        self._load, self._most = load, most
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
         self.decoder: Decodes | None = None
         self.fault = ""
         self.done = threading.Event()
@@ -83,7 +95,7 @@ class Decoding:
     @property
     def waiting(self) -> int:
         """How many jobs wait."""
-        return self._jobs.qsize()
+        return len(self._jobs)
 
     def start(self) -> None:
         """Load the model and take jobs."""
@@ -93,18 +105,33 @@ class Decoding:
         """Take no more jobs; the one that is being answered is given up."""
         self.done.set()
 
-    def put(self, request: InferenceRequest) -> Job:
+    def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:
         """Return the job of a request, which now waits.
 
         Raises:
-            Full: too many wait.
+            Full: too many wait, of this client or of all.
         """
-        job = Job(request)
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            raise Full from None
+        job = Job(request, client, reserved)
+        with self._changed:
+            self._jobs = [one for one in self._jobs if not one.cancelled.is_set()]
+            alike = [one for one in self._jobs if one.reserved == reserved]
+            own = sum(one.client == client for one in alike)
+            if len(alike) >= (RESERVED if reserved else self._most):
+                raise Full
+            if not reserved and own >= WAITING_EACH:
+                raise Full
+            self._jobs.append(job)
+            self._changed.notify()
         return job
+
+    def _take(self) -> Job | None:
+        """Return the next job: a validator's, or else the oldest; None after a short wait."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
+                return None
+            job = next((one for one in self._jobs if one.reserved), self._jobs[0])
+            self._jobs.remove(job)
+            return job
 
     def _run(self) -> None:
         try:
@@ -117,10 +144,7 @@ class Decoding:
             return
         log.info("the model is loaded", device=self.decoder.device)
         while not self.done.is_set():
-            try:
-                job = self._jobs.get(timeout=0.2)
-            except queue.Empty:
-                continue
+            job = self._take()
             if job is not None and not job.cancelled.is_set():
                 self._answer(self.decoder, job)
 

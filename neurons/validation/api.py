@@ -58,6 +58,9 @@ class ValidatorApi(Connection):
     Args:
         identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
         stop: when set, nothing is tried again.
+
+    Attributes:
+        signer: the identity.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ValidatorApi(Connection):
             reply_seconds=REPLY_SECONDS,
             reply_bytes=QUEUE_BYTES,
         )
+        self.signer = identity
         self._stop = stop or threading.Event()
 
     def queue(self) -> list[QueuedSubmission]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import time
 
 from neurons.protocol import QueuedSubmission
+from neurons.rules import ROUND_HOURS
 from neurons.validation.verdict import Verdict
 
 DEATHS_ALLOWED = 3
@@ -18,6 +19,9 @@ DEATHS_ALLOWED = 3
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
 """Seconds until an evaluation is tried again that this machine or the network has spoilt."""
+
+SPENT_SECONDS = ROUND_HOURS * 3600.0
+"""How long the time spent on a hotkey counts."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -32,6 +36,9 @@ CREATE TABLE IF NOT EXISTS attempts (
     measured TEXT,
     device TEXT
 ) STRICT
+"""
+_SPENT = """
+CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT
 """
 _ADDED = ("measured", "device")
 """Columns that a file of an earlier version may lack."""
@@ -73,6 +80,7 @@ class Attempts:
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute(_SCHEMA)
+        self._database.execute(_SPENT)
         columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
         for name in _ADDED:
             if name not in columns:
@@ -137,10 +145,23 @@ class Attempts:
             cursor.execute("UPDATE attempts SET deaths = 0 WHERE deaths > 0")
             return cursor.rowcount
 
-    def turn(self, submission: QueuedSubmission) -> tuple[int, str, int]:
-        """Return what the queue is sorted by: what never failed comes first, then the oldest."""
+    def spend(self, submission: QueuedSubmission, seconds: float) -> None:
+        """Count the time that an evaluation took towards its hotkey, for a round's length."""
+        now = self._clock()
+        self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])
+        row = [submission.miner_hotkey, now, seconds]
+        self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
+
+    def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
+        """Return what the queue is sorted by.
+
+        What never failed comes first, then the hotkey on which the least time was spent, then the
+        oldest: nobody keeps others waiting by submitting much that is slow.
+        """
         known = self.of(submission)
-        return known.deaths + known.faults, submission.created_at, submission.id
+        query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
+        (spent,) = self._database.execute(query, [submission.miner_hotkey]).fetchone()
+        return known.deaths + known.faults, spent, submission.created_at, submission.id
 
     def is_due(self, submission: QueuedSubmission) -> bool:
         """Tell whether a submission may be tried now."""

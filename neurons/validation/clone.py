@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from harness.measuring.process import delete, scratch_folder
 from neurons.errors import Held, QuasarError, Retry
 from neurons.git.command import HardenedGit, Limits
 from neurons.git.gateway import AnyHost, Gateway
@@ -26,6 +25,11 @@ FETCHED_BYTES = 2**28
 """Bytes of one fork that may cross the network, and of its longest file here, git's included."""
 TREE_BYTES, TREE_FILES = 2**28, 20_000
 """Bytes and files that a commit may unfold to."""
+PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
+"""The longest path in a commit, the deepest, and how many folders it may unfold to.
+
+The public fork has 478 files, none deeper than 5 parts or longer than 73 bytes.
+"""
 LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=120, output=2**24)
 
 _OVERRIDES = {
@@ -80,17 +84,17 @@ class Sources:
 def submission_folder(parent: Path) -> Iterator[Path]:
     """Give an empty folder that is deleted afterwards, whatever happened in it."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="submission-", dir=parent))
-    try:
+    with scratch_folder("submission-", parent) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear(parent: Path) -> None:
-    """Delete what a killed validator left behind."""
+    """Delete what a killed validator left behind, whatever it is."""
+    if parent.is_symlink() or not parent.is_dir():
+        delete(parent)
+        return
     for leftover in parent.glob("submission-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        delete(leftover)
 
 
 def clone(
@@ -169,8 +173,19 @@ def _check_size(tool: HardenedGit, commit_hash: str) -> None:
     listing = tool.probe("ls-tree", "-r", "-l", "-z", "--full-tree", commit_hash)
     if listing is None:
         raise BadFork("The commit cannot be listed, or unfolds to too many files.")
-    sizes = [row.split("\t", 1)[0].split()[-1] for row in listing.split("\0") if row]
-    if len(sizes) > TREE_FILES:
+    rows = [row.partition("\t") for row in listing.split("\0") if row]
+    if len(rows) > TREE_FILES:
         raise BadFork(f"The commit has more than {TREE_FILES} files.")
+    sizes = [facts.split()[-1] for facts, _, _ in rows]
     if sum(int(size) for size in sizes if size != "-") > TREE_BYTES:
         raise BadFork(f"The commit unfolds to more than {TREE_BYTES // 2**20} MiB.")
+    folders: set[str] = set()
+    for _, _, path in rows:
+        if len(path.encode(errors="surrogateescape")) > PATH_BYTES:
+            raise BadFork(f"The commit has a path of more than {PATH_BYTES} bytes.")
+        parts = path.split("/")
+        if len(parts) > PATH_PARTS:
+            raise BadFork(f"The commit has a path of more than {PATH_PARTS} parts.")
+        folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+        if len(folders) > TREE_FOLDERS:
+            raise BadFork(f"The commit has more than {TREE_FOLDERS} folders.")

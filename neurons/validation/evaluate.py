@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from harness.measuring.process import Confinement
 from harness.measuring.runner import Measure, MeasurementError, call, measure
@@ -27,6 +29,9 @@ AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
 """Failures that a sick machine gives as well: a control run then tells whose fault it is."""
+
+BUDGET = 2.0
+"""All measurements of a submission take at most so many times the seconds of one process."""
 
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 
@@ -136,7 +141,7 @@ class Evaluator:
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
         target = submission.target_sequence_length
-        taken = partial(self.measure, confinement=self.confinement)
+        taken = partial(self._measure_until, time.monotonic() + BUDGET * self.timeout)
         series = _ValidatorSeries(
             *(tree, POLICY, self.device, self.timeout, self.stop, taken),
             submission=submission.id,
@@ -153,6 +158,17 @@ class Evaluator:
             verdict = self._failed(error)
         found = series.measurements
         return replace(verdict, measured=_figures(found), device=_device(found))
+
+    def _measure_until(
+        self, deadline: float, tree: Path, length: int, *, timeout: float, **options: Any
+    ) -> Measurement:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            seconds = BUDGET * self.timeout
+            raise MeasurementError(f"not judged within {seconds:g} s, all lengths", "timeout")
+        return self.measure(
+            tree, length, timeout=min(timeout, left), confinement=self.confinement, **options
+        )
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()

@@ -6,21 +6,34 @@ import asyncio
 import math
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from neurons.binding import request_text
 from neurons.errors import Postponed
+from neurons.http.connection import Signer
 from neurons.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
-from neurons.protocol import QueuedSubmission, Verification
+from neurons.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    QueuedSubmission,
+    Verification,
+)
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
 """What is asked for, as the public validator does; the step is drawn from 1 to the last."""
 
 TRIES = 3
+BUSY = (429, 503)
+"""Statuses of a server that may answer later."""
 REPLY_SECONDS = 180.0
 """From the request to the last byte of its reply."""
 REPLY_BYTES = 2**23
@@ -31,6 +44,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 class _NoAnswer(Exception):
     """A server gave no answer that can be compared, and why."""
+
+
+class _Busy(_NoAnswer):
+    """A server that others keep busy, or a network that is slow: it may answer later."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class LogitVerifier:
         servers: addresses by hotkey; who is not in it is not asked.
         least_cosine, most_difference: what the logits have to keep.
         new_tokens: how many are asked for.
+        signer: signs the requests, by which a server knows a validator's.
     """
 
     reference: str
@@ -58,25 +76,32 @@ class LogitVerifier:
     most_difference: float = 0.1
     stop: threading.Event = field(default_factory=threading.Event)
     new_tokens: int = NEW_TOKENS
+    signer: Signer | None = None
 
-    def verify(self, submission: QueuedSubmission) -> Verification | None:
+    def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
         """Return whether the miner's server has the reference model; None where it has no server.
 
+        Args:
+            final: whether a server that is busy has failed, after earlier postponements.
+
         Raises:
-            Postponed: the validator's own server does not answer.
+            Postponed: the validator's own server does not answer, or the miner's is busy.
         """
         address = self.servers.get(submission.miner_hotkey)
         if address is None:
             return None
         try:
             request = self._request()
-            expected = _ask(self.reference, request)
+            expected = _ask(self.reference, request, self.signer)
         except _NoAnswer as error:
             raise Postponed(f"The validator's own inference server {error}") from error
         try:
             found = self._ask_miner(address, request)
         except _NoAnswer as error:
-            return _outcome(submission, False, f"The miner's inference server {error}")
+            reason = f"The miner's inference server {error}"
+            if isinstance(error, _Busy) and not final:
+                raise Postponed(reason) from error
+            return _outcome(submission, False, reason)
         return self._judge(submission, request, expected, found)
 
     def _request(self) -> InferenceRequest:
@@ -89,7 +114,7 @@ class LogitVerifier:
     def _ask_miner(self, address: str, request: InferenceRequest) -> InferenceReply:
         for number in range(1, TRIES + 1):
             try:
-                return _ask(address, request)
+                return _ask(address, request, self.signer)
             except _NoAnswer:
                 if number == TRIES or self.stop.wait(PAUSE_SECONDS):
                     raise
@@ -149,19 +174,36 @@ def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verif
     return Verification(submission_id=submission.id, verified=verified, reason=reason[:2000])
 
 
-def _ask(address: str, request: InferenceRequest) -> InferenceReply:
-    body = request.model_dump_json().encode()
-    return _read("POST", f"{address}/inference", body, InferenceReply)
+def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> InferenceReply:
+    body, url = request.model_dump_json().encode(), f"{address}/inference"
+    return _read("POST", url, body, InferenceReply, signer)
 
 
-def _read(method: str, url: str, body: bytes | None, kind: type[_Model]) -> _Model:
+def _signed(method: str, url: str, body: bytes, signer: Signer) -> dict[str, str]:
+    stamp, nonce = str(round(time.time())), secrets.token_hex(16)
+    text = request_text(method, urlsplit(url).path, stamp, nonce, body)
+    return {
+        HOTKEY_HEADER: signer.hotkey,
+        SIGNATURE_HEADER: signer.sign(text),
+        TIMESTAMP_HEADER: stamp,
+        NONCE_HEADER: nonce,
+    }
+
+
+def _read(
+    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
+) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
+    headers = _signed(method, url, body or b"", signer) if signer else {}
+    reply = _reply(method, url, body, headers)
     try:
-        status, data = asyncio.run(asyncio.wait_for(_reply(method, url, body), REPLY_SECONDS))
-    except asyncio.TimeoutError:
-        raise _NoAnswer(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
+        status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
+    except (asyncio.TimeoutError, httpx.TimeoutException):
+        raise _Busy(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
     except httpx.HTTPError as error:
         raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
+    if status in BUSY:
+        raise _Busy(f"answered with status {status}.")
     if status != 200:
         raise _NoAnswer(f"answered with status {status}.")
     try:
@@ -170,11 +212,13 @@ def _read(method: str, url: str, body: bytes | None, kind: type[_Model]) -> _Mod
         raise _NoAnswer("gave no answer that the protocol knows.") from error
 
 
-async def _reply(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
+async def _reply(
+    method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
     """Return a reply's status and body; it waits for as long as something comes now and then."""
     async with (
         httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
-        http.stream(method, url, content=body) as response,
+        http.stream(method, url, content=body, headers=dict(headers)) as response,
     ):
         data = bytearray()
         async for piece in response.aiter_bytes():

@@ -2,8 +2,9 @@
 
 bubblewrap gives each process that runs a fork's code namespaces of its own: no network, no other
 process, a read-only system without this user's files, a small empty folder in memory, another user.
-Some cores are kept from it, for all that has to go on meanwhile. The GPU's devices are there. When
-its first process ends, the kernel ends all others with it.
+A seccomp filter closes parts of the kernel that no measurement needs. Some cores are kept from it,
+for all that has to go on meanwhile. The GPU's devices are there. When its first process ends, the
+kernel ends all others with it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from neurons.errors import ConfigError, Problem
 from neurons.validation.packages import Packages, find_packages, hidden_entries
+from neurons.validation.seccomp import INSTALL, assemble, this_architecture
 
 USER = 60_999
 """The user of a fork's code where this process is root: no account of a usual system has it."""
@@ -46,8 +48,25 @@ _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 
 _LOOK = """
 import json, os, sys
-secret, port, *outside = json.loads(sys.argv[1])
+secret, port, calls, *outside = json.loads(sys.argv[1])
 found = []
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+wanted = {
+    "unshare": (0x10000000, "user namespaces"),
+    "keyctl": (0, "kernel keyrings"),
+    "io_uring_setup": (1, "io_uring"),
+    "bpf": (0, "bpf"),
+    "perf_event_open": (0, "perf"),
+}
+if not calls:
+    found.append("system calls of " + os.uname().machine + " cannot be filtered")
+for name, (argument, what) in wanted.items():
+    asked = [ctypes.c_long(number) for number in (calls.get(name, -1), argument, -4, 0, 0, 0)]
+    if name in calls and libc.syscall(*asked) < 0 and ctypes.get_errno() in (1, 38):
+        continue
+    if name in calls:
+        found.append("it may use " + what)
 kinds = ("ipc", "mnt", "net", "pid", "uts")
 for kind, name in zip(kinds, outside):
     if os.readlink("/proc/self/ns/" + kind) == name:
@@ -108,7 +127,7 @@ class Sandbox:
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
         if self.packages.user_base:  # else the user site would be sought below the new HOME
             words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
-        return [*words, "--", *self._limits(), *argv]
+        return [*words, "--", *self._limits(), *_filtered(argv)]
 
     def exceeded(self, pid: int) -> str:
         """Return which limit the child `pid` and its descendants exceed; "" for none."""
@@ -137,7 +156,9 @@ class Sandbox:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
-            told = json.dumps([str(secret), listener.getsockname()[1], *outside])
+            known = this_architecture()
+            calls = known.denied if known else {}
+            told = json.dumps([str(secret), listener.getsockname()[1], calls, *outside])
             argv = [sys.executable, "-I", "-S", "-c", _LOOK, told]
             done = subprocess.run(
                 self.command(argv, {}, inside, []),
@@ -194,6 +215,14 @@ class Sandbox:
                     masked.append(hidden)
         for hidden in filter(os.path.isdir, masked):
             yield from ("--remount-ro", hidden)
+
+
+def _filtered(argv: Sequence[str]) -> list[str]:
+    architecture = this_architecture()
+    if architecture is None:
+        return list(argv)
+    install = [sys.executable, "-I", "-S", "-c", INSTALL, assemble(architecture).hex()]
+    return [*install, *argv]
 
 
 def _show(path: str) -> Iterator[str]:

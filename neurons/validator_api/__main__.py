@@ -118,6 +118,7 @@ def config_of(settings: Settings) -> ApiConfig:
         reveal_window_blocks=settings.reveal_window_blocks,
         block_time_seconds=settings.block_time_seconds,
         rate_limit=settings.rate_limit,
+        allow_file_forks=settings.allow_file_forks,
         trusted_proxies=settings.trusted_proxies,
         validator_hotkeys=frozenset(settings.validator_hotkeys),
         neurons=asks_chain(settings),

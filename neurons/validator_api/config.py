@@ -29,6 +29,7 @@ class ApiConfig:
         validator_stake: what makes a registered hotkey a validator beside those listed, in tokens.
         rate_limit: calls a hotkey may make in a minute of the four routes for miners, all
             together; 0 means no limit.
+        allow_file_forks: whether forks may lie on this machine (file:// and http).
         trusted_proxies: addresses and networks whose X-Forwarded-For is believed.
         max_body_bytes: largest request body, in bytes.
         clock: Unix time in seconds, by which rounds, blocks and bans go.
@@ -46,6 +47,7 @@ class ApiConfig:
     neurons: Callable[[], Mapping[str, Neuron]] | None = None
     validator_stake: float | None = None
     rate_limit: int = 10
+    allow_file_forks: bool = False
     trusted_proxies: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 1024
     clock: Clock = time.time

@@ -185,6 +185,7 @@ def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
             "blocks_until_reveal": BLOCKS,
             "validator_hotkeys": frozenset({VALIDATOR.hotkey}),
             "rate_limit": 0,
+            "allow_file_forks": True,
             "clock": clock,
             **settings,
         }

@@ -150,3 +150,14 @@ def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
     shown = capsys.readouterr()
     assert ("all is well" in shown.out, "mind this" in shown.out) == (True, False)
     assert ("all is well" in shown.err, "mind this" in shown.err) == (False, True)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure("INFO", form)
+    told = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
+    observe.get_logger("t").info(f"sentence {told}", detail=told)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "sentence" in line
+    assert not observe.redact_text(told).count("\u202e")

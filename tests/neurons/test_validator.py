@@ -26,7 +26,7 @@ from neurons.validation.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
 from neurons.validation.verdict import Verdict, judge, reject
 from neurons.validator import Validator
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
-from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, LiveApi, revelation, serve
+from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
 from tests.processes import HANG, is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 from tests.small_host import make_small
@@ -127,6 +127,50 @@ def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
     loop.now += 8 * FIRST_PAUSE
     loop.run_once()
     assert scores(api) == {broken: 1.0, fine: 1.0, younger: 1.0}
+
+
+def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: Benches) -> None:
+    """Three hotkeys with three slow forks each, all older than the honest one's."""
+    answers = Judge()
+    loop = bench(answers)
+    greedy = [Hotkey(f"//Greedy{number}") for number in range(3)]
+    owner = {}
+    for key in greedy:
+        api.register(key)
+    for target in (512, 1024, 2048):
+        for key in greedy:
+            owner[api.submit(key, 10.0, target=target)] = key
+            api.clock.now += 1
+    honest = api.submit(ALICE, 10.0)
+    validator, seconds = loop.start(), [0.0]
+    real = answers.evaluate
+
+    def slow(submission: QueuedSubmission) -> Verdict:
+        seconds[0] += 1600.0
+        loop.now += 1600.0
+        return real(submission)
+
+    answers.evaluate = slow  # type: ignore[method-assign]
+    validator.timer = lambda: seconds[0]
+    validator.run_once()
+    place = answers.judged.index(honest)
+    assert place == len(greedy), answers.judged  # after one of each
+    assert sorted(answers.judged) == sorted([*owner, honest])
+    again = loop.start()._attempts
+    key = greedy[0].hotkey
+    row = QueuedSubmission(id=99, miner_hotkey=key, created_at="", target_sequence_length=1)
+    assert again.turn(row)[1] == 3 * 1600.0  # kept over a restart
+    loop.now += 49 * 3600
+    again.spend(row, 1.0)
+    assert again.turn(row)[1] == 1.0
+
+
+def test_what_a_banned_client_has_waiting_is_dropped(api: LiveApi, bench: Benches) -> None:
+    loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 9)}))
+    for target in range(512, 520):
+        api.submit(ALICE, 10.0, target=target)
+    loop.run_once()
+    assert loop.judge.judged == [1, 2, 3, 4, 5]
 
 
 class Killed(BaseException):

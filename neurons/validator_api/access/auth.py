@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, HTTPException, Request
 from sqlalchemy import delete
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from neurons import protocol
 from neurons.binding import bound_text, request_text
+from neurons.configuration.values import HOTKEY, LOOPBACK
 from neurons.identity import verify
 from neurons.protocol import ClaimRequest, CommitRequest, SubmitRequest
 from neurons.validator_api.config import ApiConfig, utc
@@ -23,7 +25,6 @@ from neurons.validator_api.database.tables import UsedNonce
 SKEW_SECONDS = 60
 """How far a validator's clock may be from the server's."""
 
-_SS58 = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
@@ -37,7 +38,7 @@ def _claimed(request: Request) -> tuple[str, str]:
         raise HTTPException(401, "Missing Hotkey or Signature headers")
     if not _HEX.fullmatch(signature):
         raise HTTPException(401, "Invalid signature format. Expected hex string")
-    if not _SS58.fullmatch(hotkey):
+    if not HOTKEY.fullmatch(hotkey):
         raise HTTPException(401, "Authentication error: the Hotkey header is not an ss58 address")
     return hotkey, signature
 
@@ -54,6 +55,24 @@ def authenticated(request: Request) -> str:
     if not _is_credential(hotkey, signature):
         raise HTTPException(401, "Invalid signature")
     return hotkey
+
+
+def check_fork_url(fork_url: str, config: ApiConfig) -> None:
+    """Refuse a fork that no validator elsewhere can clone, and text that is no address."""
+    try:
+        parts = urlsplit(fork_url)
+    except ValueError:  # such as https://[
+        parts = urlsplit("")
+    local = parts.scheme == "file" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+    if config.allow_file_forks and local and fork_url.isprintable():
+        return
+    plain = parts.scheme == "https" and parts.hostname and "@" not in parts.netloc
+    if not plain or not fork_url.isascii() or not fork_url.isprintable() or " " in fork_url:
+        raise HTTPException(
+            400,
+            "fork_url must be a plain https address; an API with ALLOW_FILE_FORKS=true takes "
+            "file:// as well",
+        )
 
 
 @dataclass(frozen=True)

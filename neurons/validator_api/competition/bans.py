@@ -1,4 +1,7 @@
-"""Bans: five failures of a client without a success between them shut it out for a day."""
+"""Bans: five failures of a client without a success between them shut it out for a day.
+
+What the client has in the validators' queue by then is dropped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from neurons.observe import get_logger
 from neurons.rules import BAN_HOURS, FAILURES_BEFORE_BAN
-from neurons.validator_api.database.tables import IpBan
+from neurons.validator_api.competition.waiting import IN_QUEUE
+from neurons.validator_api.database.tables import IpBan, Submission
 
 log = get_logger("validator_api")
 
@@ -52,7 +56,17 @@ def record_failure(session: Session, key: str, now: datetime) -> None:
     row.failure_count += 1
     if row.failure_count >= FAILURES_BEFORE_BAN:
         row.banned_until = now + timedelta(hours=BAN_HOURS)
-        log.warning("banned", client=key, failures=row.failure_count, hours=BAN_HOURS)
+        dropped = _drop_queued(session, key, now)
+        failures = row.failure_count
+        log.warning("banned", client=key, failures=failures, hours=BAN_HOURS, dropped=dropped)
+
+
+def _drop_queued(session: Session, key: str, now: datetime) -> int:
+    """Take the client's rows out of the queue; return how many there were."""
+    rows = session.scalars(select(Submission).where(*IN_QUEUE, Submission.ip_address == key)).all()
+    for row in rows:
+        row.withdrawn_at = now
+    return len(rows)
 
 
 def record_success(session: Session, key: str) -> None:

@@ -99,7 +99,8 @@ class Submission(Base):
 
     `created_at` is the commit's time; fork, hash and figures are empty until the reveal. The round
     is the one that it may rank in: what is still open when a round ends moves to the next.
-    `withdrawn_at` is when a newer one of the same hotkey and target took its place in the queue.
+    `withdrawn_at` is when a newer one of the same hotkey and target took its place in the queue, or
+    when its client was banned.
     `measured` is what a validator timed: length to figures, as `benchmarks` is the miner's.
     `validator_hotkey` judged it last, on `validator_device` (a GPU's name, or the CPU's cores).
     """

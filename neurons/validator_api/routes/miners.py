@@ -1,7 +1,7 @@
 """The routes that miners write through: register, submit, commit, reveal.
 
 Checks run in this order: 401 headers, 429 rate, 422 body, 403 another hotkey, 401 body signature,
-404 unregistered, 403 banned, 409.
+400 fork's address, 404 unregistered, 403 banned, 409.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def submit_kernel(
     """Submit a fork and its claim without commit and reveal."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/submit_kernel", body)
+    auth.check_fork_url(body.fork_url, api.config)
     return api.write(
         lambda session, moment: submissions.submit(session, body, caller.client, moment)
     )
@@ -59,6 +60,7 @@ def reveal_submission(
     """Reveal the fork and the claim of a commitment."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/reveal_submission", body)
+    auth.check_fork_url(body.fork_url, api.config)
     try:
         return api.write(
             lambda session, moment: submissions.reveal(session, body, moment, api.config)

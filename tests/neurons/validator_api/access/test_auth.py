@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from neurons.protocol import CommitRequest, SubmitRequest
 from neurons.validator_api.access import auth
+from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.tables import UsedNonce
 from tests.neurons.live_api import ALICE, BOB, COMMIT, FORK, commitment, submission
 
@@ -84,6 +85,11 @@ def test_each_of_both_headers_is_needed(name: str) -> None:
         ({"Signature": "0xzz"}, "Invalid signature format. Expected hex string"),
         ({"Signature": "abc"}, "Invalid signature format. Expected hex string"),
         ({"Hotkey": "nobody"}, "Authentication error: the Hotkey header is not an ss58 address"),
+        # Alice's key in the format of another network
+        (
+            {"Hotkey": "15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5"},
+            "Authentication error: the Hotkey header is not an ss58 address",
+        ),
         ({"Hotkey": "0" * 48}, "Authentication error: the Hotkey header is not an ss58 address"),
     ],
 )
@@ -203,3 +209,28 @@ def test_a_claim_without_figures_may_be_signed_with_and_without_their_place() ->
     numeric = '{"512": {"tokens_per_sec": 1.0}, "1024": {"tokens_per_sec": 2.0}}'
     assert auth.public_texts(full)[1:] == [f"{start}{numeric}feed"]
     assert len(auth.public_texts(full)) == 2
+
+
+@pytest.mark.parametrize(
+    ("fork", "at_home", "away"),
+    [
+        ("https://github.com/a/b", True, True),
+        ("file:///srv/fork.git", True, False),
+        ("http://127.0.0.1:3000/a/b", True, False),
+        ("http://example.org/a/b", False, False),
+        ("ssh://git@github.com/a/b", False, False),
+        ("https://user:secret@github.com/a/b", False, False),
+        ("https://github.com/a/\u202eb", False, False),
+        ("https://github.com/a b; curl x | sh", False, False),
+        ("https://[", False, False),
+        ("/etc", False, False),
+    ],
+)
+def test_a_fork_has_a_plain_https_address(fork: str, at_home: bool, away: bool) -> None:
+    for taken, allowed in ((at_home, True), (away, False)):
+        config = ApiConfig("sqlite://", allow_file_forks=allowed)
+        if taken:
+            auth.check_fork_url(fork, config)
+        else:
+            with pytest.raises(HTTPException, match="plain https address"):
+                auth.check_fork_url(fork, config)

@@ -1,0 +1,101 @@
+"""A seccomp filter for a fork's processes: kernel interfaces that no measurement needs.
+
+Namespaces would give a fork a tmpfs that no limit counts; keyrings outlive an evaluation; io_uring,
+bpf and perf have been the way out of many sandboxes. What the CUDA driver uses (ioctl, mmap, poll,
+eventfd, memfd_create, sched_setaffinity) stays allowed, and so does everything else.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Instructions of classic BPF (linux/bpf_common.h), each with a constant operand."""
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+"""Where `struct seccomp_data` holds them; of the argument, the low half (little-endian)."""
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+_X32 = 0x40000000
+"""System calls from here on are those of x86-64 with short pointers, under other numbers."""
+_NEW_NAMESPACES = 0x7E020000
+"""The flags of clone(2) that make a namespace."""
+
+_MOUNTS = {
+    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+    "fspick": 433, "mount_setattr": 442,
+}  # fmt: skip
+_RINGS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+_COMMON = {**_MOUNTS, **_RINGS}
+"""Calls that have the same number on every architecture."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of Linux: its number in `struct seccomp_data`, and those of its calls."""
+
+    audit: int
+    clone: int
+    denied: dict[str, int]
+    clone3: int = 435
+
+
+ARCHITECTURES = {
+    "x86_64": Architecture(0xC000003E, 56, {
+        **_COMMON, "unshare": 272, "setns": 308, "add_key": 248, "request_key": 249,
+        "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "mount": 165,
+        "umount2": 166, "pivot_root": 155, "chroot": 161, "syslog": 103,
+    }),
+    "aarch64": Architecture(0xC00000B7, 220, {
+        **_COMMON, "unshare": 97, "setns": 268, "add_key": 217, "request_key": 218,
+        "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "mount": 40,
+        "umount2": 39, "pivot_root": 41, "chroot": 51, "syslog": 116,
+    }),
+}  # fmt: skip
+
+INSTALL = """
+import ctypes, os, sys
+program = bytes.fromhex(sys.argv[1])
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+asked = Program(len(program) // 8, program)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(asked), 0, 0):
+    sys.exit("the kernel takes no seccomp filter: " + os.strerror(ctypes.get_errno()))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Installs the filter of its first argument (38: PR_SET_NO_NEW_PRIVS, 22: PR_SET_SECCOMP), and
+becomes the command of the others."""
+
+
+def this_architecture() -> Architecture | None:
+    """Return this machine's architecture; None where its calls are not known here."""
+    return ARCHITECTURES.get(platform.machine())
+
+
+def assemble(architecture: Architecture) -> bytes:
+    """Return the filter as an array of `struct sock_filter`."""
+    return b"".join(struct.pack("<HBBI", *one) for one in _instructions(architecture))
+
+
+def _instructions(architecture: Architecture) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the code, the instructions skipped if true and if false, and the operand."""
+    denied, missing = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
+    yield _LOAD, 0, 0, _ARCHITECTURE
+    yield _EQUAL, 1, 0, architecture.audit
+    yield _RETURN, 0, 0, _KILL  # 32-bit calls have other numbers
+    yield _LOAD, 0, 0, _NUMBER
+    yield _AT_LEAST, 0, 1, _X32
+    yield _RETURN, 0, 0, missing
+    for number in sorted(architecture.denied.values()):
+        yield _EQUAL, 0, 1, number
+        yield _RETURN, 0, 0, denied
+    yield _EQUAL, 0, 1, architecture.clone3
+    yield _RETURN, 0, 0, missing  # its flags lie in memory; libraries then call clone
+    yield _EQUAL, 0, 3, architecture.clone
+    yield _LOAD, 0, 0, _FIRST_ARGUMENT
+    yield _ANY_BIT, 0, 1, _NEW_NAMESPACES
+    yield _RETURN, 0, 0, denied
+    yield _RETURN, 0, 0, _ALLOW

@@ -1,0 +1,150 @@
+"""The import check beside the public validator's, over spellings that it accepts and rejects.
+
+public_imports.json holds what the public code said of each spelling; `QUASAR_LIVE_SUBNET`, a
+checkout of it, compares again, and `python -m tests.quasar_kernels.test_public_imports` records.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quasar_kernels.contract import (
+    PUBLICLY_REQUIRED,
+    QUASAR_DIR,
+    TARGET_FILES,
+    check_tree,
+    publicly_missing,
+)
+
+RECORDED = Path(__file__).with_name("public_imports.json")
+SUBNET = "QUASAR_LIVE_SUBNET"
+
+Check = Callable[[str], list[str]]
+
+
+def public_check(subnet: Path) -> Check:
+    """Return the public validator's check of a chunk.py, out of its own source."""
+    source = (subnet / "neurons/validator.py").read_text()
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "PerformanceValidator"
+    )
+    kept = (ast.Assign, ast.Expr)
+    found.body = [
+        node
+        for node in found.body
+        if isinstance(node, kept)
+        or (isinstance(node, ast.FunctionDef) and node.name == "validate_imports")
+    ]
+    names: dict[str, Any] = {"os": os, "List": list}
+    exec(compile(ast.Module([found], []), "validator.py", "exec"), names)  # noqa: S102
+    validator = object.__new__(names["PerformanceValidator"])
+
+    def check(text: str) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            quasar = Path(folder) / QUASAR_DIR
+            quasar.mkdir(parents=True)
+            for name in TARGET_FILES:
+                (quasar / name).write_text(text if name == "chunk.py" else "")
+            _, errors = validator.validate_imports(folder)
+        return sorted(error.rpartition(" ")[2] for error in errors)
+
+    return check
+
+
+def spellings() -> Iterator[str]:
+    """Yield texts of chunk.py: the usual forms, and odd ones drawn at random."""
+    names = list(PUBLICLY_REQUIRED)
+    start = "from fla.utils import"
+    yield ""
+    yield "\n".join(f"{start} {name}" for name in names)
+    yield f"{start} IS_AMD, " + ", ".join(names)
+    yield f"{start} " + ", ".join(names) + "  # all of them"
+    yield f"# {start} " + ", ".join(names)
+    yield f"x = '#'; {start} " + ", ".join(names)
+    yield f'x = "it\'s # "; {start} ' + ", ".join(names)
+    yield f"{start} (" + ", ".join(names) + ")"
+    yield f"{start} (\n    " + ",\n    ".join(names) + ",\n)"
+    yield f"{start} (\n    " + ",\n    ".join(names) + "\n)"
+    yield f"{start} (  # why\n    " + ",  # why\n    ".join(names) + "\n)"
+    yield f"{start} \\\n    " + ", \\\n    ".join(names)
+    yield f"{start} " + " , ".join(names)
+    yield f"{start} " + ", ".join(f"{name} as {name[::-1]}" for name in names)
+    yield f"{start} *"
+    yield "import fla.utils"
+    yield "from  fla.utils  import " + ", ".join(names)
+    yield f"{start} (" + " , ".join(names) + " )\nx = (1)"
+    yield f'"""\n{start} ' + ", ".join(names) + '\n"""'
+    yield f"{start} " + ", ".join(names).upper()
+    yield ", ".join(names)
+    for name in names:
+        yield "\n".join(f"{start} {other}" for other in names if other != name)
+    draw = random.Random(0)
+    separators = [
+        ",",
+        ", ",
+        " ,",
+        ",\n",
+        "\n",
+        " \\\n",
+        "  # (\n",
+        ")\n",
+        "(",
+        "\nfrom ",
+        ",\nfrom x\n",
+    ]
+    starts = [f"{start} ", f"{start} (", f"{start} (\n", f"# {start} ", f"{start.upper()} ", ""]
+    for _ in range(300):
+        drawn = draw.sample(names, draw.randint(3, 5))
+        pairs = itertools.chain.from_iterable((name, draw.choice(separators)) for name in drawn)
+        yield draw.choice(starts) + "".join(pairs) + draw.choice(["", ")", "\n)", "\n"])
+
+
+def test_the_check_is_the_recorded_one() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    assert [one["text"] for one in recorded] == list(spellings())
+    missing = [len(one["missing"]) for one in recorded]
+    assert 0 in missing
+    assert max(missing) == len(PUBLICLY_REQUIRED)
+    for one in recorded:
+        assert sorted(publicly_missing(one["text"])) == one["missing"], one["text"]
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not os.environ.get(SUBNET), reason=f"needs {SUBNET}")
+def test_the_public_code_still_says_so() -> None:
+    check = public_check(Path(os.environ[SUBNET]))
+    for one in json.loads(RECORDED.read_text()):
+        assert check(one["text"]) == one["missing"], one["text"]
+
+
+def test_a_fork_as_the_public_one_spells_it_is_accepted(tmp_path: Path) -> None:
+    quasar = tmp_path / QUASAR_DIR
+    quasar.mkdir(parents=True)
+    for name in TARGET_FILES:
+        (quasar / name).write_text("import torch\n")
+    line = "from fla.utils import IS_AMD, " + ", ".join(PUBLICLY_REQUIRED)
+    (quasar / "chunk.py").write_text(f"import torch\n{line}\n")
+    layer = tmp_path / "fla/layers/quasar.py"
+    layer.parent.mkdir(parents=True)
+    layer.write_text("class QuasarAttention: ...\n")
+    assert check_tree(tmp_path) == []
+    assert len(check_tree(tmp_path, strict=True)) > 5
+
+
+if __name__ == "__main__":
+    public = public_check(Path(sys.argv[1]))
+    rows = [{"missing": public(text), "text": text} for text in spellings()]
+    RECORDED.write_text(json.dumps(rows, indent=0) + "\n")
