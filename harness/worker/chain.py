@@ -72,7 +72,7 @@ class Chain:
         if whole < y.shape[1]:
             rest = torch.linalg.vector_norm(y[:, whole:], dim=1, keepdim=True, dtype=torch.float32)
             norms = torch.cat((norms, rest), dim=1)
-        return self.signs[first : first + norms.shape[1]] @ norms
+        return norms.mul_(self.signs[first : first + norms.shape[1], None]).sum(1)
 
     def fractions(self, key: Tensor, digest: Tensor) -> Tensor:
         """Return multiples of 1/256 in [0, 1) that depend on a call's key and the digest before it.
@@ -122,6 +122,7 @@ class Link:
         self._keys = stacked.new_zeros(calls + 1, stacked.shape[1])
         self._at = torch.zeros(1, dtype=torch.int64, device=stacked.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if stacked.is_cuda else None
 
     @torch.no_grad()
     def start(self, seed: int, calls: int) -> None:
@@ -142,10 +143,19 @@ class Link:
         else:
             graph = self._graphs[place]
             if graph is None:
-                graph = self._graphs[place] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self._link(y)
+                graph = self._graphs[place] = self._captured(y)
             graph.replay()
+
+    def _captured(self, y: Tensor) -> torch.cuda.CUDAGraph:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                self._link(y)
+            finally:
+                graph.capture_end()
+        return graph
 
     def _link(self, y: Tensor) -> None:
         digest = self._chain.sums(y).round_()

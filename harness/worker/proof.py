@@ -43,6 +43,9 @@ CALLS_LEAST = 4
 VERIFIED_MOST, VERIFIED_TOKENS = 64, 1 << 24
 """Calls of the best row that the referee computes, and tokens of all of them together."""
 
+LINK_MOST = 0.2
+"""Share of a row that is taken off at most: what slows `time_link` down would be a gain else."""
+
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""
 
@@ -51,51 +54,52 @@ _SEGMENT = 1 << 16
 
 
 @dataclass(frozen=True)
-class Proof:
-    """The best row: its calls and seconds, and what the subject says of its preparation."""
+class Row:
+    """Calls in a row: the seed of their keys, their digests `[calls, channels]`, their seconds."""
 
-    calls: int
+    seed: int
+    digests: Tensor
     seconds: float
-    vram_bytes: int
-    first_call_seconds: float
 
 
 @dataclass(frozen=True)
-class _Row:
-    seed: int  # of the calls' keys
-    digests: Tensor  # [calls, channels]
-    seconds: float
+class Proof:
+    """The best row, and what it was prepared with.
+
+    `vram_bytes` and `first_call_seconds` are what the subject reports.
+    """
+
+    weights: dict[str, Tensor]
+    x: tuple[int, int]  # length and seed
+    chain: tuple[float, int]  # size of the outputs and seed
+    row: Row
+    vram_bytes: int
+    first_call_seconds: float
+
+    def seconds_per_call(self, link_seconds: float = 0.0) -> float:
+        """Return the seconds of a call, without those of the harness's own work after it."""
+        whole = self.row.seconds / len(self.row.digests)
+        return max(whole - link_seconds, (1 - LINK_MOST) * whole)
 
 
-def prove(
-    subject: Remote, length: int, device: torch.device, *, rows: int, link_seconds: float = 0.0
-) -> Proof:
-    """Have the subject prove what a call of `length` tokens takes; the subject ends.
-
-    Args:
-        rows: of calls; the best counts.
-        link_seconds: of the harness's own work between two calls, from `time_link`.
+def take(subject: Remote, length: int, device: torch.device) -> Proof:
+    """Have the subject call its layer on `length` tokens, and time it.
 
     Raises:
-        WorkerError: `gate`, when its digests are not those of the layer.
+        WorkerError: its answers are none, or come faster than any layer's.
     """
-    # from nothing that the subject sees can any later one of these seeds be computed
     weights, seed, chain_seed = _draw_weights(device), _seed(), _seed()
-    shape = (1, length, WORKLOAD.hidden_size)
     size = _size(weights, device)
     prepared, _ = subject.ask(
         "prepare", weights, length=length, seed=seed, size=size, chain_seed=chain_seed
     )
-    best = _best_row(subject, rows)
-    subject.end()  # its memory is needed for the expected digests
-    chain = Chain.draw(length, size, chain_seed, device)
-    _verify(chain, weights, drawn(shape, seed, device), best)
-    calls = len(best.digests)
-    seconds = best.seconds - calls * link_seconds
-    if seconds <= 0:
-        raise WorkerError(f"{calls} calls took {best.seconds:.3f} s, less than their links", "gate")
     return Proof(
-        calls, seconds, int(prepared["vram_bytes"]), float(prepared["first_call_seconds"])
+        weights=weights,
+        x=(length, seed),
+        chain=(size, chain_seed),
+        row=_best_row(subject, ROWS[device.type]),
+        vram_bytes=int(prepared["vram_bytes"]),
+        first_call_seconds=float(prepared["first_call_seconds"]),
     )
 
 
@@ -104,22 +108,28 @@ def time_link(length: int, device: torch.device) -> float:
 
     To be called before the subject has loaded any code, which could slow this down.
     """
+    try:
+        return _time_link(length, device)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the subject needs the memory
+
+
+def _time_link(length: int, device: torch.device) -> float:
     weights = _draw_weights(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     y = drawn((1, length, WORKLOAD.hidden_size), 0, device).to(dtype)
     scaled = [weights[name] for name in SCALED]
     link = Link(Chain.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
-    calls, alone, both = 4, math.inf, math.inf
-    for _ in range(6):
+    calls, alone, both = CALLS_LEAST, math.inf, math.inf
+    for attempt in range(6):
         link.start(0, calls)
         # an output was just written when its digest is computed
-        seconds = [_time(calls, device, y.neg_), _time(calls, device, y.neg_, lambda: link(y))]
-        if calls > 4:  # the first row captures
-            alone, both = min(alone, seconds[0]), min(both, seconds[1])
-        calls = max(5, min(math.ceil(0.02 / seconds[1]), CALLS_MOST))
-    del y, link
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the subject needs it
+        write = _time(calls, device, y.neg_)
+        seconds = _time(calls, device, y.neg_, lambda: link(y))
+        if attempt:  # the first row captures
+            alone, both = min(alone, write), min(both, seconds)
+        calls = max(CALLS_LEAST, min(math.ceil(0.02 / seconds), CALLS_MOST))
     return max(0.0, both - alone)
 
 
@@ -140,6 +150,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _seed() -> int:
+    """Return a secret; from a generator's numbers that the subject sees, it could compute more."""
     return secrets.randbits(62)
 
 
@@ -173,7 +184,7 @@ def _size(weights: Mapping[str, Tensor], device: torch.device) -> float:
     return float(y.square().mean().sqrt())
 
 
-def _best_row(subject: Remote, rows: int) -> _Row:
+def _best_row(subject: Remote, rows: int) -> Row:
     """Time rows of at least ROW_SECONDS; each follows an untimed one, which wakes the GPU up."""
     calls, found = CALLS_LEAST, []
     while len(found) < rows:
@@ -185,11 +196,13 @@ def _best_row(subject: Remote, rows: int) -> _Row:
             reason = f"{calls} calls took {row.seconds * 1e3:.1f} ms, which no layer can"
             raise WorkerError(reason, "gate")
         else:
-            calls = min(max(calls + 1, math.ceil(1.15 * calls * ROW_SECONDS / row.seconds)), CALLS_MOST)
+            calls = min(
+                max(calls + 1, math.ceil(1.15 * calls * ROW_SECONDS / row.seconds)), CALLS_MOST
+            )
     return min(found, key=lambda row: row.seconds / len(row.digests))
 
 
-def _ask(subject: Remote, calls: int) -> _Row:
+def _ask(subject: Remote, calls: int) -> Row:
     """Have a row of calls made, and take its time."""
     seed = _seed()
     started = time.monotonic()
@@ -198,11 +211,23 @@ def _ask(subject: Remote, calls: int) -> _Row:
     digests = found.get("digests", torch.zeros(0))
     if digests.shape != (calls, WORKLOAD.hidden_size) or digests.dtype != torch.int8:
         raise WorkerError(f"the digests of a row have the shape {tuple(digests.shape)}", "gate")
-    return _Row(seed, digests, seconds)
+    return Row(seed, digests, seconds)
 
 
-def _verify(chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: _Row) -> None:
-    """Compute random calls of a row, and the last one, and compare their digests."""
+def verify(proof: Proof, device: torch.device) -> None:
+    """Compute random calls of the row, and the last one, and compare their digests.
+
+    To be called when the subject has ended: its memory is needed.
+
+    Raises:
+        WorkerError: `gate`, when a digest is not that of the layer.
+    """
+    (length, seed), (size, chain_seed) = proof.x, proof.chain
+    x = drawn((1, length, WORKLOAD.hidden_size), seed, device)
+    _verify(Chain.draw(length, size, chain_seed, device), proof.weights, x, proof.row)
+
+
+def _verify(chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row) -> None:
     checker = checker_for(x.device)
     digests, calls = row.digests.to(x.device, torch.float32), len(row.digests)
     checker.bound("digests: size", f"{calls} calls", float(digests.abs().max()), LARGEST)

@@ -59,7 +59,7 @@ def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     turn = Turn(job.turn, job.seconds)
     from harness.worker.machine.environment import describe
     from harness.worker.machine.telemetry import Watch, snapshot
-    from harness.worker.proof import RATIO, ROWS, prove
+    from harness.worker.proof import RATIO, take, verify
     from harness.worker.referee import device_of
     from harness.workload import WORKLOAD
 
@@ -73,10 +73,14 @@ def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     used = turn.used - (time.monotonic() - float(timing["ended"]))
     elapsed = float(timing["elapsed_seconds"])
     if job.checked:
-        proof = prove(remote, job.length, device, rows=ROWS[device.type])
-        per_call, proven = elapsed / WORKLOAD.timed_calls, proof.seconds / proof.calls
+        proof = take(remote, job.length, device)
+        remote.end()
+        verify(proof, device)
+        per_call, proven = elapsed / WORKLOAD.timed_calls, proof.seconds_per_call()
         if proven > RATIO[device.type] * per_call:
-            reason = f"a call takes {proven * 1e3:.2f} ms where a timed one took {per_call * 1e3:.2f} ms"
+            reason = (
+                f"a call takes {proven * 1e3:.2f} ms where a timed one took {per_call * 1e3:.2f} ms"
+            )
             raise WorkerError(f"the timed calls did not compute the layer: {reason}", "gate")
     remote.end()
     ended = float(timing["ended"])
@@ -109,7 +113,7 @@ def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
 
 def _prove(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     from harness.worker.machine.environment import describe
-    from harness.worker.proof import ROWS, prove, time_link
+    from harness.worker.proof import take, time_link, verify
     from harness.worker.referee import device_of
     from harness.workload import WORKLOAD
 
@@ -117,14 +121,16 @@ def _prove(job: Job, subject: Remote | None) -> Mapping[str, Any]:
     link_seconds = time_link(job.length, device)
     remote, loaded = _load(job, subject)
     remote.ask("use", device=str(device), single=False)
-    rows = ROWS[device.type]
-    proof = prove(remote, job.length, device, rows=rows, link_seconds=link_seconds)
+    proof = take(remote, job.length, device)
+    remote.end()
+    verify(proof, device)
+    calls, per_call = len(proof.row.digests), proof.seconds_per_call(link_seconds)
     return {
         "length": job.length,
-        "tokens_per_sec": WORKLOAD.batch_size * job.length * proof.calls / proof.seconds,
+        "tokens_per_sec": WORKLOAD.batch_size * job.length / per_call,
         "vram_mb": proof.vram_bytes / 2**20,
-        "elapsed_seconds": proof.seconds,
-        "runs": proof.calls,
+        "elapsed_seconds": calls * per_call,
+        "runs": calls,
         "first_call_seconds": proof.first_call_seconds,
         "import_seconds": loaded["import_seconds"],
         "source_file": loaded["operator_file"],

@@ -17,6 +17,7 @@ from neurons.errors import Postponed, Retry
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
 from neurons.protocol import Benchmarks, QueuedSubmission
+from neurons.rules import SHORTEST_TARGET
 from neurons.validation.clone import BadFork, Sources, clone, submission_folder
 from neurons.validation.verdict import Verdict, is_claim, judge, reject
 
@@ -79,6 +80,9 @@ class Evaluator:
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
+        target = submission.target_sequence_length
+        if target < SHORTEST_TARGET:
+            return reject(f"The target of {target} tokens is below {SHORTEST_TARGET}.")
         try:
             with submission_folder(self.folder) as folder:
                 tree = clone(

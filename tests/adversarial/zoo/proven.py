@@ -1,7 +1,4 @@
-"""Cheats against the proof of a stranger's speed: they replace what answers for it in their process.
-
-Each is told by its docstring; `docs/cheats.md` has what the passing ones gain.
-"""
+"""Cheats against the proof of a stranger's speed; most replace what answers for it."""
 
 import time
 

@@ -11,8 +11,6 @@ import pytest
 from harness.worker.subject.confine import landlock_version
 from tests import PROJECT
 
-NOBODY = 65534
-
 LOOK = """
 import os, sys
 from harness.measuring.process import hide
@@ -20,8 +18,8 @@ from harness.worker.subject import confine
 hidden, version = map(int, sys.argv[1:])
 confine.landlock_version = lambda: version
 if os.getuid() == 0:
-    os.setgid(%d)
-    os.setuid(%d)
+    os.setgid(65534)
+    os.setuid(65534)
 hide(hidden=bool(hidden))
 runner, (_, result) = os.getpid(), os.pipe()
 if os.fork() == 0:
@@ -35,7 +33,7 @@ if os.fork() == 0:
         print("refused", flush=True)
     os._exit(0)
 os.wait()
-""" % (NOBODY, NOBODY)
+"""
 
 
 def look(*, hidden: bool, version: int) -> str:

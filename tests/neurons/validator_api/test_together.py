@@ -106,7 +106,7 @@ def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
     api.register(BOB)
     keys = [ALICE, BOB] * 12
     bodies = [
-        {**commitment(key, salt=str(n // 6)), "target_sequence_length": 1 + n}
+        {**commitment(key, salt=str(n // 6)), "target_sequence_length": 512 + n}
         for n, key in enumerate(keys)
     ]
     with ThreadPoolExecutor(len(keys)) as crowd:
