@@ -103,8 +103,7 @@ def agreement(trees: dict[str, Path], tokens: int, device: str, runs: int) -> di
 def main() -> None:
     """Judge and write the figures."""
     if sys.argv[1:2] == ["--repeat"]:
-        path, tokens, device, times = sys.argv[2:]
-        repeat(path, int(tokens), device, int(times))
+        repeat(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
         return
     parser = commands.options(__doc__, fork=True)
     parser.add_argument("--runs", type=int, default=5, help="processes of each kind at a length")

@@ -67,8 +67,8 @@ class Chain:
             first: place of y's first run in the sequence.
         """
         whole = y.shape[1] // RUN * RUN
-        runs = y[:, :whole].unflatten(1, (whole // RUN, RUN))
-        norms = torch.linalg.vector_norm(runs, dim=2, dtype=torch.float32)
+        runs = y[:, :whole].reshape(len(y), whole // RUN, RUN, y.shape[2])
+        norms: Tensor = torch.linalg.vector_norm(runs, dim=2, dtype=torch.float32)
         if whole < y.shape[1]:
             rest = torch.linalg.vector_norm(y[:, whole:], dim=1, keepdim=True, dtype=torch.float32)
             norms = torch.cat((norms, rest), dim=1)
@@ -147,7 +147,7 @@ class Link:
             graph.replay()
 
     def _captured(self, y: Tensor) -> torch.cuda.CUDAGraph:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -168,4 +168,4 @@ class Link:
         fractions = self._chain.fractions(key, digest)
         scaled = torch.addcmul(self._offset, self._slope, fractions)
         sizes = [len(weight) for weight in self._weights]
-        torch._foreach_copy_(self._weights, scaled.split(sizes))
+        torch._foreach_copy_(self._weights, torch.split(scaled, sizes))

@@ -270,7 +270,7 @@ def _outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Itera
     """
     taps = weights["q_conv1d.weight"].shape[-1]
     size = max(RUN, _SEGMENT // len(factors) // RUN * RUN)
-    state = None
+    state: Tensor | None = None
     for start in range(0, x.shape[1], size):
         before = min(start, taps - 1)  # tokens that the convolutions still see
 
@@ -278,8 +278,8 @@ def _outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Itera
             q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype, before: int = before
         ) -> tuple[Tensor, Tensor]:
             nonlocal state
-            new = (part[:, before:] for part in (q, k, v))
-            o, state = quasar_chunked(*new, beta, state, dtype=dtype)
+            q, k, v = (part[:, before:] for part in (q, k, v))
+            o, state = quasar_chunked(q, k, v, beta, state, dtype=dtype)
             return F.pad(o, (0, 0, 0, 0, before, 0)), state
 
         with torch.no_grad():
