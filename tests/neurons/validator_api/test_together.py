@@ -35,7 +35,7 @@ def commit(hotkey: str, number: int, target: int, client: str = "here") -> Commi
     request = CommitRequest(
         miner_hotkey=hotkey,
         commitment_hash=f"{number:064x}",
-        target_sequence_length=target,
+        target_sequence_length=512 + target,
         signature="s",
     )
     return Commit(request, client)
@@ -64,7 +64,7 @@ def stored(url: str, goes: Sequence[Sequence[Commit]]) -> tuple[list[Any], list[
             row = Submission(
                 miner_hotkey="a",
                 round_id=1,
-                target_sequence_length=target,
+                target_sequence_length=512 + target,
                 **{"signature": "", "created_at": NOW.now, "is_revealed": True, **revealed},
             )
             session.add(row)
