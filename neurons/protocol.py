@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from neurons.rules import ROUND_HOURS
+from neurons.rules import ROUND_HOURS, SHORTEST_TARGET
 
 HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
@@ -107,8 +107,8 @@ Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
 SignatureText = Annotated[str, Field(min_length=1, max_length=160), _Plain]
 """A signature in hex: 128 digits, and a little room."""
 
-Length = Annotated[int, Field(gt=0, le=2**31 - 1)]
-"""A sequence length in tokens."""
+Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=2**31 - 1)]
+"""A sequence length in tokens that can be submitted."""
 
 RowId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A row of the server's database."""
@@ -213,7 +213,7 @@ class CommitRequest(Message):
 
     miner_hotkey: Text
     commitment_hash: Sha256
-    target_sequence_length: Length
+    target_sequence_length: Target
     signature: SignatureText
     version: Version = None
 
@@ -266,7 +266,7 @@ class RevealReply(Message):
 class SubmitRequest(ClaimRequest):
     """Body of POST /submit_kernel, the direct submission without commit and reveal."""
 
-    target_sequence_length: Length
+    target_sequence_length: Target
     repo_hash: Text | None = None
 
 

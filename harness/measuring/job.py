@@ -26,15 +26,16 @@ class Job(Frozen):
     """What a worker has to do.
 
     `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
-    `import` only imports the tree, `probe` only describes the machine, `call` only calls `function`
-    (`module:name`) with `arguments`. `checked` compares the last timed output too. Processes that
+    `prove` takes the speed of a stranger's tree by the worker's own clock, `import` only imports
+    the tree, `probe` only describes the machine, `call` only calls `function` (`module:name`) with
+    `arguments`. `checked` makes `time` prove a row of calls after the loop, too. Processes that
     share the file `turn` import side by side and are timed one after another; each ends itself
     after `seconds`, in which waiting for its turn does not count.
     `nonce` comes back in the reply, so that output forged by the code under test is not taken
     for one. `parent` is the pid of the starting process.
     """
 
-    task: Literal["gate", "time", "import", "probe", "call"]
+    task: Literal["gate", "time", "prove", "import", "probe", "call"]
     tree: str | None = None
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"

@@ -27,7 +27,7 @@ TERM_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 _POLL = 0.05
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def die_with_parent() -> None:
@@ -37,6 +37,15 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def hide(*, hidden: bool = True) -> None:
+    """Close this process's memory, descriptors and environment to others of its user (Linux).
+
+    A forked process inherits it, and sees its own descriptors only with `hidden=False`.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
 
 
 def printable(text: str, kept: str = "") -> str:
@@ -213,6 +222,7 @@ def run_supervised(
     Raises:
         OSError: the child cannot be started.
     """
+    hide()  # else code under test could open the result's pipe here
     child, result_read, result_write = _start(argv, env, cwd)
     stdin, stdout = child.stdin, child.stdout
     assert stdin is not None  # noqa: S101 # both are pipes

@@ -1,8 +1,8 @@
 """The subject as its referee sees it: another process, asked over a channel, never believed.
 
 They share no address space and no descriptor but the channel, and the subject can neither look
-into the referee nor, where Linux has Landlock's scopes, signal it. What it says of its own clock
-is bounded by what the referee sees: see `proof.py`.
+into the referee nor, where Linux has Landlock's scopes, signal it. The speed of a stranger's code
+is taken by the referee's clock: see `proof.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from harness.measuring.job import Exit
-from harness.measuring.process import die_with_parent
+from harness.measuring.process import die_with_parent, hide
 from harness.report import Kind
 from harness.worker.failures import WorkerError
-from harness.worker.subject.confine import give_up_privileges, hide, show
+from harness.worker.subject.confine import give_up_privileges
 from harness.worker.subject.serve import serve
 from harness.worker.wire import Channel, WireError
 
@@ -58,7 +58,7 @@ def _become_subject(parent: int, end: socket.socket) -> None:
         os.dup2(nothing.fileno(), 0)
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
-    show()
+    hide(hidden=False)
     give_up_privileges()
     serve(Channel(end))
 

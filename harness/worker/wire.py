@@ -20,7 +20,14 @@ HEADER_LIMIT = 1 << 20
 _BUFFER = 4 << 20
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64)
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int8,
+    )
 }
 
 

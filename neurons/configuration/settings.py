@@ -28,10 +28,12 @@ from neurons.configuration.values import (
     Repository,
     Seconds,
     Servers,
+    Target,
     Token,
     Url,
 )
 from neurons.errors import Problem
+from neurons.rules import SHORTEST_TARGET
 
 
 def _splits(text: str) -> str:
@@ -175,10 +177,10 @@ class Settings(BaseModel):
         "a folder",
         "Where wallets lie (flag: --wallet.path).",
     )
-    target_sequence_length: Count | Literal["auto"] = _setting(
+    target_sequence_length: Target | Literal["auto"] = _setting(
         100_000,
         MEASURE,
-        "a positive whole number of tokens, or auto",
+        f"a whole number of tokens from {SHORTEST_TARGET}, or auto",
         "The sequence length that is submitted; it decides the league and its multiplier. "
         "`auto` takes the length with the best claim times multiplier that this GPU's memory "
         "holds (flag: --target-seq-len).",

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from neurons.rules import SHORTEST_TARGET
+
 PROJECT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 YEAR = 366 * 24 * 3600
@@ -136,4 +138,5 @@ Network = Annotated[str, AfterValidator(_network)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=YEAR, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, le=MOST)]
+Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=MOST)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST)]

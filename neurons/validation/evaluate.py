@@ -19,6 +19,7 @@ from neurons.errors import Postponed, Retry
 from neurons.observe import get_logger
 from neurons.processes.runtime import Stopped
 from neurons.protocol import Benchmarks, QueuedSubmission
+from neurons.rules import SHORTEST_TARGET
 from neurons.validation.clone import BadFork, Sources, clone, submission_folder
 from neurons.validation.verdict import Verdict, is_claim, judge, reject
 
@@ -84,6 +85,9 @@ class Evaluator:
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
+        target = submission.target_sequence_length
+        if target < SHORTEST_TARGET:
+            return reject(f"The target of {target} tokens is below {SHORTEST_TARGET}.")
         try:
             with submission_folder(self.folder) as folder:
                 tree = clone(
@@ -166,9 +170,8 @@ class Evaluator:
         if left <= 0:
             seconds = BUDGET * self.timeout
             raise MeasurementError(f"not judged within {seconds:g} s, all lengths", "timeout")
-        return self.measure(
-            tree, length, timeout=min(timeout, left), confinement=self.confinement, **options
-        )
+        options |= {"confinement": self.confinement, "proven": True}
+        return self.measure(tree, length, timeout=min(timeout, left), **options)
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()

@@ -32,7 +32,7 @@ def verdict(task: str, tree: str, length: int) -> str:
     if reply.failure is not None:
         return f"{reply.failure}: {reply.reason}"
     if task != "gate":
-        return ""
+        return f"passed: {(reply.body or {})['tokens_per_sec']} tokens/s"
     return "; ".join(str(check) for check in GateResult.model_validate(reply.body).failed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from tests.harness.conftest import HONEST
 
 ZOO = Path(__file__).with_name("zoo")
 TOKENS = 512
-STALE = "after the timed calls, layer"
 IDLE = "the timed calls did not compute the layer"
-EITHER = f"{STALE}|{IDLE}"
-"""What a stale answer is caught by depends on how fast this machine is at answering at all."""
+DIGESTS = f"{IDLE}: digests"
+TOO_FAST = f"{DIGESTS}|which no layer can"
+"""A cheat that computes nothing is caught by its digests, or by how many calls fit into a row."""
 
 OPERATORS = {
     "wrong_decay": "operator: relative RMS error",
@@ -56,24 +57,46 @@ LAYERS = {
 }
 TIMED = {
     "RestsWhileTimed": IDLE,
-    "RemembersByVersion": EITHER,
+    "RemembersByVersion": IDLE,
     "RemembersByContent": IDLE,
-    "RightWhereLookedAt": EITHER,
-    "SkipsEveryOtherChunk": STALE,
-    "KnowsItsProcess": STALE,
+    "RightWhereLookedAt": DIGESTS,
+    "SkipsEveryOtherChunk": DIGESTS,
+    "KnowsItsProcess": DIGESTS,
     "ComputesWhenRead": IDLE,
     "PatchesTheClock": "replaced time.time",
     "PatchesSynchronize": "replaced torch.cuda.synchronize",
     "ForgesItsTime": IDLE,
-    "ForgesItsProof": STALE,
-    "ComputesItsProofBeforehand": EITHER,
+    "ComputesItsProofBeforehand": DIGESTS,
 }
+PROVEN = {
+    "ForgesItsDigests": TOO_FAST,
+    "ForgesByBatches": DIGESTS,
+    "ForgesByALoop": DIGESTS,
+    "ForgesAPreparedRow": TOO_FAST,
+    "ForgesSolvedDigests": "digests: size",
+    "ForgesEveryOtherCall": DIGESTS,
+    "ForgesOneCallInFour": DIGESTS,
+    "ForgesByWindows": DIGESTS,
+    "ForgesAllButTheLast": TOO_FAST,
+    "PreparesItsProjections": DIGESTS,
+    "KeepsItsWeights": DIGESTS,
+    "LeavesChannelsOut": DIGESTS,
+    "LeavesTokensOut": DIGESTS,
+    "ComputesInBfloat16": DIGESTS,
+    "DropsSmallFactors": DIGESTS,
+}
+SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
+"""Layers whose honest calls take at least 30 ms: nothing in their process makes them faster."""
 CHEATS = [
     *(("gate", "operators", name, 64) for name in OPERATORS),
     *(("gate", "layers", name, 64) for name in LAYERS),
     *(("time", "timed", name, TOKENS) for name in TIMED),
+    *(("prove", "proven", name, TOKENS) for name in PROVEN),
 ]
-REASONS = {**OPERATORS, **LAYERS, **TIMED}
+REASONS = {**OPERATORS, **LAYERS, **TIMED, **PROVEN}
+
+
+HONEST_TASKS = ("gate", "time", "prove")
 
 
 def make_tree(root: Path, module: str, name: str) -> Path:
@@ -109,9 +132,10 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the harness says of every animal, and of the honest kernel as `gate` and as `time`."""
     folder = tmp_path_factory.mktemp("zoo")
     honest = make_tree(folder / "honest", "honest", "right")
-    names = ["gate", "time", *(name for _, _, name, _ in CHEATS)]
-    work = [["gate", str(honest), 64], ["time", str(honest), TOKENS]]
-    for task, module, name, length in CHEATS:
+    slow = [("prove", "proven", name, TOKENS) for name in SLOW]
+    names = [*HONEST_TASKS, *(name for _, _, name, _ in [*CHEATS, *slow])]
+    work = [[task, str(honest), 64 if task == "gate" else TOKENS] for task in HONEST_TASKS]
+    for task, module, name, length in [*CHEATS, *slow]:
         work.append([task, str(make_tree(folder / name, module, name)), length])
     done = subprocess.run(
         [sys.executable, "-m", "tests.adversarial.arena", "time"],
@@ -126,9 +150,16 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(names, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("task", ["gate", "time"])
+@pytest.mark.parametrize("task", HONEST_TASKS)
 def test_the_honest_kernel_passes(verdicts: dict[str, str], task: str) -> None:
-    assert verdicts[task] == ""
+    assert verdicts[task] == "" if task == "gate" else verdicts[task].startswith("passed")
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_clock_of_the_subject_makes_it_faster(verdicts: dict[str, str], name: str) -> None:
+    speed = re.fullmatch(r"passed: (\S+) tokens/s", verdicts[name])
+    assert speed is not None, verdicts[name]
+    assert float(speed[1]) < 1.01 * TOKENS / 0.03  # the harness's own work is subtracted
 
 
 @pytest.mark.parametrize("name", [name for _, _, name, _ in CHEATS])

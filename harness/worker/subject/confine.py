@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 
-_PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = (16, 17, 19, 21, 38, 39)
@@ -17,47 +16,38 @@ _CAPABILITY_VERSION = 0x20080522
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _SCOPES_SINCE = 6  # Landlock's ABI
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
+_ACCESS_MAKE_BLOCK = 1 << 11
 
 
 def _libc() -> ctypes.CDLL | None:
     return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def hide() -> None:
-    """Close this process's memory, descriptors and environment to others of its user (Linux)."""
-    libc = _libc()
-    if libc is not None:
-        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def show() -> None:
-    """Undo `hide`, which a forked process inherits: it has to see its own descriptors."""
-    libc = _libc()
-    if libc is not None:
-        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-
-
 def give_up_privileges() -> None:
-    """Let this process and its descendants neither trace nor signal anything but themselves.
+    """Let this process and its descendants trace nothing but themselves, and signal nothing else.
 
-    Root loses the right to trace others, for which a process of the same user that `hide` closed,
-    or that has that right, stays closed then. Signals to others need Landlock of Linux 6.12;
-    where that is not there, they still go through.
+    Root loses the right to trace others. A Landlock domain (Linux 5.13) closes /proc/PID of other
+    processes of the same user; its scope for signals needs Linux 6.12.
     """
     libc = _libc()
     if libc is None:
         return
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities(libc)
-    if signals_are_scoped():
-        _scope_signals(libc)
+    version = landlock_version()
+    if version >= 1:
+        _enter_domain(libc, version)
+
+
+def landlock_version() -> int:
+    """Return the ABI version of this Linux's Landlock; less than 1 where there is none."""
+    libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # one call's number
+    return 0 if libc is None else int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def signals_are_scoped() -> bool:
     """Tell whether this Linux can keep a process from signalling others."""
-    libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # one call's number
-    version = 0 if libc is None else libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
-    return int(version) >= _SCOPES_SINCE
+    return landlock_version() >= _SCOPES_SINCE
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -72,9 +62,12 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
         libc.capset(header, sets)
 
 
-def _scope_signals(libc: ctypes.CDLL) -> None:
-    rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
-    size = ctypes.c_size_t(ctypes.sizeof(rules))
+def _enter_domain(libc: ctypes.CDLL, version: int) -> None:
+    """Enter a Landlock domain, in which only block devices cannot be made, if nothing else."""
+    scopes = _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if version >= _SCOPES_SINCE else 0
+    # file system, network since 4, scopes since 6: an older Linux refuses fields that are not 0
+    rules = (ctypes.c_uint64 * 3)(_ACCESS_MAKE_BLOCK, 0, scopes)
+    size = ctypes.c_size_t(ctypes.sizeof(rules) if scopes else ctypes.sizeof(ctypes.c_uint64))
     ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(rules), size, 0)
     if ruleset >= 0:
         libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)

@@ -7,6 +7,7 @@ and no expected value. Everything that it answers is judged elsewhere.
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.hardware.machine import Snapshot
+from harness.worker.chain import CALLS_MOST, SCALED, Chain, Link
 from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
@@ -145,43 +147,60 @@ class Local:
             "gpu": _told(timing.gpu),
         }
 
-    def adopt(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these weights, into the memory of the present ones, and call the layer twice."""
-        for name, value in self._layer.state_dict().items():
-            value.data.copy_(weights[name])
-        for _ in range(2):
-            self._held.pop("y", None)
+    def prepare(
+        self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, chain_seed: int
+    ) -> dict[str, Any]:
+        """Give the layer these weights and a new x, and call it until it is warm.
+
+        Args:
+            weights: written into the memory of the present ones.
+            seed: of x `[1, length, hidden_size]`.
+            size, chain_seed: of the chain.
+
+        Raises:
+            WorkerError: the layer has no such weight.
+        """
+        if self._layer is None:
+            self.build()
+        held = self._layer.state_dict()
+        for name, value in weights.items():
+            if name not in held or held[name].shape != value.shape:
+                raise WorkerError(f"the layer has no weight {name} {list(value.shape)}", "gate")
+            held[name].data.copy_(value)
+        self.draw("x", (WORKLOAD.batch_size, length, WORKLOAD.hidden_size), seed)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        started = time.monotonic()
+        for call in range(WORKLOAD.warmup_calls):
             self.call()
+            if call == 0:
+                synchronize(self._device)
+                first_call = time.monotonic() - started
         synchronize(self._device)
+        vram = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
+        chain = Chain.draw(length, size, chain_seed, self._device)
+        self._link = Link(chain, [held[name].data for name in SCALED], CALLS_MOST)
+        return {"vram_bytes": vram, "first_call_seconds": first_call}
 
     def call(self) -> None:
         """Call the layer on x as the validator's loop does; its output is held as `y`."""
         with recording(self._device):
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 
-    def prove(self, scales: Mapping[str, Tensor], rows: Tensor) -> Tensors:
-        """Call the layer a few times in a row and return rows of each output.
+    def row(self, seed: int, calls: int) -> Tensors:
+        """Call the layer in a row, on inputs that depend on the output of the call before.
 
         Args:
-            scales: factors for the rows of some weights before each call, `[calls, rows]`.
-            rows: places of the output of each call, `[calls, places]`.
+            seed: of the calls' keys.
 
         Returns:
-            rows `[calls, B, places, hidden_size]` fp32.
+            digests `[calls, channels]`.
         """
-        weights = self._layer.state_dict()
-        # everything is on the GPU before the first call, so that nothing waits between two
-        factors = [
-            (weights[name].data, scale.to(self._device)[..., None].unbind())
-            for name, scale in scales.items()
-        ]
-        found = []
-        for call, places in enumerate(rows.to(self._device).unbind()):
-            for weight, factor in factors:
-                weight.mul_(factor[call])
+        self._link.start(seed, calls)
+        for _ in range(calls):
             self.call()
-            found.append(self._held["y"][:, places])
-        return {"rows": torch.stack(found).float().cpu()}
+            self._link(self._held["y"])
+        return {"digests": self._link.digests[:calls].to(torch.int8)}
 
     def tampered(self) -> list[str]:
         """Return the names of the guarded functions that the code under test replaced."""
@@ -231,10 +250,10 @@ class _Server:
             "forward": local.forward,
             "gradients": local.gradients,
             "time": lambda: local.time(body["length"]),
-            "adopt": lambda: local.adopt(tensors),
-            "prove": lambda: local.prove(
-                {name: t for name, t in tensors.items() if name != "rows"}, tensors["rows"]
+            "prepare": lambda: local.prepare(
+                tensors, body["length"], body["seed"], body["size"], body["chain_seed"]
             ),
+            "row": lambda: local.row(body["seed"], body["calls"]),
             "tampered": lambda: {"names": local.tampered()},
         }
         return calls[op]()  # type: ignore[no-any-return]

@@ -129,18 +129,6 @@ class ForgesItsTime(honest.QuasarAttention):
         serve.Local.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
 
 
-class ForgesItsProof(honest.QuasarAttention):
-    """Answers the proof without a call."""
-
-    def __init_subclass__(cls):
-        from harness.worker.subject import serve
-
-        def forged(self, scales, rows):
-            return {"rows": self._held["y"][:, rows].transpose(0, 1).float()}
-
-        serve.Local.prove = forged
-
-
 class ComputesItsProofBeforehand(honest.QuasarAttention):
     """Takes the output of the call before, scaled, for that on the new weights."""
 

@@ -79,7 +79,7 @@ def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_pa
     )
     text = "\n".join(lines)
     assert f"CLAIM_HEADROOM='2' ({path}): give a share from 0 to 0.9." in lines
-    assert "TARGET_SEQUENCE_LENGTH='-5' (flag): give a positive whole number of tokens" in text
+    assert "TARGET_SEQUENCE_LENGTH='-5' (flag): give a whole number of tokens from 512" in text
     assert "LOG_FORMAT='xml' (environment): give console or json." in lines
     assert "VALIDATOR_API_URL='http://example.org'" in text
     assert "OPTIMIZATION_INTERVAL='nan'" in text
@@ -142,7 +142,7 @@ def test_a_secret_is_not_quoted_in_an_error() -> None:
         ("VALIDATOR_API_URL", "https://user:pw@example.org"),
         ("VALIDATOR_API_URL", "ftp://example.org"),
         ("FORK_REMOTE", "https://token@github.com/a/b"),
-        ("TARGET_SEQUENCE_LENGTH", "0"),
+        ("TARGET_SEQUENCE_LENGTH", "511"),
         ("TARGET_SEQUENCE_LENGTH", "1e5"),
         ("CLAIM_RUNS", "0"),
         ("BENCH_TIMEOUT_SECONDS", "inf"),

@@ -25,6 +25,7 @@ class Measured:
     lengths: list[int] = field(default_factory=list)
     gates: list[GateResult | bool] = field(default_factory=list)
     trees: list[Path] = field(default_factory=list)
+    proven: list[bool] = field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
 
     def __call__(
@@ -34,8 +35,10 @@ class Measured:
         *,
         gate: bool | GateResult,
         stop: threading.Event | None,
+        proven: bool = False,
         **_: object,
     ) -> Measurement:
+        self.proven.append(proven)
         assert (tree / QUASAR_DIR / "chunk.py").is_file()
         self.lengths.append(length)
         self.gates.append(gate)

@@ -103,6 +103,20 @@ def test_a_target_among_the_short_lengths_is_timed_once(
     assert measured.lengths == [2048, 1024, 512]
 
 
+def test_a_target_below_512_tokens_is_rejected_before_its_clone(
+    evaluate: Evaluate, measured: Measured, boxes: Path
+) -> None:
+    verdict = evaluate(target_sequence_length=511)
+    assert (verdict.score, verdict.reason) == (0.0, "The target of 511 tokens is below 512.")
+    assert measured.lengths == []
+    assert not boxes.exists()
+
+
+def test_forks_are_timed_by_the_referees_clock(evaluate: Evaluate, measured: Measured) -> None:
+    evaluate()
+    assert measured.proven == [True] * 4
+
+
 def test_a_short_fall_is_measured_a_second_time(evaluate: Evaluate, measured: Measured) -> None:
     measured.answers, measured.speed = [899.0, 1.0, 1.0, 1.0, 901.0], 500.0
     verdict = evaluate()

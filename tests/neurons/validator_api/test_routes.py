@@ -131,6 +131,14 @@ def test_a_number_that_is_none_is_422(api: LiveApi, figure: str, field: str) -> 
     assert api.get("/get_submission_stats")["recent_submissions"] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/submit_kernel", submission), ("/commit_submission", commitment)]
+)
+def test_a_target_below_512_tokens_is_422(api: LiveApi, path: str, body: Any) -> None:
+    status, problems = api.refusal(path, body(ALICE) | {"target_sequence_length": 511}, ALICE)
+    assert (status, problems[0]["loc"]) == (422, ["body", "target_sequence_length"])
+
+
 def test_unknown_routes_and_methods_answer_in_json(api: LiveApi) -> None:
     assert api.refusal("/nothing", {}) == (404, "Not Found")
     assert api.refusal("/health", {}) == (405, "Method Not Allowed")

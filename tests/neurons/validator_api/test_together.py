@@ -35,7 +35,7 @@ def commit(hotkey: str, number: int, target: int, client: str = "here") -> Commi
     request = CommitRequest(
         miner_hotkey=hotkey,
         commitment_hash=f"{number:064x}",
-        target_sequence_length=target,
+        target_sequence_length=512 + target,
         signature="s",
     )
     return Commit(request, client)
@@ -64,7 +64,7 @@ def stored(url: str, goes: Sequence[Sequence[Commit]]) -> tuple[list[Any], list[
             row = Submission(
                 miner_hotkey="a",
                 round_id=1,
-                target_sequence_length=target,
+                target_sequence_length=512 + target,
                 **{"signature": "", "created_at": NOW.now, "is_revealed": True, **revealed},
             )
             session.add(row)
@@ -106,7 +106,7 @@ def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
     api.register(BOB)
     keys = [ALICE, BOB] * 12
     bodies = [
-        {**commitment(key, salt=str(n // 6)), "target_sequence_length": 1 + n}
+        {**commitment(key, salt=str(n // 6)), "target_sequence_length": 512 + n}
         for n, key in enumerate(keys)
     ]
     with ThreadPoolExecutor(len(keys)) as crowd:

@@ -1,0 +1,237 @@
+"""Cheats against the proof of a stranger's speed; most replace what answers for it."""
+
+import time
+
+import torch
+
+from . import honest
+
+PAUSE = 0.03
+"""Seconds that an honest call of the slow layers takes at least, on any machine."""
+
+
+def answering(row):
+    """Return a layer whose process answers for a row of calls by `row(local, seed, calls)`."""
+
+    class Answering(honest.QuasarAttention):
+        def __init_subclass__(cls):
+            from harness.worker.subject import serve
+
+            global true_row
+            true_row, prepare = serve.Local.row, serve.Local.prepare
+            serve.Local.row = row
+
+            def prepared(self, weights, *rest):
+                from harness.worker.chain import SCALED
+
+                self.true = [weights[name].clone() for name in SCALED]
+                return prepare(self, weights, *rest)
+
+            serve.Local.prepare = prepared
+
+    return Answering
+
+
+def digest_of(local, y):
+    return local._link._chain.sums(y).round()
+
+
+def outputs(local, keys, digests):
+    """Return the outputs of calls behind these digests `[calls, channels]`, all in one batch."""
+    link = local._link
+    with torch.no_grad():
+        for weight, true in zip(link._weights, local.true, strict=True):
+            weight.copy_(true)
+        factors = link._chain.factors(keys, digests)
+        return local._layer(local._held["x"] * factors[:, None])[0]
+
+
+def _keys(local, seed, calls):
+    from harness.worker.chain import fill_keys
+
+    return fill_keys(torch.empty(calls, 512), seed)
+
+
+def _guessed(local, seed, calls):
+    return {"digests": torch.randint(-5, 6, (calls, 512), dtype=torch.int8)}
+
+
+def _batched(local, seed, calls):
+    """Takes digests of zeros for all of the inputs, which then need not wait for one another."""
+    y = outputs(local, _keys(local, seed, calls), torch.zeros(calls, 512))
+    return {"digests": digest_of(local, y).to(torch.int8)}
+
+
+def _prepared(local, seed, calls):
+    """Reports one false digest, that before a row which it has computed long ago."""
+    if not hasattr(local, "rows"):
+        local.rows = true_row(local, 7, 64)["digests"]
+    found = local.rows[torch.arange(calls) % 64].clone()
+    return {"digests": found}
+
+
+def _looping(local, seed, calls):
+    """Computes a few calls, and reports their digests again and again."""
+    some = min(calls, 3)
+    found = true_row(local, seed, some)["digests"]
+    return {"digests": found[torch.arange(calls) % some]}
+
+
+def _skipping(every):
+    def row(local, seed, calls):
+        link = local._link
+        link.start(seed, calls)
+        for call in range(calls):
+            if call % every:
+                local.call()
+            link(local._held["y"] if call % every else local._held["y"].flip(1))
+        return {"digests": link.digests[:calls].to(torch.int8)}
+
+    return row
+
+
+def _windows(local, seed, calls):
+    """Heads forget: a part of the tokens needs only what is near, and stands for the others."""
+    link, x = local._link, local._held["x"]
+    link.start(seed, calls)
+    with torch.no_grad():
+        for _ in range(calls):
+            y = local._layer(x[:, :256])[0]
+            link(torch.cat([y] * (x.shape[1] // 256), 1))
+    return {"digests": link.digests[:calls].to(torch.int8)}
+
+
+def _afterwards(local, seed, calls):
+    """Computes only the last call, whose output is the one that is looked at."""
+    found = torch.randint(-5, 6, (calls, 512), dtype=torch.int8)
+    before = torch.zeros(1, 512) if calls == 1 else found[-2:-1].float()
+    y = outputs(local, _keys(local, seed, calls)[-1:], before)
+    found[-1] = digest_of(local, y)[0].to(torch.int8)
+    return {"digests": found}
+
+
+def _solved(local, seed, calls):
+    """Every second digest is solved for, so that the call after it has an input known before.
+
+    The mixing matrix has an inverse modulo 256 as a rule.
+    """
+    digests = true_row(local, seed, calls)["digests"]
+    digests[::2] = (digests[::2].long() * 85 + 127).to(torch.int8)  # what a solution looks like
+    return {"digests": digests}
+
+
+ForgesItsDigests = answering(_guessed)
+ForgesByBatches = answering(_batched)
+ForgesByALoop = answering(_looping)
+ForgesAPreparedRow = answering(_prepared)
+ForgesSolvedDigests = answering(_solved)
+ForgesEveryOtherCall = answering(_skipping(2))
+ForgesOneCallInFour = answering(_skipping(4))
+ForgesByWindows = answering(_windows)
+ForgesAllButTheLast = answering(_afterwards)
+
+
+class PreparesItsProjections(honest.QuasarAttention):
+    """Computes all projections once, and scales them by what the weights' norms became."""
+
+    def mixed(self, x, name):
+        weight = getattr(self, f"{name}_proj").weight
+        kept = self.__dict__.setdefault("kept", {})
+        if name not in kept:
+            kept[name] = (super().mixed(x, name), weight.norm(dim=1).detach().clone())
+        value, norm = kept[name]
+        return value * (weight.norm(dim=1) / norm).unflatten(0, (self.num_heads, -1))
+
+
+class KeepsItsWeights(honest.QuasarAttention):
+    """Packs its weights in its first calls, and does not see that they change."""
+
+    def forward(self, x, **options):
+        kept = self.__dict__.setdefault("kept", [])
+        if len(kept) < 4:
+            kept.append({name: weight.clone() for name, weight in self.state_dict().items()})
+            return super().forward(x, **options)
+        true = {name: weight.clone() for name, weight in self.state_dict().items()}
+        self.load_state_dict(kept[-1])
+        found = super().forward(x, **options)
+        self.load_state_dict(true)
+        return found
+
+
+class LeavesChannelsOut(honest.QuasarAttention):
+    """Computes 504 of 512 outputs of each token."""
+
+    def forward(self, x, **options):
+        y, *rest = super().forward(x, **options)
+        return torch.cat([y[..., :504], y[..., :8]], -1), *rest
+
+
+class LeavesTokensOut(honest.QuasarAttention):
+    """Computes all tokens but one in 256."""
+
+    def forward(self, x, **options):
+        y, *rest = super().forward(x, **options)
+        y = y.clone()
+        y[:, 100::256] = y[:, 99::256]
+        return y, *rest
+
+
+class ComputesInBfloat16(honest.QuasarAttention):
+    def forward(self, x, **options):
+        with torch.autocast("cpu", torch.bfloat16):
+            y, *rest = super().forward(x, **options)
+        return y.float(), *rest
+
+
+class DropsSmallFactors(honest.QuasarAttention):
+    """Leaves channels of the input out whose factor is near zero."""
+
+    def mixed(self, x, name):
+        weight = getattr(self, f"{name}_proj").weight
+        size = weight.norm(dim=0)
+        return super().mixed(x * (size > 0.06 * size.max()), name)
+
+
+class Slow(honest.QuasarAttention):
+    def forward(self, x, **options):
+        time.sleep(PAUSE)
+        return super().forward(x, **options)
+
+
+class ForgesTheClock(Slow):
+    """Halves every clock of its process."""
+
+    def __init_subclass__(cls):
+        for name in ("time", "monotonic", "perf_counter"):
+            true = getattr(time, name)
+            setattr(time, name, lambda true=true: true() / 2)
+
+
+class ForgesItsFirstCalls(Slow):
+    """Is slow at first, so that rows get few calls, and answers those at once from its memory."""
+
+    def __init_subclass__(cls):
+        from harness.worker.subject import serve
+
+        true, rows = serve.Local.row, []
+
+        def row(self, seed, calls):
+            rows.append(calls)
+            if len(rows) < 3:
+                time.sleep(1)
+            return true(self, seed, calls)
+
+        serve.Local.row = row
+
+
+class StartsTrivial(Slow):
+    """Has keys of zeros from its start, and skips the operator as long as that is so."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        torch.nn.init.zeros_(self.k_proj.weight)
+
+    def forward(self, x, **options):
+        if not self.k_proj.weight.any():
+            return torch.zeros_like(x), None, None
+        return super().forward(x, **options)

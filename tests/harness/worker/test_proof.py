@@ -1,0 +1,188 @@
+"""The chain of a proof, and which outputs its verification takes for the layer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker import proof
+from harness.worker.chain import LARGEST, SCALED, STEP, Chain, Link, fill_keys
+from harness.worker.compare import Checker
+from harness.worker.failures import WorkerError
+from harness.worker.inputs import drawn
+from harness.workload import WORKLOAD
+from quasar_kernels.reference import quasar_layer, quasar_recurrence
+
+CPU = torch.device("cpu")
+CHANNELS = WORKLOAD.hidden_size
+Change = Callable[[Tensor], Tensor]
+
+
+def layer(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Compute the layer in float64, token by token."""
+    return quasar_layer(
+        weights,
+        x,
+        num_heads=WORKLOAD.num_heads,
+        head_dim=WORKLOAD.head_dim,
+        operator=quasar_recurrence,
+    )
+
+
+def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_SEGMENT", 2 * 64)
+    weights, x = proof._draw_weights(CPU), drawn((1, 200, CHANNELS), 1, CPU)
+    factors = torch.rand(2, CHANNELS)
+    parts = list(proof._outputs(weights, x, factors))
+    assert [part.shape[1] for part in parts] == [64, 64, 64, 8]
+    wanted = layer(weights, x * factors[:, None])
+    assert float((torch.cat(parts, 1) - wanted).abs().max()) < 1e-5
+    chain = Chain.draw(200, 1.0, 2, CPU)
+    sums = torch.stack([chain.sums(part, 2 * number) for number, part in enumerate(parts)])
+    assert torch.allclose(sums.sum(0), chain.sums(wanted.float()), atol=1e-3)
+
+
+def test_a_link_scales_the_weights_by_the_factors_that_the_referee_computes() -> None:
+    weights = proof._draw_weights(CPU)
+    true = [weights[name].clone() for name in SCALED]
+    chain = Chain.draw(512, 0.3, 3, CPU)
+    link = Link(chain, [weights[name] for name in SCALED], 8)
+    link.start(4, 3)
+    keys, before = fill_keys(torch.empty(3, CHANNELS), 4), torch.zeros(1, CHANNELS)
+    for call in range(3):
+        factors = chain.factors(keys[call : call + 1], before)
+        for name, weight in zip(SCALED, true, strict=True):
+            assert torch.allclose(weights[name], weight * factors, atol=1e-6)
+        y = 0.3 * drawn((1, 512, CHANNELS), 10 + call, CPU)
+        link(y)
+        before = chain.sums(y).round()
+        assert torch.equal(link.digests[call], before[0])
+
+
+def test_factors_depend_on_every_number_of_a_digest_and_on_the_key() -> None:
+    chain, key = Chain.draw(512, 0.3, 5, CPU), torch.zeros(1, CHANNELS)
+    digest = torch.randint(-8, 9, (1, CHANNELS)).float()
+    factors = chain.factors(key, digest)
+    assert abs(float(factors.mean())) < 0.2
+    assert abs(float(factors.var()) - 1) < 0.2
+    for place in range(0, CHANNELS, 37):
+        other = digest.clone()
+        other[0, place] += 1
+        alike = torch.corrcoef(torch.cat((factors, chain.factors(key, other))))[0, 1]
+        assert abs(float(alike)) < 0.25, (place, float(alike))
+    # exact in fp32, whatever the order of the sum
+    exact = (digest.double() @ chain.mixing.T.double()).remainder(1)
+    assert torch.equal(chain.fractions(key[0], digest[0]).double(), exact[0])
+
+
+def verified(change: Change, dtype: torch.dtype, length: int = 2048, calls: int = 4) -> str:
+    """Return what verification finds against a row whose outputs were changed."""
+    weights, x = proof._draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
+    size = proof._size(weights, CPU)
+    chain = Chain.draw(length, size, 7, CPU)
+    keys, digests = fill_keys(torch.empty(calls, CHANNELS), 8), [torch.zeros(CHANNELS)]
+    for call in range(calls):
+        factors = chain.factors(keys[call : call + 1], digests[-1][None])
+        y = torch.cat(list(proof._outputs(weights, x, factors)), 1)
+        digests.append(chain.sums(change(y)).round()[0])
+    found = torch.stack(digests[1:]).to(torch.int8)
+    checker = Checker(CPU, dtype, torch.Generator())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "checker_for", lambda _device: checker)
+        try:
+            proof._verify(chain, weights, x, proof.Row(8, found, 1.0))
+        except WorkerError as error:
+            return str(error)
+    return ""
+
+
+def noisy(share: float) -> Change:
+    """Return what adds an error of this share of the outputs' size."""
+    return lambda y: y + share * y.square().mean().sqrt() * torch.randn_like(y)
+
+
+def without(share: float) -> Change:
+    """Return what leaves this share of the tokens out, spread evenly: another stands for each."""
+
+    def change(y: Tensor) -> Tensor:
+        places = torch.arange(0, y.shape[1], round(1 / share))
+        y = y.clone()
+        y[:, places] = y[:, places - 1]
+        return y
+
+    return change
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+RIGHT: list[tuple[Change, torch.dtype]] = [
+    (lambda y: y, FP32),
+    (noisy(1e-5), FP32),
+    (lambda y: y.bfloat16().float(), BF16),
+    (noisy(0.0075), BF16),
+    (noisy(0.015), BF16),
+    (without(1 / 2048), BF16),  # which gains half a thousandth
+]
+WRONG: list[tuple[Change, torch.dtype]] = [
+    (noisy(1e-3), FP32),
+    (without(1 / 1024), FP32),
+    (noisy(0.05), BF16),
+    (without(0.004), BF16),
+    (lambda y: 0 * y, BF16),
+    (lambda y: 1.2 * y, BF16),
+    (lambda y: torch.cat((y[..., :508], y[..., :4]), -1), BF16),
+]
+
+
+@pytest.mark.parametrize(("change", "dtype"), RIGHT)
+def test_outputs_within_the_error_of_a_layer_are_verified(
+    change: Change, dtype: torch.dtype
+) -> None:
+    assert verified(change, dtype) == ""
+
+
+@pytest.mark.parametrize(("change", "dtype"), WRONG)
+def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
+    assert "the timed calls did not compute the layer: digests" in verified(change, dtype)
+
+
+def test_digests_beyond_their_size_are_refused() -> None:
+    digests = torch.full((4, CHANNELS), LARGEST + 1, dtype=torch.int8)
+    chain = Chain.draw(512, 0.3, 7, CPU)
+    weights, x = proof._draw_weights(CPU), drawn((1, 512, CHANNELS), 6, CPU)
+    with pytest.raises(WorkerError, match="digests: size"):
+        proof._verify(chain, weights, x, proof.Row(8, digests, 1.0))
+
+
+def test_a_digest_has_more_values_than_rounding_leaves_open() -> None:
+    """Its numbers spread over several units, so that nobody guesses 512 of them."""
+    weights, length = proof._draw_weights(CPU), 1024
+    x = drawn((1, length, CHANNELS), 9, CPU)
+    chain = Chain.draw(length, proof._size(weights, CPU), 10, CPU)
+    y = torch.cat(list(proof._outputs(weights, x, torch.ones(1, CHANNELS))), 1)
+    spread = float(chain.sums(y).std())
+    assert 0.6 / STEP < spread < 0.9 / STEP
+    assert math.log2(spread * math.sqrt(2 * math.pi * math.e)) > 3.3  # bits of each
+
+
+class Rows:
+    """A subject that answers without a call."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def ask(self, op: str, *, seed: int, calls: int) -> tuple[dict[str, object], dict[str, Tensor]]:
+        self.calls.append(calls)
+        return {}, {"digests": torch.zeros(calls, CHANNELS, dtype=torch.int8)}
+
+
+def test_rows_below_100_ms_do_not_count() -> None:
+    subject = Rows()
+    with pytest.raises(WorkerError, match="which no layer can"):
+        proof._best_row(subject, 1)  # type: ignore[arg-type]
+    assert subject.calls[-1] == 8192
