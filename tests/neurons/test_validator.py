@@ -157,8 +157,8 @@ def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: 
     assert place == len(greedy), answers.judged  # after one of each
     assert sorted(answers.judged) == sorted([*owner, honest])
     again = loop.start()._attempts
-    key = greedy[0].hotkey
-    row = QueuedSubmission(id=99, miner_hotkey=key, created_at="", target_sequence_length=1)
+    own = greedy[0].hotkey
+    row = QueuedSubmission(id=99, miner_hotkey=own, created_at="", target_sequence_length=1)
     assert again.turn(row)[1] == 3 * 1600.0  # kept over a restart
     loop.now += 49 * 3600
     again.spend(row, 1.0)
