@@ -37,6 +37,9 @@ from quasar_kernels.reference import quasar_chunked, quasar_layer
 ROWS, ROW_SECONDS = 3, 0.1
 """Rows of at least so many seconds, of which the best counts: interference only slows them down."""
 
+SHORT, ROWS_OF_SHORT = 16_384, 8
+"""Calls of fewer tokens wait for the host, whose slow phases last longer than three rows."""
+
 CALLS_LEAST = 4
 
 VERIFIED_MOST, VERIFIED_TOKENS = 64, 1 << 24
@@ -102,7 +105,7 @@ def take(subject: Remote, length: int, device: torch.device, *, enough: float = 
         weights=weights,
         x=(length, seed),
         chain=(size, chain_seed),
-        row=_best_row(subject, ROWS, enough),
+        row=_best_row(subject, ROWS_OF_SHORT if length < SHORT else ROWS, enough),
         vram_bytes=int(prepared["vram_bytes"]),
         first_call_seconds=float(prepared["first_call_seconds"]),
     )

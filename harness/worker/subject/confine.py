@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
@@ -13,10 +12,12 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = (16, 17, 19, 21, 38, 39)
 """SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, PERFMON and BPF, which let look into others."""
 _CAPABILITY_VERSION = 0x20080522
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_RULE_PATH_BENEATH = 1
 _SCOPES_SINCE = 6  # Landlock's ABI
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
-_ACCESS_MAKE_BLOCK = 1 << 11
+_REFER_SINCE = 2
+_ACCESS_REFER = 1 << 13
 
 
 def _libc() -> ctypes.CDLL | None:
@@ -26,7 +27,7 @@ def _libc() -> ctypes.CDLL | None:
 def give_up_privileges() -> None:
     """Let this process and its descendants trace nothing but themselves, and signal nothing else.
 
-    Root loses the right to trace others. A Landlock domain (Linux 5.13) closes /proc/PID of other
+    Root loses the right to trace others. A Landlock domain (Linux 5.19) closes /proc/PID of other
     processes of the same user; its scope for signals needs Linux 6.12.
     """
     libc = _libc()
@@ -35,7 +36,7 @@ def give_up_privileges() -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities(libc)
     version = landlock_version()
-    if version >= 1:
+    if version >= _REFER_SINCE:
         _enter_domain(libc, version)
 
 
@@ -62,14 +63,38 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
         libc.capset(header, sets)
 
 
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
 def _enter_domain(libc: ctypes.CDLL, version: int) -> None:
-    """Enter a Landlock domain, in which only block devices cannot be made, if nothing else."""
-    scopes = _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if version >= _SCOPES_SINCE else 0
+    """Enter a Landlock domain that restricts no file.
+
+    Since ABI 6 its scopes make it one. Before, some file access has to be restricted: renaming to
+    another folder is the one that a rule can then allow everywhere. ABI 1 forbids that to every
+    domain, which would break Triton's cache.
+    """
+    scoped = version >= _SCOPES_SINCE
     # file system, network since 4, scopes since 6: an older Linux refuses fields that are not 0
-    rules = (ctypes.c_uint64 * 3)(_ACCESS_MAKE_BLOCK, 0, scopes)
-    size = ctypes.c_size_t(ctypes.sizeof(rules) if scopes else ctypes.sizeof(ctypes.c_uint64))
+    rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
+    if not scoped:
+        rules[:] = _ACCESS_REFER, 0, 0
+    size = ctypes.c_size_t(ctypes.sizeof(rules) if scoped else ctypes.sizeof(ctypes.c_uint64))
     ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(rules), size, 0)
-    if ruleset >= 0:
-        libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
-        with contextlib.suppress(OSError):
-            os.close(ruleset)
+    if ruleset < 0:
+        return
+    try:
+        if scoped or _allow_renames(libc, ruleset):
+            libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow_renames(libc: ctypes.CDLL, ruleset: int) -> bool:
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = ctypes.byref(_PathBeneath(_ACCESS_REFER, root))
+        return bool(libc.syscall(_LANDLOCK_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0) == 0)
+    finally:
+        os.close(root)
