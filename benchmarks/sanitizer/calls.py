@@ -177,8 +177,9 @@ def layer_error(case: LayerCase) -> float:
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     fused_layer.hopper_program = lambda *_: program
-    fused_layer.MANY_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    fused_layer.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
     layer_forward.attend_fused = always(fused_layer.attend_fused)
+    layer_forward.begin_fused = always(fused_layer.begin_fused)
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim

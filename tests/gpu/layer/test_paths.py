@@ -42,7 +42,8 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(owner, name, run)
 
-    spy(layer_forward, "attend_fused", lambda found: "fused" if found else None)
+    for name in ("attend_fused", "begin_fused"):
+        spy(layer_forward, name, lambda found: "fused" if found else None)
     spy(layer_forward, "_attend_by_library", lambda _: "kernels")
     spy(QuasarAttention, "_attend", lambda _: "steps")
     spy(layer_node, "keeps", lambda kept: kept)
@@ -78,9 +79,10 @@ MASK[0, :100] = 0
 @pytest.mark.parametrize(
     ("arguments", "shape", "dtype", "expected"),
     [
-        ({}, (1, 512), BF16, Path("kernels", True, False, True)),
+        ({}, (1, 511), BF16, Path("kernels", True, False, True)),
+        ({}, (1, 512), BF16, Path(HOPPER, True, False, True)),
         ({}, (4, 4096), torch.float16, Path("kernels", True, False, True)),
-        ({}, (1, 20_000), BF16, Path("kernels", False, True, True)),
+        ({}, (1, 20_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (1, 40_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (10, 4000), BF16, Path("kernels", False, True, True)),
         ({}, (1, 70_000), BF16, Path(HOPPER, False, True, False)),
@@ -115,8 +117,8 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("QUASAR_GRAPHS", "0", Path("kernels", False, False, False)),
-        ("QUASAR_KEEP_MIB", "0", Path("kernels", True, False, True)),
+        ("QUASAR_GRAPHS", "0", Path(HOPPER, False, False, False)),
+        ("QUASAR_KEEP_MIB", "0", Path(HOPPER, True, False, True)),
         ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
         ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
     ],

@@ -42,6 +42,8 @@ step = partial(any_step, dtype=torch.bfloat16)
     ("size", "B", "bounds", "dtype"),
     [
         ("512", 1, [0, 36_000], torch.bfloat16),  # Hopper's fused forward pass
+        ("512", 1, [0, 2048], torch.bfloat16),
+        ("512", 1, [0, 16_384], torch.bfloat16),
         ("512", 5, [0, 4001], torch.bfloat16),
         ("512", 2, [0, 300], torch.bfloat16),
         ("512", 1, [0, 1, 1, 700, 5000], torch.bfloat16),

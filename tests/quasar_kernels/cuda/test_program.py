@@ -31,6 +31,7 @@ HOPPER = (9, 0)
         ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
         ("layer/hopper/csrc/pack_weights.cu", "PackedMatrix", hopper_products.PackedMatrix),
+        ("layer/hopper/csrc/pack_weights.cu", "PackedVector", hopper_products.PackedVector),
         (
             "layer/hopper/csrc/projection.cu",
             "ProjectionArguments",

@@ -20,11 +20,11 @@ CAPTURED: list[Graph] = []
 class Graph(replay._Graph):
     """Stands in for a captured call; `replays` counts its calls."""
 
-    def __init__(self, compute, inputs, tensors, dtype, moves) -> None:
+    def __init__(self, compute, inputs, tensors, copied, moves) -> None:
         self.thread, self.replays = threading.current_thread(), 0
         self.places = None if moves else replay._places(inputs)
         if moves:
-            inputs = [torch.empty_like(x, dtype=dtype) for x in inputs]
+            inputs = [torch.empty_like(x, dtype=copied(x)) for x in inputs]
         self.copies = inputs if moves else ()
 
         def run():

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, attend, gated, positions, project
+from fla.ops.quasar.layer.forward import Call, begin, finish, gated, positions, project
 from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
 from fla.ops.quasar.layer.node import apply_layer
 from fla.ops.quasar.layer.products import packed
@@ -198,17 +198,24 @@ class QuasarAttention(nn.Module):
         def compute(x, *tensors):
             weights = Weights(*tensors)
             if by_kernels:
-                y = attend(call, x, weights).y
-            else:
-                y = self._attend(x, weights, dtype, cu_seqlens)[0]
-            return [y], ()
+                return begin(call, x, weights)
+            return [self._attend(x, weights, dtype, cu_seqlens)[0]], ()
+
+        def copied(x):
+            return call.copied_as(x, weights) if by_kernels else dtype
 
         def run(x, *weights):
             # the segments of packed sequences are cut on the host
             owner = self if cu_seqlens is None else None
             settings = (backend, *self._settings())
-            (y,), _ = replayed(owner, compute, (x,), weights, dtype, settings)
-            return y
+
+            def end(*rest):  # outside of the graph, so that y needs no copy
+                return finish(call, x, Weights(*weights), rest) if rest else None
+
+            y, last = replayed(
+                owner, compute, (x,), weights, dtype, settings, finish=end, copied=copied
+            )
+            return y[0] if y else last
 
         if not torch.is_grad_enabled():
             return run(x, *weights)

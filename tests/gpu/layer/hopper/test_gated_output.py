@@ -6,13 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.gated_output import (
-    Packing,
-    gated_output,
-    output_packings,
-    pack_weights,
-)
+from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings
+from fla.ops.quasar.layer.hopper.packing import Packing, Vector, pack_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM
+from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_packing
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -48,6 +45,23 @@ def exact(o, narrow, gate, bias, norm, out, eps=EPS):
     scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
     gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
     return F.linear((o * scale * norm * gates).flatten(1), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_smaller_parameters_come_to_fp32(dtype):
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), torch.bfloat16))
+    taps = [torch.randn(512, 1, 4, device="cuda").to(dtype) for _ in range(3)]
+    x = torch.linspace(-30, 30, 999, device="cuda").to(dtype)
+    joined, copied, positive = taps_buffer(x), x.float() * 0, x.float() * 0
+    vectors = (
+        *taps_packing(tuple(taps), joined),
+        Vector(x, copied),
+        Vector(x, positive, softplus=True),
+    )
+    pack_weights(program, [Packing(torch.ones(64, 64, device="cuda"))], torch.bfloat16, vectors)
+    assert torch.equal(2 * joined, torch.cat(taps).squeeze(1).t().float())
+    assert torch.equal(copied, x.float())
+    assert torch.allclose(positive, F.softplus(x.double()).float(), rtol=2e-6, atol=0)
 
 
 def image_of(matrix, row_group, input_group):

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS
-from fla.ops.quasar.layer.hopper.gated_output import pack_weights
+from fla.ops.quasar.layer.hopper.attend import FEWEST_TOKENS
+from fla.ops.quasar.layer.hopper.packing import pack_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM
 from fla.ops.quasar.layer.hopper.projection import (
-    halved_taps,
     project,
     projection_packings,
+    taps_buffer,
+    taps_packing,
 )
 
 from quasar_kernels.reference import relative_rms
@@ -35,8 +36,11 @@ def weights():
 
 def run(x, wide, narrow, taps, dtype):
     program = PROGRAM.load(Variant(x.device.index, dtype))
-    images = pack_weights(program, projection_packings(*wide, narrow), dtype)
-    return project(program, x, images[0], halved_taps(tuple(taps)), dtype)
+    packed = taps_buffer(x)
+    images = pack_weights(
+        program, projection_packings(*wide, narrow), dtype, taps_packing(tuple(taps), packed)
+    )
+    return project(program, x, images[0], packed, dtype)
 
 
 def exact(x, wide, narrow, taps, dtype):
@@ -49,7 +53,7 @@ def exact(x, wide, narrow, taps, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("T", [1, 3, 4, 63, 64, 65, 1000, 16_387, 33_793, 100_000])
+@pytest.mark.parametrize("T", [1, 3, 4, 63, 64, 65, 512, 1000, 2048, 4099, 16_387, 33_793, 100_000])
 def test_it_matches_float64(T, dtype):
     x = torch.randn(T, 512, device="cuda")
     parts = weights()
@@ -114,9 +118,9 @@ def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer,
         return project(program, x, *rest)
 
     monkeypatch.setattr("fla.ops.quasar.layer.hopper.attend.project", recorded)
-    x = torch.randn(1, MANY_TOKENS + 77, 512, device="cuda")
+    x = torch.randn(1, 40_077, 512, device="cuda")
     fused = forward(layer, x)
-    forward(layer, x[:, : MANY_TOKENS - 1])
+    forward(layer, x[:, : FEWEST_TOKENS - 1])
     forward(layer, x.expand(2, -1, -1))
     monkeypatch.setenv("QUASAR_BACKEND", "triton")
     plain = forward(layer, x)
@@ -130,7 +134,7 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
 
     monkeypatch.setattr(PROGRAM, "compile", fail)
     monkeypatch.setattr(PROGRAM, "_found", {})
-    x = torch.randn(1, MANY_TOKENS, 512, device="cuda")
+    x = torch.randn(1, FEWEST_TOKENS, 512, device="cuda")
     with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
         first, second = forward(layer, x), forward(layer, x)
     assert torch.isfinite(first).all()

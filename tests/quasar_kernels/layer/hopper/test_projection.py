@@ -9,19 +9,19 @@ import torch
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
-from fla.ops.quasar.layer.hopper import attend, projection
+from fla.ops.quasar.layer.hopper import attend, gated_output, projection
 from fla.ops.quasar.layer.hopper.attend import attend_fused
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 
 
-@pytest.mark.parametrize("runs", [4, 264])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 64, 65, 253, 16_104, 16_105, 100_000, 1_000_000])
+@pytest.mark.parametrize("runs", [2, 132])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 64, 65, 253, 16_503, 16_504, 100_000, 1_000_000])
 def test_runs_hold_every_token_once_and_no_step_too_many(tokens, runs):
     def written(steps):
         owned = torch.zeros(tokens, dtype=torch.int)
         for run in range(runs):
-            first = run * (64 * steps - 3)
-            owned[first + 3 * (run > 0) : first + 64 * steps] += 1
+            first = run * (128 * steps - 3)
+            owned[first + 3 * (run > 0) : first + 128 * steps] += 1
         return owned
 
     steps = projection._steps(tokens, runs)
@@ -29,11 +29,29 @@ def test_runs_hold_every_token_once_and_no_step_too_many(tokens, runs):
     assert steps == 1 or (written(steps - 1) == 0).any()
 
 
-def test_taps_are_halved_and_laid_out_by_tap():
-    weights = tuple(torch.randn(512, 1, 4) for _ in range(3))
-    taps = projection.halved_taps(weights)
-    assert taps.is_contiguous()
-    assert torch.equal(2 * taps, torch.cat(weights).squeeze(1).t())
+@pytest.mark.parametrize("multiprocessors", [2, 78, 132])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 512, 2048, 4099, 16_384, 65_536, 100_000, 1_000_000])
+def test_the_grid_computes_every_product_of_every_token(tokens, multiprocessors):
+    blocks, rows, steps, lag = projection._grid(tokens, multiprocessors)
+    assert blocks % 2 == 0
+    assert 1 <= rows <= 13
+    assert 2 <= blocks * rows <= multiprocessors  # all at once
+    assert (blocks - 1) * (128 * steps - 3) + 128 * steps >= tokens
+    assert lag < 13 // rows
+    if tokens >= 1_000_000:
+        assert rows == 1  # x is read once
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 78, 132])
+@pytest.mark.parametrize("tiles", [1, 8, 64, 256, 1563, 15_625])
+def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
+    blocks, rows, steps = gated_output._grid(tiles, 4, multiprocessors)
+    assert blocks % 2 == 0
+    assert 4 % rows == 0
+    assert 2 <= blocks * rows <= multiprocessors
+    assert 2 * blocks * steps >= tiles
+    if tiles == 15_625:
+        assert rows == 1  # every token is normed once
 
 
 def test_no_other_device_takes_it():

@@ -13,12 +13,25 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
-from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended, attend_fused
+from fla.ops.quasar.layer.hopper.attend import (
+    Attended,
+    Unfinished,
+    attend_fused,
+    begin_fused,
+    finish_fused,
+    fused_program,
+)
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import CONV_TAPS, causal_conv_silu, gated_rmsnorm
 from fla.ops.quasar.layer.products import packed, unrounded
 from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import Backend
+
+MANY_TOKENS = 1 << 15
+"""From so many tokens on the library's product before the convolution is rounded."""
+
+APART = 1 << 13
+"""From so many tokens on the last kernel is launched behind a graph: copying y would cost more."""
 
 
 class Call(NamedTuple):
@@ -43,6 +56,11 @@ class Call(NamedTuple):
             and self.backend != "torch"
         )
 
+    def copied_as(self, x: torch.Tensor, weights: Weights) -> torch.dtype:
+        """Return the dtype in which a copy of x gives the bits that x does, with fewest bytes."""
+        fused = self.cu_seqlens is None and fused_program(x, weights, self.dtype, self.backend)
+        return x.dtype if fused else self.dtype
+
 
 def attend(
     call: Call, x: torch.Tensor, weights: Weights, *, keep: bool = False, output: bool = True
@@ -64,6 +82,28 @@ def attend(
             return found
     with torch.autocast(x.device.type, enabled=False):
         return _attend_by_library(call, x, weights, keep, output)
+
+
+def begin(
+    call: Call, x: torch.Tensor, weights: Weights
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Compute the layer as `attend` does, but for its last kernel where many tokens are fused.
+
+    Returns:
+        The output and nothing, or nothing and what `finish` takes.
+    """
+    begun = None
+    if call.cu_seqlens is None and x.shape[1] >= APART:
+        begun = begin_fused(x, weights, call.dtype, call.backend)
+    return ([], begun[0]) if begun else ([attend(call, x, weights).y], ())
+
+
+def finish(
+    call: Call, x: torch.Tensor, weights: Weights, unfinished: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """Return the layer's output from what `begin` returned for the same call, if that is more."""
+    y = finish_fused(Unfinished(*unfinished), call.eps, call.backend)
+    return attend(call, x, weights).y if y is None else y
 
 
 def _attend_by_library(
@@ -100,8 +140,8 @@ def _attend_by_library(
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return rows weight^T, in fp32 where the rows are few and in bf16.
 
-    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error. At
-    the lengths that hopper/attend.py does not take, keeping them in fp32 costs little.
+    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error.
+    Below `MANY_TOKENS` keeping them in fp32 costs little.
     """
     if rows.shape[0] < MANY_TOKENS and rows.dtype == torch.bfloat16:
         return unrounded(rows, weight)

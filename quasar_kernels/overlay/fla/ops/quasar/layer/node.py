@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar import switches
 from fla.ops.quasar.chunk import Recorded, recorded_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, attend, positions, project
-from fla.ops.quasar.layer.hopper.attend import MANY_TOKENS, Attended
+from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, attend, positions, project
+from fla.ops.quasar.layer.hopper.attend import Attended
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
@@ -116,6 +116,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
             ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
             ("backward", call, cut, needed, x.dtype), most=most,
             finish=of_x if needed[0] else None,
+            copied=lambda given: call.copied_as(given, Weights(*tensors[:count])),
         )  # fmt: skip
     return None, None, None, dx, *d_weights
 

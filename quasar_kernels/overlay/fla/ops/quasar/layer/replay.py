@@ -41,6 +41,7 @@ Tensors = Sequence["torch.Tensor | None"]
 Compute = Callable[..., tuple[Tensors, Tensors]]
 """Computes a call: returns its outputs, and what only `finish` reads."""
 Finish = Callable[..., Any]
+CopiedAs = Callable[[torch.Tensor], torch.dtype]
 
 
 class _Pool:
@@ -71,7 +72,7 @@ class _Graph:
     """
 
     def __init__(
-        self, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, moves: bool
+        self, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
     ) -> None:
         first: Any = (*inputs, *tensors)[0]  # there is no call without a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
@@ -84,7 +85,9 @@ class _Graph:
             self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
             try:
                 if moves:
-                    inputs = [torch.empty(x.shape, dtype=dtype, device=x.device) for x in inputs]
+                    inputs = [
+                        torch.empty(x.shape, dtype=copied(x), device=x.device) for x in inputs
+                    ]
                 outputs, rest = compute(*inputs, *tensors)
             finally:
                 self.graph.capture_end()
@@ -163,6 +166,7 @@ def replayed(
     *,
     most: int = MOST_ELEMENTS,
     finish: Finish | None = None,
+    copied: CopiedAs | None = None,
 ) -> tuple[Tensors, Any]:
     """Call `compute(*inputs, *tensors)`, from a thread's second call of a kind on by a CUDA graph.
 
@@ -173,14 +177,15 @@ def replayed(
     Args:
         owner: the graphs live as long as this; None for a call that is never replayed.
         compute: launches on the current stream alone, waits for nothing, allocates with torch, and
-            returns its outputs and what only `finish` reads. It sees `inputs` in `dtype` where they
-            were copied.
+            returns its outputs and what only `finish` reads. It sees `inputs` in the dtype that
+            `copied` says where they were copied.
         inputs: may lie elsewhere at each call, on the current device; then they are copied.
         tensors: what else it reads, or overwrites, where it lies.
         dtype: of the computation.
         settings: hashable values that change what `compute` does, the tensors' sizes among them.
         most: elements of the first input up to which a call is replayed.
         finish: is called with the rest of what `compute` returned, before anything overwrites that.
+        copied: returns the dtype of an input's copy; all are copied to `dtype` without it.
 
     Returns:
         The outputs, tensors of their own, and what `finish` returned, or None.
@@ -191,7 +196,7 @@ def replayed(
         kind = _kind(inputs, tensors, dtype, settings)
     if kind is not None:
         with _lock:  # graphs have one place for their outputs: nobody else may fill it meanwhile
-            known = _known(owner, kind, compute, inputs, tensors, dtype)
+            known = _known(owner, kind, compute, inputs, tensors, copied or (lambda _: dtype))
             if known is not None:
                 outputs, rest = known(inputs)
                 return outputs, finish and finish(*rest)
@@ -200,7 +205,7 @@ def replayed(
 
 
 def _known(
-    owner: Any, kind: Key, compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype
+    owner: Any, kind: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
 ) -> _Graph | None:
     """Return the graph of a call, captured now where it is due, or None for a launch."""
     kinds = _owners.get(owner)
@@ -213,7 +218,7 @@ def _known(
     # numbers of threads are used again, an object is not while it is kept
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(known) is _Seen and known.thread is thread:
-        known = kinds[kind] = _capture(compute, inputs, tensors, dtype, known.places != places)
+        known = kinds[kind] = _capture(compute, inputs, tensors, copied, known.places != places)
         kinds.move_to_end(kind)
         return known if isinstance(known, _Graph) else None
     if known is not _LAUNCHED:
@@ -226,12 +231,12 @@ def _known(
 
 
 def _capture(
-    compute: Compute, inputs: Inputs, tensors: Tensors, dtype: torch.dtype, moves: bool
+    compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
 ) -> _Graph | str:
     if torch.cuda.get_allocator_backend() != "native":  # others take memory back between replays
         return _LAUNCHED
     try:
-        return _Graph(compute, inputs, tensors, dtype, moves)
+        return _Graph(compute, inputs, tensors, copied, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
         # torch leaves the device's random numbers in a capture that fails: nobody could draw any

@@ -1,6 +1,6 @@
 """The layer on Hopper in three steps: projection, operator, gated output; the outer two fused.
 
-It serves long sequences of the layer's usual size; `attend_fused` says which.
+It serves sequences of the layer's usual size; `begin_fused` says which.
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import Recorded, recorded_forward
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings, pack_weights
+from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings
+from fla.ops.quasar.layer.hopper.packing import Vector, pack_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
     HIDDEN,
     TAPS,
     WIDTH,
-    halved_taps,
     project,
     projection_packings,
+    taps_buffer,
+    taps_packing,
 )
 from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import Backend
 
-MANY_TOKENS = 1 << 15
+FEWEST_TOKENS = 1 << 9
 """From so many tokens on this is the faster way (measured on an H200)."""
 
 _SHAPES = (  # of `Weights`
@@ -39,7 +40,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def _takes(x: torch.Tensor, weights: Weights) -> bool:
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype != torch.float32:
         return False
-    if x.shape[0] != 1 or x.shape[1] < MANY_TOKENS:
+    if x.shape[0] != 1 or x.shape[1] < FEWEST_TOKENS:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
         return False
@@ -55,6 +56,13 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
     return weight.is_contiguous() and weight.dtype in _DTYPES and weight.device == device
 
 
+def fused_program(
+    x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend
+) -> LoadedProgram | None:
+    """Return the kernels that `attend_fused` takes for a call, or None where it is not the way."""
+    return hopper_program(x, dtype, backend) if _takes(x, weights) else None
+
+
 class Attended(NamedTuple):
     """The layer's output, and what its backward pass needs; None for what was not asked for."""
 
@@ -65,19 +73,22 @@ class Attended(NamedTuple):
     operator: Recorded | None = None
 
 
-def attend_fused(
-    x: torch.Tensor,
-    weights: Weights,
-    dtype: torch.dtype,
-    eps: float,
-    backend: Backend,
-    *,
-    keep: bool = False,
-    output: bool = True,
-) -> Attended | None:
-    """Return the layer's output `[1, T, 512]` in `dtype`, or None where this is not the way.
+class Unfinished(NamedTuple):
+    """What `finish_fused` makes y of."""
 
-    It is for one sequence from its start, of at least `MANY_TOKENS` tokens, in fp32 with products
+    o: torch.Tensor  # [T, 8, 64]
+    narrow: torch.Tensor  # [T, 64]
+    gate_images: torch.Tensor
+    gate_bias: torch.Tensor
+    out_images: torch.Tensor
+
+
+def begin_fused(
+    x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, *, keep: bool = False
+) -> tuple[Unfinished, Recorded | None] | None:
+    """Compute all but the output of the layer, or return None where this is not the way.
+
+    It is for one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with products
     in bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch fails, one
     line is logged, and None is the answer from then on.
 
@@ -85,38 +96,75 @@ def attend_fused(
         x: `[B, T, hidden]`.
         weights: the layer's.
         dtype: of the products.
-        eps: of the norm.
         backend: QUASAR_BACKEND's value.
-        keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
-        output: whether to compute y.
+        keep: whether to return what the operator's backward pass needs.
     """
-    program = hopper_program(x, dtype, backend) if _takes(x, weights) else None
+    program = fused_program(x, weights, dtype, backend)
     if program is None:
         return None
-    return PROGRAM.attempt(backend, program, _attend, x, weights, dtype, eps, backend, keep, output)
+    return PROGRAM.attempt(backend, program, _begin, x, weights, dtype, backend, keep)
 
 
-def _attend(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, keep: bool,
-    output: bool, *, program: LoadedProgram,
-) -> Attended:  # fmt: skip
+def _begin(
+    x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, keep: bool, *,
+    program: LoadedProgram,
+) -> tuple[Unfinished, Recorded | None]:  # fmt: skip
     with torch.autocast(x.device.type, enabled=False):
         packings = (
             *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
             *output_packings(weights.wide, weights.norm, weights.out),
         )
-        images = pack_weights(program, packings, dtype)
-        qkv, narrow = project(program, x[0], images[0], halved_taps(weights.taps()), dtype)
+        taps, bias = taps_buffer(x), x.new_empty(WIDTH)
+        beta = x.new_empty(WIDTH // HEAD_DIM)
+        vectors = (
+            *taps_packing(weights.taps(), taps),
+            Vector(weights.wide_bias, bias),
+            Vector(weights.beta_log, beta, softplus=True),
+        )
+        images = pack_weights(program, packings, dtype, vectors)
+        qkv, narrow = project(program, x[0], images[0], taps, dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-        beta = F.softplus(weights.beta_log.float())
         operator = recorded_forward(q, k, v, beta, backend=backend)
-        kept = Attended(None, narrow=narrow, operator=operator) if keep else Attended(None)
-        o = operator.o[0]
-        del q, k, v, qkv, operator  # gigabytes for a million tokens, where they are not kept
-        if not output:
-            return kept
-        y = gated_output(program, o, narrow, images[4], weights.wide_bias, images[5], eps)
-    return kept._replace(y=y.unsqueeze(0))
+        # what is not kept is gigabytes for a million tokens
+        unfinished = Unfinished(operator.o[0], narrow, images[4], bias, images[5])
+        return unfinished, operator if keep else None
+
+
+def finish_fused(unfinished: Unfinished, eps: float, backend: Backend) -> torch.Tensor | None:
+    """Return the layer's output `[1, T, 512]` from `begin_fused`'s result; None as there.
+
+    eps is the norm's.
+    """
+    o = unfinished.o
+    program = hopper_program(o, o.dtype, backend)
+    if program is None:
+        return None
+    return PROGRAM.attempt(backend, program, _finish, unfinished, eps)
+
+
+def _finish(unfinished: Unfinished, eps: float, *, program: LoadedProgram) -> torch.Tensor:
+    return gated_output(program, *unfinished, eps).unsqueeze(0)
+
+
+def attend_fused(
+    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, *,
+    keep: bool = False, output: bool = True,
+) -> Attended | None:  # fmt: skip
+    """Return the layer's output `[1, T, 512]` in `dtype`, or None where `begin_fused` does.
+
+    Args:
+        eps: of the norm.
+        keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
+        output: whether to compute y.
+    """
+    begun = begin_fused(x, weights, dtype, backend, keep=keep)
+    if begun is None:
+        return None
+    unfinished, operator = begun
+    y = finish_fused(unfinished, eps, backend) if output else None
+    if output and y is None:
+        return None
+    return Attended(y, narrow=unfinished.narrow if keep else None, operator=operator)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

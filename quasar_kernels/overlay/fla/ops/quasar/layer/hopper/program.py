@@ -27,8 +27,8 @@ from fla.ops.quasar.cuda.program import (
 )
 from fla.ops.quasar.switches import Backend
 
-MATRICES = 8
-"""How many matrices one launch packs."""
+MATRICES, VECTORS = 6, 5
+"""How many matrices and vectors one launch packs."""
 
 
 class PackedMatrix(ctypes.Structure):
@@ -40,6 +40,23 @@ class PackedMatrix(ctypes.Structure):
         *fields(FLOAT, "factor"),
         *fields(INT, "fp16"),
     ]
+
+
+class PackedVector(ctypes.Structure):
+    """`quasar::layer::PackedVector` of pack_weights.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "from to"),
+        *fields(INT, "type count inner stride"),
+        *fields(FLOAT, "factor"),
+        *fields(INT, "softplus"),
+    ]
+
+
+class PackArguments(ctypes.Structure):
+    """`quasar::layer::PackArguments` of pack_weights.cu."""
+
+    _fields_ = [("matrices", PackedMatrix * MATRICES), ("vectors", PackedVector * VECTORS)]
 
 
 class ProjectionArguments(ctypes.Structure):
@@ -58,7 +75,7 @@ class OutputArguments(ctypes.Structure):
     _fields_ = [
         *fields(POINTER, "o narrow gate_images out_images bias y"),
         *fields(INT64, "T narrow_stride"),
-        *fields(INT, "tiles steps"),
+        *fields(INT, "tiles row_tiles steps"),
         *fields(FLOAT, "eps"),
     ]
 
@@ -68,7 +85,7 @@ PROGRAM = CudaProgram(
     "hopper_products",
     [_CSRC / f"{part}.cu" for part in ("pack_weights", "projection", "gated_output")],
     {
-        "pack_weights_{}": PackedMatrix * MATRICES,
+        "pack_weights_{}": PackArguments,
         "projection_{}": ProjectionArguments,
         "gated_output_{}": OutputArguments,
     },

@@ -8,19 +8,21 @@ convolution of kernels.py.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
-from fla.ops.quasar.layer.hopper.gated_output import Packing
+from fla.ops.quasar.layer.hopper.packing import Packing, Vector
 from fla.ops.quasar.layer.hopper.program import ProjectionArguments
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
 
-_WORKERS = 2  # warpgroups of a block, each with a run of tokens
-_TILE = 64  # tokens that one takes at once
-_LAG = 6  # products that the second begins later: half a tile's
+_WORKERS = 2  # warpgroups of a block, which take the tiles of its run in turn
+_TILE = 64  # tokens of a tile
+_PRODUCTS = 13  # by 128 channels of q, k and v, and by narrow
+_LOAD = 3  # loading a tile takes as long as so many products of it
 
 _pack = packer(ProjectionArguments)
 
@@ -38,20 +40,49 @@ def projection_packings(
     return (*wide, Packing(narrow, row_group=32, input_group=16))
 
 
-def halved_taps(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return the convolution weights of q, k and v, each `[512, 1, 4]`, as `project` wants them.
+def taps_buffer(weight: torch.Tensor) -> torch.Tensor:
+    """Return memory for the taps of q, k and v as `project` takes them, `[4, 1536]` in fp32."""
+    return weight.new_empty(TAPS, 3 * WIDTH, dtype=torch.float32)
 
-    That is `[4, 1536]` in fp32, halved: silu(x) = h + h tanh(h) with h = x / 2.
+
+def taps_packing(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
+    """Return how the convolution weights of q, k and v, each `[512, 1, 4]`, come to `taps`.
+
+    They are halved there: silu(x) = h + h tanh(h) with h = x / 2.
     """
-    joined = torch.cat(weights).squeeze(1)
-    taps = joined.new_empty(TAPS, joined.shape[0], dtype=torch.float32)
-    return torch.mul(joined.t(), 0.5, out=taps)
+    return [
+        Vector(weight, to, factor=0.5, inner=TAPS, stride=3 * WIDTH)
+        for weight, to in zip(weights, taps.split(WIDTH, 1), strict=True)
+    ]
 
 
 def _steps(tokens: int, runs: int) -> int:
     # runs overlap by the rows that the convolution needs before its first
     before = TAPS - 1
-    return max(1, -(-(-(-(tokens - before) // runs) + before) // _TILE))
+    return max(1, -(-(-(-(tokens - before) // runs) + before) // (_WORKERS * _TILE)))
+
+
+@functools.lru_cache(1024)
+def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
+    """Return the blocks of a row of the grid, its rows, the tiles of each worker, and the lag.
+
+    Each of `rows` loads all tokens for its share of the products: what leaves multiprocessors idle,
+    or makes a last round of few tiles, takes more than that. The lag is how many products the
+    second worker of a block begins later: half a tile's, so that they load at different times.
+    """
+
+    def blocks(rows: int) -> int:
+        return multiprocessors // rows // 2 * 2  # in pairs
+
+    def cost(rows: int) -> int:
+        return _steps(tokens, blocks(rows)) * (-(-_PRODUCTS // rows) + _LOAD)
+
+    rows = min((rows for rows in range(1, _PRODUCTS + 1) if blocks(rows)), key=cost)
+    steps = _steps(tokens, blocks(rows))
+    before = TAPS - 1
+    runs = -(-max(tokens - before, 1) // (_WORKERS * _TILE * steps - before))
+    lag = _PRODUCTS // rows // 2 if steps > 1 else 0
+    return 2 * -(-runs // 2), rows, steps, lag
 
 
 def project(
@@ -70,7 +101,7 @@ def project(
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
         images: q's, by `pack_weights(projection_packings(...), dtype)`; the others follow it.
-        taps: by `halved_taps`.
+        taps: `[4, 1536]` fp32, by `taps_packing`.
         dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
             in both, and saturate at 65504.
 
@@ -85,11 +116,10 @@ def project(
     qkv = x.new_empty(T, 3 * WIDTH, dtype=dtype)
     narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
     if T:
-        blocks = program.multiprocessors // 2 * 2  # in pairs
-        places = addresses(x, taps, images, qkv, narrow)
-        packed = _pack(*places, T, _steps(T, _WORKERS * blocks), _LAG)
+        blocks, rows, steps, lag = _grid(T, program.multiprocessors)
+        packed = _pack(*addresses(x, taps, images, qkv, narrow), T, steps, lag)
         stream = torch._C._cuda_getCurrentRawStream(x.device.index)
-        program.kernels["projection"].launch((blocks, 1), (ctypes.c_char_p * 1)(packed), stream)
+        program.kernels["projection"].launch((blocks, rows), (ctypes.c_char_p * 1)(packed), stream)
     return qkv, narrow
 
 

@@ -50,7 +50,8 @@ __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
 // Products [64, 128] of a worker; the addresses are in shared memory.
 struct Result {
   u32 rows;        // RESULT_PITCH bytes each
-  u32 before;      // the last rows of the tile before wait here, and are replaced
+  u32 before;      // the last rows of the tile before
+  u32 last;        // where its own last rows go: elsewhere, as warps 0 and 3 run at different times
   u32 taps;        // [4, CHANNELS] from the result's first channel on, halved
   int full, free;  // named barriers: it is written; it may be overwritten
 };
@@ -63,17 +64,14 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
   constexpr int ROWS = 16, BLOCK = 4;  // rows of a warp, and rows computed together
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const u32 own = result.rows + ROWS * warp * RESULT_PITCH + 8 * lane;
-  const u32 kept = result.before + 8 * lane;
   uint2 x[BEFORE + BLOCK], row[2][BLOCK], weight[TAPS];  // x: a block of rows and those before it
-  if (warp == 0)
-#pragma unroll
-    for (int i = 0; i < BEFORE; ++i) x[i] = load_shared(kept + i * RESULT_ROW);
 #pragma unroll
   for (int i = 0; i < TAPS; ++i) weight[i] = load_shared(result.taps + 2 * CHANNELS * i + 8 * lane);
-  named_sync(result.full, RESULT_THREADS);
-  if (warp != 0)
+  named_sync(result.full, RESULT_THREADS);  // warp 3 has stored the rows before by then, too
 #pragma unroll
-    for (int i = 0; i < BEFORE; ++i) x[i] = load_shared(own + (i - BEFORE) * RESULT_PITCH);
+  for (int i = 0; i < BEFORE; ++i)
+    x[i] = load_shared(warp == 0 ? result.before + i * RESULT_ROW + 8 * lane
+                                 : own + (i - BEFORE) * RESULT_PITCH);
 #pragma unroll
   for (int i = 0; i < BLOCK; ++i) row[0][i] = load_shared(own + i * RESULT_PITCH);
 
@@ -110,7 +108,7 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
   }
   if (warp == 3)
 #pragma unroll
-    for (int i = 0; i < BEFORE; ++i) store_shared(kept + i * RESULT_ROW, x[i]);
+    for (int i = 0; i < BEFORE; ++i) store_shared(result.last + i * RESULT_ROW + 8 * lane, x[i]);
 }
 
 }  // namespace quasar::layer

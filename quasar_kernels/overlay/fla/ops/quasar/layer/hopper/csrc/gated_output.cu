@@ -19,14 +19,16 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-// The feeder's thread: all images once a step.
+// The feeder's thread: the gate's images and those of the block's outputs, once a step.
 __device__ __forceinline__ void feed_weights(const OutputArguments& arg, OutputShared& shared) {
   Feeder<RING> feeder(shared.ring);
+  const char* out_images =
+      (const char*)arg.out_images + (i64)blockIdx.y * arg.row_tiles * HEADS * IMAGE_BYTES;
   for (int step = 0; step < arg.steps; ++step) {
     for (int i = 0; i < GATE_IMAGES; ++i)
       feeder.feed((const char*)arg.gate_images + i * IMAGE_BYTES, IMAGE_BYTES);
-    for (int i = 0; i < arg.tiles * HEADS; ++i)
-      feeder.feed((const char*)arg.out_images + (i64)i * IMAGE_BYTES, IMAGE_BYTES);
+    for (int i = 0; i < arg.row_tiles * HEADS; ++i)
+      feeder.feed(out_images + (i64)i * IMAGE_BYTES, IMAGE_BYTES);
   }
 }
 
@@ -42,7 +44,7 @@ __device__ __forceinline__ float rsqrt_fast(float x) {
 // place; without it ptxas puts off parts of it until the product needs them, and spills.
 __device__ __forceinline__ bool always() {
   u32 rows;
-  asm volatile("mov.u32 %0, %%nctaid.y;" : "=r"(rows));
+  asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(rows));
   return rows == 1;
 }
 
@@ -174,17 +176,18 @@ struct Worker {
         ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 + lane / 4;
     for (int step = 0; step < arg.steps; ++step) {
       gate_and_norm(step & 1);
-      for (int i = 0; i < arg.tiles; ++i) {
+      for (int i = 0; i < arg.row_tiles; ++i) {
         float d[16][4];
         product<OPERAND>(d, a, weights);
-        store(d, row, i);
+        store(d, row, blockIdx.y * arg.row_tiles + i);
       }
       row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
     }
   }
 };
 
-// Grid: an even number of blocks.
+// Grid: (an even number of blocks, tiles / row_tiles). Each row of the grid computes some of the
+// outputs: a few tokens do not fill the GPU otherwise.
 template <Scalar T>
 __device__ __forceinline__ void gated_output(const OutputArguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];

@@ -18,7 +18,7 @@ struct OutputArguments {
   const float* bias;     // [WIDTH]
   void* y;               // [T, 128 * tiles]
   i64 T, narrow_stride;  // elements
-  int tiles;             // of 128 outputs
+  int tiles, row_tiles;  // of 128 outputs, and those that a row of the grid computes
   int steps;             // tiles of 64 tokens that each worker takes
   float eps;
 };

@@ -14,18 +14,21 @@
 // registers by one wide load. The rows of an image may be permuted by the same rule, in groups of
 // their own: a thread's accumulators of G / 8 neighbouring tiles of 8 columns are then G / 4
 // consecutive outputs, which one wide store takes.
+//
+// The smaller parameters, the convolutions' taps, the gate's bias and beta, become fp32 in the same
+// launch.
 
 #include "../../../cuda/csrc/fragments.cuh"
 
 namespace quasar::layer {
 
-constexpr int PACK_THREADS = 256, PACKED_MATRICES = 8;
+constexpr int PACK_THREADS = 256, PACKED_MATRICES = 6, PACKED_VECTORS = 5;
 constexpr int PACKED_ROWS = 128, PIECE = 8;  // of an image; elements of a piece, 16 bytes
 
 enum class Source : int { fp32, bf16, fp16 };
 
 // W's element is multiplied by factor, and by scale[input % S] unless scale is null; mirrored by
-// gated_output.py.
+// program.py.
 struct PackedMatrix {
   const void *from, *scale;
   void* images;
@@ -35,8 +38,20 @@ struct PackedMatrix {
   int fp16;  // the images are, whatever the others are
 };
 
+// A smaller parameter, to fp32, times factor: element i goes to place i % inner * stride + i /
+// inner; mirrored by program.py.
+struct PackedVector {
+  const void* from;
+  float* to;
+  Source type;
+  int count, inner, stride;
+  float factor;
+  int softplus;  // log(1 + exp(x)) instead of x
+};
+
 struct PackArguments {
   PackedMatrix matrices[PACKED_MATRICES];
+  PackedVector vectors[PACKED_VECTORS];
 };
 
 __device__ __forceinline__ float read_source(const void* from, Source type, i64 i) {
@@ -56,9 +71,20 @@ __device__ __forceinline__ int permuted_channel(int p, int group) {
   return p - within + group / 4 * (within >> 1 & 3) + 2 * (within >> 3) + (within & 1);
 }
 
-// Grid: (pieces of the largest matrix / PACK_THREADS, matrices); a thread writes one piece.
+__device__ __forceinline__ void pack_vector(const PackedVector& v) {
+  const int threads = gridDim.x * PACK_THREADS;
+  for (int i = blockIdx.x * PACK_THREADS + threadIdx.x; i < v.count; i += threads) {
+    float x = read_source(v.from, v.type, i);
+    if (v.softplus && x <= 20.f) x = log1pf(expf(x));  // torch's threshold
+    v.to[i % v.inner * v.stride + i / v.inner] = v.factor * x;
+  }
+}
+
+// Grid: (pieces of the largest matrix / PACK_THREADS, PACKED_MATRICES + PACKED_VECTORS), of which
+// unused ones have no rows and no elements; a thread writes one piece of a matrix.
 template <Scalar T>
 __device__ __forceinline__ void pack_weights(const PackArguments& arg) {
+  if (blockIdx.y >= PACKED_MATRICES) return pack_vector(arg.vectors[blockIdx.y - PACKED_MATRICES]);
   const PackedMatrix& m = arg.matrices[blockIdx.y];
   const i64 piece = (i64)blockIdx.x * PACK_THREADS + threadIdx.x;
   if (piece * PIECE >= (i64)m.rows * m.inputs) return;

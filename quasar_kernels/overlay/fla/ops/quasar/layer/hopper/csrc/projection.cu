@@ -1,12 +1,16 @@
 // The layer's first product in one kernel: q, k, v = silu(conv(x W^T)) and the gate's narrow half.
 //
 // A block has two workers, warpgroups that multiply, one that convolves for both, and one that
-// feeds weights. A worker takes a run of tokens, 64 at a time: reads x in fp32, keeps it rounded,
-// all but the last inputs in registers, and multiplies it by the images of all weights. Each result
-// of 128 channels goes to shared memory, where the convolution takes it up while the worker
-// multiplies on; its last three rows wait there for the next 64. There they are fp16, whatever the
-// outputs are: bf16 would lose three bits more, and 65504, where they saturate, is far. Runs
-// overlap by three tokens, so that none needs another's rows.
+// feeds weights. A block takes a run of tokens, of which its workers take 64 in turn: a worker reads
+// x in fp32, keeps it rounded, all but the last inputs in registers, and multiplies it by the images
+// of all weights. Each result of 128 channels goes to shared memory, where the convolution takes it
+// up while the worker multiplies on; its last three rows wait there for the next 64, which are the
+// other worker's. There they are fp16, whatever the outputs are: bf16 would lose three bits more,
+// and 65504, where they saturate, is far. Runs overlap by three tokens, so that none needs another's
+// rows.
+//
+// Grid: (an even number of blocks, rows), at most CYCLE rows. Rows share out the products: of few
+// tokens each block then takes fewer products.
 
 #include "convolution.cuh"
 
@@ -31,16 +35,25 @@ struct ProjectionArguments {
   const void* images;     // 8 of 128 rows for each product, and 8 of 64 rows for `narrow`
   void *qkv, *narrow;     // [T, 1536], [T, 64]
   i64 T;
-  int steps;  // tiles of 64 tokens in a run
-  int lag;    // products that worker 1 begins after worker 0
+  int steps;  // tiles of 64 tokens that each worker takes
+  int lag;    // products that worker 1 begins after worker 0; less than a row of the grid has
 };
 
 struct ProjectionShared {
   uint4 inputs[WORKERS][TILE_TOKENS * ROW_BYTES / 16];  // tiles of the last 64; 1024-byte aligned
   RingShared<PROJECTION_STAGES> ring;
   uint4 result[WORKERS][TILE_TOKENS * RESULT_PITCH / 16];
-  uint4 before[WORKERS][PRODUCTS][BEFORE][RESULT_ROW / 16];
+  uint4 last_rows[WORKERS][PRODUCTS][BEFORE][RESULT_ROW / 16];  // of each one's latest tile
   uint2 taps[TAPS][CHANNELS / 4];
+};
+
+// The products of a block: those of its row of the grid, which shares them out evenly.
+struct Share {
+  int first, count;
+
+  __device__ __forceinline__ Share()
+      : first(CYCLE * (int)blockIdx.y / (int)gridDim.y),
+        count(CYCLE * ((int)blockIdx.y + 1) / (int)gridDim.y - first) {}
 };
 
 // A worker's tokens: rows begin .. end - 1 of the tile that starts at `first` are its own.
@@ -49,9 +62,9 @@ struct Tile {
   int begin, end;
 
   __device__ __forceinline__ Tile(const ProjectionArguments& arg, int worker, int step) {
-    const i64 run = (i64)blockIdx.x * WORKERS + worker;
-    first = run * (TILE_TOKENS * arg.steps - BEFORE) + TILE_TOKENS * step;
-    begin = run > 0 && step == 0 ? BEFORE : 0;
+    const int tile = WORKERS * step + worker;
+    first = (i64)blockIdx.x * (TILE_TOKENS * WORKERS * arg.steps - BEFORE) + TILE_TOKENS * tile;
+    begin = blockIdx.x > 0 && tile == 0 ? BEFORE : 0;
     const i64 left = arg.T - first;
     end = left < TILE_TOKENS ? (int)left : TILE_TOKENS;  // negative where there are none
   }
@@ -123,31 +136,34 @@ __device__ __forceinline__ void feed_images(const ProjectionArguments& arg,
                                             const ProjectionShared& shared) {
   constexpr int PART = (TILE_TOKENS + AHEAD - 1) / AHEAD;  // rows
   Feeder<PROJECTION_STAGES> feeder(shared.ring);
-  for (int i = 0; i < CYCLE * arg.steps + arg.lag; ++i) {
+  const Share share;
+  for (int i = 0; i < share.count * arg.steps + arg.lag; ++i) {
     for (int worker = 0; worker < WORKERS; ++worker) {
-      const int own = i - worker * arg.lag, step = own / CYCLE + 1;
-      const int row = (own + AHEAD - step * CYCLE) * PART;
+      const int own = i - worker * arg.lag, step = own / share.count + 1;
+      const int row = (own + AHEAD - step * share.count) * PART;
       const Tile next(arg, worker, step);
       const int rows = (next.end < row + PART ? next.end : row + PART) - row;
       if (own >= 0 && step < arg.steps && row >= 0 && rows > 0)
         prefetch_to_l2(arg.x + (next.first + row) * HIDDEN, rows * HIDDEN * 4);
     }
-    const int product = i % CYCLE;
+    const int product = share.first + i % share.count;
     const u32 bytes = product < PRODUCTS ? IMAGE_BYTES : IMAGE_BYTES / 2;
     const char* images = (const char*)arg.images + product * IMAGES * IMAGE_BYTES;
     for (int k = 0; k < IMAGES; ++k) feeder.feed(images + k * bytes, bytes);
   }
 }
 
-// A worker: multiplies its run's tokens by all weights.
+// A worker: multiplies its run's tokens by all weights of its products.
 template <Scalar T>
 __device__ __forceinline__ void project(const ProjectionArguments& arg, ProjectionShared& shared,
                                         int worker) {
   Stream<PROJECTION_STAGES> weights(shared.ring);
   const u32 result = shared_address(shared.result[worker]);
   const u32 inputs = shared_address(shared.inputs[worker]);
-  int index = worker * arg.lag;
-  for (int i = 0; i < index * IMAGES; ++i) weights.skip();
+  const Share share;
+  const int end = share.first + share.count;
+  int index = share.first + worker * arg.lag;
+  for (int i = 0; i < worker * arg.lag * IMAGES; ++i) weights.skip();
   for (int step = 0; step < arg.steps; ++step) {
     const Tile tile(arg, worker, step);
     u32 a[KEPT][4];
@@ -155,20 +171,19 @@ __device__ __forceinline__ void project(const ProjectionArguments& arg, Projecti
     load_tokens<T>(a, inputs, arg, tile);
     publish_shared();
     worker_sync(worker);
-    for (int i = 0; i < CYCLE; ++i) {
+    for (int i = 0; i < share.count; ++i) {
       if (index < PRODUCTS) {
         float d[16][4];
         product<T>(d, a, weights, tile_descriptor(inputs));
         named_sync(FREE + worker, RESULT_THREADS);
         store_tiles<Scalar::fp16>(result, RESULT_PITCH, d);
         named_arrive(FULL + worker, RESULT_THREADS);
-        ++index;
       } else {
         float d[8][4];
         product<T>(d, a, weights, tile_descriptor(inputs));
         store_narrow<T>(d, arg, tile);
-        index = 0;
       }
+      if (++index == end) index = share.first;
     }
   }
   if (worker == 0)
@@ -176,27 +191,36 @@ __device__ __forceinline__ void project(const ProjectionArguments& arg, Projecti
   named_sync(FREE + worker, RESULT_THREADS);  // leaves the barrier as it was found
 }
 
-// One warpgroup: convolves both workers' results, in the order in which they come.
+// One warpgroup: convolves both workers' results, those of one product in the order of their tiles.
 template <Scalar T>
 __device__ __forceinline__ void convolve_all(const ProjectionArguments& arg,
                                              ProjectionShared& shared) {
-  const u32 result = shared_address(shared.result), before = shared_address(shared.before);
+  const u32 result = shared_address(shared.result), last_rows = shared_address(shared.last_rows);
   const u32 taps = shared_address(shared.taps);
-  for (u32 at = 8 * (threadIdx.x & 127); at < sizeof(shared.before); at += 8 * 128)
-    store_shared(before + at, make_uint2(0, 0));  // nothing precedes the first token
+  for (u32 at = 8 * (threadIdx.x & 127); at < sizeof(shared.last_rows); at += 8 * 128)
+    store_shared(last_rows + at, make_uint2(0, 0));  // nothing precedes the first token
   for (int worker = 0; worker < WORKERS; ++worker) named_arrive(FREE + worker, RESULT_THREADS);
   named_sync(ZEROED, 128);
-  for (int i = 0; i < CYCLE * arg.steps + arg.lag; ++i) {
-    const int product = i % CYCLE;
+  const Share share;
+  for (int i = 0; i < share.count * arg.steps + arg.lag; ++i) {
+    const int product = share.first + i % share.count;
     if (product == PRODUCTS) continue;
 #pragma unroll 1
-    for (int worker = 0; worker < WORKERS; ++worker) {
+    for (int place = 0; place < WORKERS; ++place) {
+      // worker 1 begins a tile with product `lag`: those before it are of the tile before worker 0's
+      const int worker = product - share.first < arg.lag ? 1 - place : place;
       const int own = i - worker * arg.lag;
-      if (own < 0 || own >= CYCLE * arg.steps) continue;
-      const Tile tile(arg, worker, own / CYCLE);
+      if (own < 0 || own >= share.count * arg.steps) continue;
+      const Tile tile(arg, worker, own / share.count);
+      const auto last = [&](int of) {
+        return last_rows + (of * PRODUCTS + product) * BEFORE * RESULT_ROW;
+      };
       const Result of = {result + worker * (u32)sizeof(shared.result[0]),
-                         before + (worker * PRODUCTS + product) * BEFORE * RESULT_ROW,
-                         taps + product * RESULT_ROW, FULL + worker, FREE + worker};
+                         last(1 - worker),
+                         last(worker),
+                         taps + product * RESULT_ROW,
+                         FULL + worker,
+                         FREE + worker};
       convolve<T>((unsigned short*)arg.qkv + tile.first * CHANNELS + product * IMAGE_ROWS,
                   tile.begin, tile.end, of);
     }

@@ -1,0 +1,95 @@
+"""The layer's parameters as its kernels on Hopper read them, all in one launch.
+
+csrc/pack_weights.cu is the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
+from fla.ops.quasar.layer.hopper.program import MATRICES, VECTORS, PackedMatrix, PackedVector
+
+_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_PIECE = 8  # elements that a thread packs
+
+_pack_matrix, _pack_vector = packer(PackedMatrix), packer(PackedVector)
+
+
+class Packing(NamedTuple):
+    """A matrix to pack for Hopper's products; csrc/pack_weights.cu describes the result."""
+
+    weight: torch.Tensor  # [outputs, inputs], multiples of 64, contiguous, fp32, bf16 or fp16
+    row_group: int = 8  # outputs are permuted in groups of so many: 8 (not at all), 16 or 32
+    input_group: int = 8  # the same of inputs
+    factor: float = 1.0  # of every element
+    scale: torch.Tensor | None = None  # [64], a factor by input % 64
+    fp16: bool = False  # the images are, whatever the others are
+
+
+class Vector(NamedTuple):
+    """A smaller parameter to bring to fp32, times `factor`."""
+
+    source: torch.Tensor  # contiguous, fp32, bf16 or fp16
+    to: torch.Tensor  # fp32; element i goes to place i % inner * stride + i // inner from its start
+    factor: float = 1.0
+    inner: int = 1
+    stride: int = 0
+    softplus: bool = False  # log(1 + exp(x)) in place of x
+
+
+def pack_weights(
+    program: LoadedProgram,
+    packings: Sequence[Packing],
+    dtype: torch.dtype,
+    vectors: Sequence[Vector] = (),
+) -> list[torch.Tensor]:
+    """Pack up to 6 matrices and 5 vectors in one launch on the current stream.
+
+    Args:
+        program: the kernels for the weights' device, which is the current one, and `dtype`.
+        packings: the matrices.
+        dtype: bf16 or fp16, which saturates.
+        vectors: the smaller parameters.
+
+    Returns:
+        The images of each matrix, flat, in `dtype` or in fp16; they lie one behind the other.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    first = packings[0].weight
+    sizes = [p.weight.numel() for p in packings]
+    images = first.new_empty(sum(sizes), dtype=dtype).split(sizes)
+    packed = b""
+    for (weight, row_group, input_group, factor, scale, fp16), to in zip(
+        packings, images, strict=True
+    ):
+        packed += _pack_matrix(
+            *addresses(weight, scale, to), _SOURCE_TYPES[weight.dtype],
+            0 if scale is None else _SOURCE_TYPES[scale.dtype],
+            *weight.shape, row_group, input_group, factor, fp16,
+        )  # fmt: skip
+    packed += bytes(ctypes.sizeof(PackedMatrix) * (MATRICES - len(packings)))
+    for source, target, factor, inner, stride, softplus in vectors:
+        packed += _pack_vector(
+            *addresses(source, target), _SOURCE_TYPES[source.dtype], source.numel(), inner, stride,
+            factor, softplus,
+        )  # fmt: skip
+    packed += bytes(ctypes.sizeof(PackedVector) * (VECTORS - len(vectors)))
+    kernel = program.kernels["pack_weights"]
+    blocks = -(-max(sizes) // (_PIECE * kernel.threads))
+    stream = torch._C._cuda_getCurrentRawStream(first.device.index)
+    kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(packed), stream)
+    return [
+        image.view(torch.float16) if packing.fp16 else image
+        for packing, image in zip(packings, images, strict=True)
+    ]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT
