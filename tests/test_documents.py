@@ -115,7 +115,7 @@ def commands(document: str) -> list[list[str]]:
             continue
         for line in block.source.replace("\\\n", " ").splitlines():
             words = line.removeprefix("$ ").split("  #")[0]
-            if re.match(r"(\.venv/bin/)?python (-m |scripts/)", words):
+            if re.match(r"(\.venv/bin/)?python (-m (?!tests\.)|scripts/)", words):
                 found.append(shlex.split(words)[1:])
     return found
 
