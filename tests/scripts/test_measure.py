@@ -16,6 +16,7 @@ STEPS = (
     "gpu_tests.run",
     "layer.speed",
     "layer.training",
+    "honesty.acceptance",
     "operator.inference",
     "operator.training",
     "delta_rule.speed",
@@ -44,6 +45,9 @@ def project(tmp_path: Path) -> Path:
         assert (PROJECT / path).exists()
         stand_in = scripts.parent / path
         stand_in.parent.mkdir(parents=True, exist_ok=True)
+        # Python prefers the installed checkout's package to a folder without __init__.py.
+        for folder in (stand_in.parent, stand_in.parent.parent):
+            (folder / "__init__.py").touch()
         stand_in.write_text(RECORD.format(failing="operator.inference"))
     return scripts.parent
 
@@ -57,7 +61,7 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
     fork = tmp_path / "fork"
     (fork / "fla").mkdir(parents=True)
     done = measure(project, str(fork), "data")
-    assert done.returncode == 1
+    assert (done.returncode, done.stderr) == (1, "")
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
     assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
     assert called[1][1:5] == ["--fork", str(fork), "--out", "data"]

@@ -79,7 +79,7 @@ def _enter_domain(libc: ctypes.CDLL, version: int) -> None:
     # file system, network since 4, scopes since 6: an older Linux refuses fields that are not 0
     rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
     if not scoped:
-        rules[:] = _ACCESS_REFER, 0, 0
+        rules[:] = [_ACCESS_REFER, 0, 0]
     size = ctypes.c_size_t(ctypes.sizeof(rules) if scoped else ctypes.sizeof(ctypes.c_uint64))
     ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(rules), size, 0)
     if ruleset < 0:

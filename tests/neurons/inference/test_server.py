@@ -337,28 +337,42 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
     """Forty requests of one address wait; a validator's, and another client's, still get in."""
     decoder = Slow()
     key = Hotkey("//Bob")
-    validators = (key.hotkey,)
-    with serving(lambda: decoder, most=16, validators=validators) as url:
-        wait_for(lambda: httpx.get(f"{url}/health").json()["status"] == "healthy")
-        statuses: list[int] = []
+    statuses: list[int] = []
+    body = b'{"prompt": [1], "gen_len": 1}'
 
-        def flood() -> None:
-            with contextlib.suppress(httpx.HTTPError):
-                statuses.append(ask(url, prompt=[1], gen_len=1).status_code)
+    def send(headers: dict[str, str]) -> None:
+        reply = httpx.post(f"{url}/inference", content=body, headers=headers, timeout=HANG)
+        statuses.append(reply.status_code)
 
-        threads = [threading.Thread(target=flood, daemon=True) for _ in range(40)]
-        for thread in threads:
-            thread.start()
-        assert decoder.begun.wait(5)
-        wait_for(lambda: statuses.count(503) >= 37)  # one is answered, two wait
-        assert "inference_waiting 2.0" in httpx.get(f"{url}/metrics").text
-        body = b'{"prompt": [1], "gen_len": 1}'
-        headers = logits_module._signed("POST", f"{url}/inference", body, key)
-        client = httpx.Client(timeout=0.6, headers=headers)
-        with client, pytest.raises(httpx.ReadTimeout):  # it waits, and is not refused
-            client.post(f"{url}/inference", content=body)
-        replay = httpx.post(f"{url}/inference", content=body, headers=headers, timeout=5)
-        assert replay.status_code == 503
+    def start(headers: dict[str, str], count: int = 1) -> None:
+        for _ in range(count):
+            threading.Thread(target=send, args=(headers,), daemon=True).start()
+
+    def queued() -> int:
+        shown = httpx.get(f"{url}/metrics", timeout=HANG).text
+        return round(float(shown.split("\ninference_waiting ")[1].split()[0]))
+
+    def after(requests: int) -> tuple[int, list[int]]:
+        """Return how many wait, and the answers, once the server has received the requests."""
+        wait_for(lambda: 1 + queued() + len(statuses) == requests)  # one is being answered
+        return queued(), statuses
+
+    with (
+        serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
+        contextlib.ExitStack() as leaving,
+    ):
+        # The server ends only when no client waits for an answer.
+        leaving.callback(decoder.release.set)
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        start({})
+        assert decoder.begun.wait(HANG)
+        start({}, 39)
+        assert after(40) == (2, [503] * 37)
+        signed = logits_module._signed("POST", f"{url}/inference", body, key)
+        start(signed)
+        assert after(41) == (3, [503] * 37)
+        start(signed)  # a signature counts only once
+        assert after(42) == (3, [503] * 38)
     decoding = Decoding(lambda: decoder, 16)
     request = InferenceRequest(prompt=[1], gen_len=1)
     waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
@@ -374,7 +388,7 @@ def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
     with serving(Slow, most=0) as busy:
-        wait_for(lambda: httpx.get(f"{busy}/health").json()["status"] == "healthy")
+        wait_for(lambda: httpx.get(f"{busy}/health", timeout=HANG).json()["status"] == "healthy")
         with pytest.raises(Postponed, match="miner's inference server answered with status 503"):
             verify(url, busy)
         assert not verify(url, busy, final=True).verified
