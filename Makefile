@@ -14,7 +14,7 @@ lock: ## pin what pyproject.toml asks for; scripts/lock.sh --upgrade takes newer
 test: ## every check, as CI runs it
 	scripts/test.sh
 
-quick: ## format, lint, contracts of imports, and the tests that start no process and compile nothing
+quick: ## format, lint, contracts of imports, and files of tests that start no process (tests/quick.txt)
 	scripts/test.sh --quick
 
 nightly: install ## the faults at full length: 10,000 interleavings, 2,000 cycles

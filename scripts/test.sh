@@ -5,8 +5,8 @@
 # decides the exit status. pytest comes last; its summary and the names of failed stages close the output.
 #
 # Arguments go to pytest. Where one of them is a PATH below tests/, only format and lint run before the
-# tests, and the compilations too where PATH is tests/quasar_kernels or in it. With --quick the types, the
-# scan for secrets and the compilations are left out, and tests that take long: see tests/quick.py.
+# tests, and the compilations too where PATH is tests/quasar_kernels or in it. With --quick only format,
+# lint, the contracts of imports and the files of tests/quick.txt run, whose tests start no process.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 scripts/install.sh dev
@@ -51,7 +51,8 @@ for argument in "$@"; do
   case ${argument#./} in
     --quick)
       scope=quick workers=2 # these tests wait for nothing
-      set -- -r fE "$@"     # hundreds are skipped
+      mapfile -t quick <tests/quick.txt
+      set -- -m 'not slow and not gpu' "${quick[@]}" "$@"
       ;;
     tests/quasar_kernels*) scope=kernels ;;
     tests/?*) [ "$scope" != all ] || scope=part ;;

@@ -20,13 +20,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add --quick, and the timeout of pyproject.toml where pytest-timeout is not installed."""
-    parser.addoption("--quick", action="store_true", help="no test that takes long: tests/quick.py")
+    parser.addoption(
+        "--quick", action="store_true", help="no test may start a process: tests/quick.py"
+    )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds after which pytest-timeout fails a test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have --quick leave tests out."""
+    """Have --quick refuse processes."""
     if config.getoption("quick"):
         from tests.quick import Quick
 

@@ -1,50 +1,34 @@
-"""`pytest --quick` skips what starts a process, however it does so, and nothing else."""
+"""`pytest --quick` refuses what starts a process, and its list names files that are there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tests import PROJECT
 from tests.processes import run_python
 
 TESTS = """
-import multiprocessing, os, subprocess, threading, time
+import os, subprocess
 import pytest
 
 def test_passes(): pass
-def test_fails(): assert 0
 def test_child(): subprocess.run(["true"])
 def test_fork(): os.fork()
-def test_worker(): multiprocessing.get_context("fork").Process(target=print).start()
-def test_catches():
-    try:
-        subprocess.run(["true"])
-    except BaseException:
-        assert 0
-def test_waits_for_a_thread_that_does():
-    threading.Thread(target=subprocess.run, args=[["true"]]).start()
-    threading.Event().wait()
 @pytest.fixture
-def child():
-    return subprocess.run(["true"])
+def child(): return subprocess.run(["true"])
 def test_fixture(child): pass
-@pytest.fixture(scope="module")
-def shared():
-    try:
-        return subprocess.run(["true"])
-    finally:
-        raise OSError("it could not be ended")
-def test_first_of_two(shared): pass
-def test_second_of_two(shared): pass
-@pytest.mark.slow
-def test_slow(): assert 0
-def test_last(): pass
 """
 
 
-def test_quick_skips_what_starts_a_process(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(TESTS)
-    options = ("--quick", "-p", "tests.conftest", "-W", "ignore", "-rA", "--tb=no")
-    done = run_python("-m", "pytest", *options, tmp_path / "test_some.py")
-    assert "1 failed, 2 passed, 8 skipped, 1 deselected" in done.stdout, done.stdout + done.stderr
-    assert "FAILED" in done.stdout
-    assert "test_some.py::test_fails" in done.stdout
+def test_a_quick_test_starts_no_process(tmp_path: Path) -> None:
+    (tmp_path / "test_them.py").write_text(TESTS)
+    options = ["-p", "tests.conftest", "-q", "-o", "addopts=--import-mode=importlib"]
+    done = run_python("-m", "pytest", *options, "--quick", tmp_path / "test_them.py")
+    assert "2 failed, 1 passed, 1 error" in done.stdout, done.stdout
+    assert "take its file out of tests/quick.txt" in done.stdout
+
+
+def test_the_list_of_quick_files_names_files() -> None:
+    listed = (PROJECT / "tests/quick.txt").read_text().split()
+    assert listed == sorted(set(listed))
+    assert [name for name in listed if not (PROJECT / name).is_file()] == []
