@@ -18,7 +18,7 @@ from neurons.command_line.status import JOURNAL
 from neurons.mining.submissions.cycle import State
 from neurons.mining.submissions.journal import Journal, Submission
 from tests import PROJECT
-from tests.processes import HANG, wait_for
+from tests.processes import HANG, children_of, wait_for
 from tests.repositories import run_git
 from tests.small_host import install_small_host
 
@@ -201,7 +201,14 @@ def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
     miner: Miner, first: subprocess.CompletedProcess[str]
 ) -> None:
     process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
-    wait_for(lambda: any("harness.worker" in one for one in miner.descendants()), child=process)
+
+    def measuring() -> bool:
+        latest = miner.latest()
+        published = latest is not None and latest.state is State.PUBLISHED
+        # the validator of this run starts workers too, before the miner has published
+        return published and any("harness.worker" in one for one in children_of(process.pid))
+
+    wait_for(measuring, child=process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err

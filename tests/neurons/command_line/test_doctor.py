@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from harness.imports import install_command
 from neurons.command_line import doctor, machine_checks
 from neurons.configuration.loading import load_settings
 from neurons.configuration.settings import Settings
@@ -149,15 +150,27 @@ def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None
     assert not {"torch", "fla"} & (set(sys.modules) - before)
 
 
-def test_a_module_that_the_fork_needs_is_named_with_its_command(
-    settings: Settings, tree: Path
+@pytest.mark.parametrize(
+    ("code", "needs", "remedy"),
+    [
+        (
+            "from no_such_module.part import thing\n",
+            "no_such_module, which is not installed",
+            "Install what it names into this Python, if you trust it, or remove the import.",
+        ),
+        ("import einops.no_such_part\n", "another einops", f"Run {install_command('einops')}."),
+    ],
+)
+def test_a_module_that_the_fork_needs_is_named_and_a_known_one_with_its_command(
+    settings: Settings, tree: Path, code: str, needs: str, remedy: str
 ) -> None:
-    (tree / "fla/layers/quasar.py").write_text("from no_such_module.part import thing\n")
+    """A package need not have its module's name, so an unknown module gets no command."""
+    (tree / "fla/layers/quasar.py").write_text(code)
     elsewhere = tree.rename(tree.with_name("checkout"))
     check = doctor.fork(settings.model_copy(update={"repo_path": elsewhere}))
     assert check.level == "failure"
-    assert "fla/layers/quasar.py needs no_such_module, which is not installed" in check.detail
-    assert check.remedy == f"Run {sys.executable} -m pip install no_such_module."
+    assert f"fla/layers/quasar.py needs {needs}" in check.detail
+    assert check.remedy == remedy
 
 
 def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, tree: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import py_compile
+import shutil
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -10,12 +12,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from harness.worker.rules import find_broken_rules
+from neurons.embedded import competition as competition_module
 from neurons.embedded import postgresql
 from neurons.embedded.competition import CHUNK, DATABASE, Competition
 from neurons.embedded.results import Results
 from neurons.validation.clone import Sources, clone
 from neurons.validator_api.database.storage import Storage
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
 from tests.postgresql import programs_or_skip
 from tests.repositories import run_git
@@ -42,8 +46,12 @@ def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competi
 
 
 def test_the_cheat_submits_a_fork_that_keeps_the_rules_and_is_told_why_it_fails(
-    competition: Competition, api: LiveApi, tmp_path: Path
+    competition: Competition, api: LiveApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    used = shutil.copytree(OVERLAY, tmp_path / "overlay")  # an overlay that was imported once
+    py_compile.compile(str(used / LAYER_FILE), doraise=True)
+    assert list(used.rglob("*.pyc"))
+    monkeypatch.setattr(competition_module, "OVERLAY", used)
     cheat = competition.cheat
     assert cheat is not None
     competition._submit_cheat(api.url, cheat)
@@ -51,7 +59,7 @@ def test_the_cheat_submits_a_fork_that_keeps_the_rules_and_is_told_why_it_fails(
     assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
     home = Sources(files=True)
     tree = clone(row["fork_url"], row["commit_hash"], tmp_path, sources=home)
-    assert check_tree(tree) == []
+    assert find_broken_rules(str(tree)).sentences == ()  # as the validator asks
     assert "Skip the recurrence" in (tree / QUASAR_DIR / "chunk.py").read_text()
     assert run_git(tree, "rev-parse", "HEAD") == row["commit_hash"]
 

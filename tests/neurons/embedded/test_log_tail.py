@@ -12,6 +12,7 @@ import pytest
 from neurons.embedded import __main__ as program
 from neurons.embedded.log_tail import LogTail
 from neurons.errors import ConfigError
+from neurons.observe import configure
 from neurons.processes.runtime import Stopped
 
 
@@ -22,6 +23,7 @@ def line(event: str, **details: object) -> str:
 def test_whole_lines_are_shown_once_and_a_log_may_be_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    configure()  # as the program does; otherwise the level is that of an earlier test
     file = tmp_path / "log"
     file.write_text(line("of an earlier run"))
     tail = LogTail("miner-1", file)

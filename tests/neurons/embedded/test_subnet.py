@@ -145,7 +145,7 @@ def test_a_validator_that_cannot_work_ends_the_run_with_its_own_words(settings: 
     strict = settings.model_copy(update={"sandbox": "required"})
     with EmbeddedSubnet(strict, stop) as running:
         running._children[1].environment["PATH"] = "/nonexistent"
-        assert stop.wait(60)
+        assert stop.wait(HANG), running._tail.file.read_text()
         with pytest.raises(ConfigError, match=r"validator of this run ended.*bubblewrap is not"):
             running.check()
 
@@ -161,7 +161,7 @@ def test_a_submission_that_is_postponed_again_and_again_ends_the_run(
     assert not stop.is_set()
     subnet.check()
     log_line(subnet, event="postponed", submission=1, reason="No module named pydantic")
-    assert stop.wait(20)
+    assert stop.wait(HANG), subnet._tail.file.read_text()
     with pytest.raises(QuasarError, match="submission 1 3 times: No module named pydantic"):
         subnet.check()
 
@@ -178,7 +178,7 @@ def test_the_real_validators_postponement_is_seen(
         competition = Competition(tmp_path / "c", 1, inference=False, cheat=True, stop=stop)
         assert competition.cheat is not None
         competition._submit_cheat(str(running.settings.validator_api_url), competition.cheat)
-        assert stop.wait(120)
+        assert stop.wait(HANG), running._tail.file.read_text()
         with pytest.raises(QuasarError, match=r"postponed.*control run failed.*CUDA"):
             running.check()
 
