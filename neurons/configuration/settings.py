@@ -138,9 +138,9 @@ class Settings(BaseModel):
         API_USE,
         "auto, commit_reveal or direct",
         "commit_reveal hides the fork until a later block, so that nobody can copy it in time; "
-        "direct submits in one call. auto commits and reveals until this API shows a sign of judging "
-        "a commitment before its reveal, when there is nothing to measure. It then submits directly "
-        "for 48 hours, beginning with a claim that was judged so.",
+        "direct submits in one call. auto commits and reveals until this API shows a sign of "
+        "judging a commitment before its reveal, when there is nothing to measure. It then "
+        "submits directly for 48 hours, beginning with a claim that was judged so.",
     )
     netuid: Annotated[int, Field(ge=0, le=65535)] = _setting(
         24,
