@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ class Quick:
             raise RuntimeError(f"{event} in a quick test: take its file out of tests/quick.txt")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Iterator[object]:
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         """Watch a test and its fixtures."""
         self._runs = True
         try:
