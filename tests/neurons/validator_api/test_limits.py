@@ -197,8 +197,10 @@ def test_one_hotkey_waits_once_for_each_target(api: LiveApi) -> None:
 def test_one_hotkey_cannot_fill_the_queue(api: LiveApi) -> None:
     api.register(BOB)
     honest = api.submit(BOB, 1.0)
-    figures = {str(n): {"tokens_per_sec": 1.0, "vram_mb": 2.0, "x" * 32: 1.0} for n in range(1, 33)}
-    for target in range(1, 40):
+    figures = {
+        str(n): {"tokens_per_sec": 1.0, "vram_mb": 2.0, "x" * 32: 1.0} for n in range(513, 545)
+    }
+    for target in range(513, 552):
         api.submit(ALICE, 1.0, target=target, benchmarks=figures)
     page = api.queue(limit=4)
     assert page["submissions"][0]["id"] == honest
