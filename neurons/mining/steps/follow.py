@@ -165,7 +165,7 @@ def may_be_early(found: Conclusion) -> bool:
     The public validator fetches five rows, then measures one after the other: a row that was
     revealed meanwhile is scored 0 unmeasured, and ranked all the same.
     """
-    return found.state is State.RANKED or found.state is State.REJECTED
+    return found.state in (State.RANKED, State.REJECTED)
 
 
 def conclude(
