@@ -1,4 +1,4 @@
-"""The home subnet of docs/operating.md: three processes by their start scripts, one verdict."""
+"""The home subnet of docs/subnet.md: three processes by their start scripts, one verdict."""
 
 from __future__ import annotations
 
