@@ -1,6 +1,6 @@
 # Short verbs; the scripts behind them say more. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lock test quick coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly month
+.PHONY: help install lock test quick coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
@@ -19,10 +19,6 @@ quick: ## format, lint, contracts of imports, and files of tests that start no p
 
 nightly: install ## the faults at full length: 10,000 interleavings, 2,000 cycles
 	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest tests/faults $(ARGS)
-
-month: install ## 2,000 cycles of the daemon again, and their figures into docs/reliability.md
-	.venv/bin/python -m benchmarks.reliability
-	.venv/bin/python -m benchmarks.report
 
 coverage: install ## which lines the tests run in their own process; `make coverage ARGS=tests/neurons`
 	.venv/bin/python -m pytest --cov=neurons --cov=harness --cov=quasar_kernels \

@@ -9,9 +9,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from benchmarks.results import ROOT
 
+RESULTS = ROOT / "docs" / "results"
+TEMPLATES = ROOT / "benchmarks" / "report" / "templates"
 MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 
@@ -27,6 +30,16 @@ def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
     return MARKS.sub(
         lambda part: f"<!-- figures: {part[1]} -->\n{sections[part[1]]}\n<!-- /figures -->", text
     )
+
+
+def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
+    """Return the text of docs/results/NAME.md by its path: its template with every section.
+
+    Raises:
+        KeyError: the template asks for a section that is not among them.
+    """
+    text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
+    return {RESULTS / f"{name}.md": Template(text).substitute(sections)}
 
 
 def stale(wanted: Mapping[Path, str]) -> list[Path]:

@@ -16,15 +16,13 @@ INTERNAL = {
     "harness.worker.subject.profile": "`harness profile` prints its command line",
     "neurons.identity": "a child of the miner",
     "neurons.processes.tied": "runs another module",
-    "benchmarks.mutants.run": "needs its own extra, cosmic-ray, which it imports to make mutants",
-    "benchmarks.mutants.trying": "a child of benchmarks.mutants.run",
     "benchmarks.honesty.validator_loop": "a validator's script, as it is",
 }
 """Modules that no person starts, or not with the base dependencies, and why."""
 TORCH_IS_IMPORTED = ("benchmarks",)
 """Where options are made of what needs torch; these commands are for developers with a GPU."""
 
-OPTIONAL = {"cosmic_ray", "optuna", "prometheus_client", "psycopg", "pytest"}
+OPTIONAL = {"optuna", "prometheus_client", "psycopg", "pytest"}
 HEAVY = {"bittensor", "fla", "torch", "transformers"}
 SERVICES = {
     *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),

@@ -1,4 +1,4 @@
-"""The tables of runs of speed.py, as docs/delta-rule.md shows them.
+"""The tables of runs of speed.py, as docs/results/delta-rule.md shows them.
 
 One run has every call, beside the host library alone; another had more libraries installed.
 """
@@ -19,14 +19,13 @@ from benchmarks.delta_rule.results import (
     lead,
     share_of_best,
 )
-from benchmarks.documents import filled
+from benchmarks.documents import page
 from benchmarks.limits import summary
 from benchmarks.markdown import facts, milliseconds, not_timed, records
 from benchmarks.operator.results import Timing
-from benchmarks.results import DATA, ROOT, told
+from benchmarks.results import DATA, told
 
 RUN, LIBRARIES_RUN = DATA / "delta-rule.json", DATA / "delta-rule-libraries.json"
-DOCUMENT = ROOT / "docs" / "delta-rule.md"
 LABELS = {
     "triton": "Triton",
     "cuda": "CUDA",
@@ -154,13 +153,13 @@ SECTIONS: Mapping[str, Callable[[DeltaRuleResults], str]] = {
 
 def measured(results: DeltaRuleResults) -> str:
     """Return all sections, each below its title."""
-    return "\n\n".join(f"### {title}\n\n{tell(results)}" for title, tell in SECTIONS.items())
+    return "\n\n".join(f"## {title}\n\n{tell(results)}" for title, tell in SECTIONS.items())
 
 
 def documents() -> Mapping[Path, str]:
-    """Return the text of docs/delta-rule.md, by its path."""
+    """Return the text of docs/results/delta-rule.md, by its path."""
     sections = {
         "measured": told(DeltaRuleResults, RUN, measured),
         "libraries": told(DeltaRuleResults, LIBRARIES_RUN, libraries),
     }
-    return {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections)}
+    return page("delta-rule", sections)

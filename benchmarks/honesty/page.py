@@ -1,4 +1,4 @@
-"""The figures of docs/honesty.md, from what simulate.py and acceptance.py found."""
+"""The figures of docs/results/claim.md, from what simulate.py and acceptance.py found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.documents import filled
+from benchmarks.documents import page
 from benchmarks.honesty.results import Acceptance, ClaimSimulation, load
 from benchmarks.limits import Criterion, summary
 from benchmarks.markdown import facts, milliseconds, table
@@ -16,7 +16,6 @@ from harness.claim.derive import ACCEPTED_SHARE
 
 DATA = ROOT / "benchmarks" / "honesty.json"
 ACCEPTANCE = GPU_DATA / "acceptance.json"
-DOCUMENT = ROOT / "docs" / "honesty.md"
 
 REFUTED_MOST = 1e-4
 """Largest chance, under every shape of noise, that a validator's one run misses the claim."""
@@ -104,10 +103,9 @@ def acceptance(run: Acceptance) -> str:
 
 
 def documents() -> Mapping[Path, str]:
-    """Return the text of docs/honesty.md, by its path."""
+    """Return the text of docs/results/claim.md, by its path."""
     sections = {
         "simulation": simulation(load(DATA)),
         "acceptance": told(Acceptance, ACCEPTANCE, acceptance),
     }
-    text = filled(DOCUMENT, DOCUMENT.read_text(), sections)
-    return {DOCUMENT: text}
+    return page("claim", sections)

@@ -1,9 +1,11 @@
-"""The figures of docs/reliability.md about the inference server, from what speed.py found."""
+"""The figures of docs/results/inference.md about the inference server, from what speed.py found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from benchmarks.documents import page
 from benchmarks.inference.results import InferenceRun
 from benchmarks.limits import Criterion, summary
 from benchmarks.markdown import facts, records
@@ -47,6 +49,6 @@ def shown(run: InferenceRun) -> str:
     return f"{summary(list(criteria(run)))}\n\n{rows}\n\n{facts(where)}"
 
 
-def section() -> str:
-    """Return what the document says of the committed run."""
-    return told(InferenceRun, RUN, shown)
+def documents() -> Mapping[Path, str]:
+    """Return the text of docs/results/inference.md, by its path."""
+    return page("inference", {"inference": told(InferenceRun, RUN, shown)})

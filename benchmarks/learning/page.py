@@ -1,4 +1,4 @@
-"""The tables and plots of docs/models.md: what models of each choice of branches learn."""
+"""The tables and plots of docs/results/models.md: what models of each choice of branches learn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from benchmarks.documents import RESULTS
 from benchmarks.learning.results import EVERY, LearnedRecall, LearnedText, Trained
 from benchmarks.markdown import facts, records
-from benchmarks.results import DATA, ROOT, load, told
+from benchmarks.results import DATA, load, told
 from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, Scale, line_plot, panel_plot
 
 RECALL, TEXT = DATA / "learned-recall.json", DATA / "learned-text.json"
-PLOTS = {RECALL: ROOT / "docs" / "learned-recall.svg", TEXT: ROOT / "docs" / "learned-text.svg"}
+PLOTS = {RECALL: RESULTS / "learned-recall.svg", TEXT: RESULTS / "learned-text.svg"}
 NAMES = {"rwkv6": "RWKV-6", "mamba2": "Mamba-2", "quasar": "Quasar"}
 COLOURS = {
     ("quasar",): "#0b6e4f",
@@ -146,5 +147,5 @@ def plots() -> dict[Path, str]:
 
 
 def sections() -> dict[str, str]:
-    """Return what docs/models.md says of both runs, by the names of its places."""
+    """Return what docs/results/models.md says of both runs, by the names of its places."""
     return {"recall": told(LearnedRecall, RECALL, recall), "text": told(LearnedText, TEXT, text)}

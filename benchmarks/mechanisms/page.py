@@ -1,11 +1,11 @@
-"""docs/models.md: the tables and plots of a run of speed.py, of WKV6, and of what models learn."""
+"""docs/results/models.md: costs of each mechanism, of WKV6, and what small models learn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.documents import filled
+from benchmarks.documents import RESULTS, page
 from benchmarks.learning import page as learning
 from benchmarks.markdown import facts, milliseconds, records
 from benchmarks.mechanisms.names import ENTRIES, HOST, SEQUENTIAL
@@ -17,14 +17,14 @@ from benchmarks.mechanisms.results import (
     Way,
     bound_ms,
 )
-from benchmarks.results import DATA, ROOT, load, told
+from benchmarks.results import DATA, load, told
 from benchmarks.wkv6.page import section as wkv6
 from quasar_kernels.line_plot import Line, Panel, panel_plot
 
-RUN, DOCUMENT = DATA / "mechanisms.json", ROOT / "docs" / "models.md"
+RUN = DATA / "mechanisms.json"
 PLOTS: Mapping[Way, Path] = {
-    "forward": ROOT / "docs" / "mechanisms-forward.svg",
-    "forward and backward": ROOT / "docs" / "mechanisms-training.svg",
+    "forward": RESULTS / "mechanisms-forward.svg",
+    "forward and backward": RESULTS / "mechanisms-training.svg",
 }
 DETAILED_TOKENS = 65_536
 """The length whose memory, share of the bound and errors are shown."""
@@ -217,10 +217,10 @@ def _with_plots(results: MechanismsResults) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Return docs/models.md and its plots by path; there are no plots before the first run."""
+    """Return docs/results/models.md and its plots by path; no plots before the first run."""
     costs = told(MechanismsResults, RUN, _with_plots)
     sections = {"wkv6": wkv6(), "mechanisms": costs, **learning.sections()}
-    found = {DOCUMENT: filled(DOCUMENT, DOCUMENT.read_text(), sections), **learning.plots()}
+    found = {**page("models", sections), **learning.plots()}
     if RUN.exists():
         results = load(MechanismsResults, RUN)
         found |= {PLOTS[way]: plot(results, way) for way in plotted(results)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.documents import filled
+from benchmarks.documents import RESULTS, page
 from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
 from benchmarks.limits import Criterion, missed, summary
 from benchmarks.markdown import facts, milliseconds, records, table
@@ -33,12 +33,12 @@ from benchmarks.operator.training_results import (
     TrainingResults,
     training_criteria,
 )
-from benchmarks.results import DATA, ROOT, load
+from benchmarks.results import DATA, load
 from benchmarks.sanitizer.results import SanitizerResults, sanitizer_table
 from benchmarks.sanitizer.results import misses as sanitizer_misses
 from quasar_kernels.line_plot import Line, line_plot
 
-DOCUMENT, PLOT = ROOT / "docs" / "kernels.md", ROOT / "docs" / "operator.svg"
+PLOT = RESULTS / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", "peer": "peer"}
 COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", "peer": "#b5432a"}
 
@@ -213,15 +213,6 @@ SECTIONS: Mapping[str, Callable[[Runs], str]] = {
 """What makes each section's figures, in the document's order."""
 
 
-def document(text: str, runs: Runs) -> str:
-    """Return docs/kernels.md with every figure between its marks made anew.
-
-    Raises:
-        SystemExit: the document lacks a section's marks.
-    """
-    return filled(DOCUMENT, text, {name: made(runs) for name, made in SECTIONS.items()})
-
-
 def plot(results: OperatorResults) -> str:
     """Return the SVG of the forward pass's times against T."""
     lines = []
@@ -237,7 +228,8 @@ def plot(results: OperatorResults) -> str:
 
 def documents(runs: Runs) -> dict[Path, str]:
     """Return the documents that the runs make, as they must be."""
-    return {DOCUMENT: document(DOCUMENT.read_text(), runs), PLOT: plot(runs.operator)}
+    sections = {name: made(runs) for name, made in SECTIONS.items()}
+    return {**page("kernels", sections), PLOT: plot(runs.operator)}
 
 
 def limits(runs: Runs) -> list[Criterion]:

@@ -1,18 +1,18 @@
-"""The figures and the plots of docs/layer.md: models that learn to recall, trained in every way."""
+"""docs/results/layer.md: models that learn to recall, trained in every way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.documents import filled
+from benchmarks.documents import RESULTS, page
 from benchmarks.markdown import facts, records
 from benchmarks.recall.results import WAYS, Curve, Recall, Setting
-from benchmarks.results import DATA, ROOT, load
+from benchmarks.results import DATA, load
 from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, panel_plot
 
 RUN = DATA / "recall.json"
-DOCUMENT, PLOT = ROOT / "docs" / "layer.md", ROOT / "docs" / "recall.svg"
+PLOT = RESULTS / "recall.svg"
 ALIKE = 100
 """Steps over which losses are compared; when a model begins to recall is a matter of rounding."""
 COLOURS = {
@@ -84,9 +84,9 @@ def recall(run: Recall) -> str:
 
 
 def documents() -> Mapping[Path, str]:
-    """Return the text of docs/layer.md and its plot, by path; nothing before the first run."""
+    """Return docs/results/layer.md and its plot by path; nothing before the first run."""
     if not RUN.exists():
         return {}
     run = load(Recall, RUN)
-    text = filled(DOCUMENT, DOCUMENT.read_text(), {"recall": recall(run)})
-    return {DOCUMENT: text, PLOT: plot(run.settings[0], run.environment.gpu or "unknown GPU")}
+    drawn = plot(run.settings[0], run.environment.gpu or "unknown GPU")
+    return {**page("layer", {"recall": recall(run)}), PLOT: drawn}

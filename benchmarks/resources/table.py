@@ -21,7 +21,7 @@ from benchmarks.resources.cubin import output
 from benchmarks.results import ROOT
 
 TABLE = ROOT / "benchmarks" / "kernel_resources.json"
-PAGE = ROOT / "docs" / "kernel-resources.md"
+PAGE = ROOT / "docs" / "results" / "kernel-resources.md"
 WRITE = "python -m benchmarks.resources.compile --write"
 
 NO_KERNEL = "no kernel"

@@ -22,6 +22,7 @@ from benchmarks.delta_rule.results import (
     joined,
 )
 from benchmarks.delta_rule.speed import CHECKED_TOKENS, compared, wide
+from benchmarks.documents import RESULTS
 from benchmarks.limits import missed
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
@@ -38,6 +39,8 @@ OURS = {
         delta_rule.fused_recurrent_gated_delta_rule,
     ),
 }
+
+DOCUMENT = RESULTS / "delta-rule.md"
 
 
 @pytest.mark.parametrize("rule", OURS)
@@ -161,7 +164,7 @@ def test_the_tables_say_what_the_run_says(results):
     assert "1 x 1,000,000 x 8 x 64" in text
     assert "2.0e-03 (k)" in text
     assert "90%" in text
-    assert "### Limits\n\nAll " in text
+    assert "## Limits\n\nAll " in text
 
 
 def test_a_call_that_the_host_refuses_is_named_with_its_reason(results):
@@ -216,8 +219,8 @@ def test_parts_of_a_run_are_joined_in_the_order_of_the_calls(results):
 def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):
     for name in ("RUN", "LIBRARIES_RUN"):
         monkeypatch.setattr(page, name, tmp_path / name)
-    assert page.documents()[page.DOCUMENT].count("No run of it is committed yet.") == 2
+    assert page.documents()[DOCUMENT].count("No run of it is committed yet.") == 2
     write(page.RUN, results)
-    assert "1 x 1,000,000 x 8 x 64" in page.documents()[page.DOCUMENT]
+    assert "1 x 1,000,000 x 8 x 64" in page.documents()[DOCUMENT]
     write(page.LIBRARIES_RUN, results)
-    assert "| libraries | host 1.0 |" in page.documents()[page.DOCUMENT]
+    assert "| libraries | host 1.0 |" in page.documents()[DOCUMENT]

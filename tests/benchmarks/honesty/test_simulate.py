@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
+from benchmarks.documents import RESULTS
 from benchmarks.honesty import acceptance, page
 from benchmarks.honesty.page import (
     DATA,
@@ -31,6 +32,8 @@ CHEAP = [
     # chances near the limit need more trials than a test has time for
     if not shape.name.startswith(("Gaussian, deviation 5", "Gaussian, deviation 1", "heavy"))
 ]
+
+DOCUMENT = RESULTS / "claim.md"
 
 
 @pytest.mark.parametrize("shape", CHEAP, ids=lambda shape: shape.name)
@@ -131,9 +134,9 @@ def test_the_page_shows_a_run_on_a_gpu_once_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "ACCEPTANCE", tmp_path / "acceptance.json")
-    assert "No run of it is committed yet." in page.documents()[page.DOCUMENT]
+    assert "No run of it is committed yet." in page.documents()[DOCUMENT]
     write(page.ACCEPTANCE, judged(claim=99e6, validator=(100e6, 101e6, 99e6)))
-    text = page.documents()[page.DOCUMENT]
+    text = page.documents()[DOCUMENT]
     assert "No run of it" not in text
     assert "| claim at 1,000 tokens | 99.0 M tokens/s by 5 runs |" in text
     assert "| validator's loop | 3 runs, 99.0 to 101.0, median 100.0 |" in text

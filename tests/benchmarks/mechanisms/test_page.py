@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.documents import RESULTS
 from benchmarks.learning import page as learning
 from benchmarks.mechanisms import page
 from benchmarks.mechanisms.results import (
@@ -19,6 +20,8 @@ from benchmarks.mechanisms.results import (
 )
 from benchmarks.results import load, write
 from tests.harness import samples
+
+DOCUMENT = RESULTS / "models.md"
 
 
 def row(name, way, tokens, ms, *, batch=1, packed=False, operations=0.0):
@@ -92,14 +95,14 @@ def test_the_page_shows_a_run_once_there_is_one(results, tmp_path, monkeypatch):
     for name in ("RECALL", "TEXT"):  # the same document tells of these runs
         monkeypatch.setattr(learning, name, tmp_path / name)
     before = page.documents()
-    assert list(before) == [page.DOCUMENT]
-    assert before[page.DOCUMENT].count("No run of it is committed yet.") >= 1
+    assert list(before) == [DOCUMENT]
+    assert before[DOCUMENT].count("No run of it is committed yet.") >= 1
     write(page.RUN, results)
     assert load(MechanismsResults, page.RUN) == results
     shown = page.documents()
-    assert set(shown) == {page.DOCUMENT, *page.PLOTS.values()}
-    assert "| Quasar, quasar_kernels | 0.020 |" in shown[page.DOCUMENT]
+    assert set(shown) == {DOCUMENT, *page.PLOTS.values()}
+    assert "| Quasar, quasar_kernels | 0.020 |" in shown[DOCUMENT]
     # a run that reached nothing has tables that say so, and no plots
     write(page.RUN, results.model_copy(update={"rows": (), "trained": ()}))
-    assert set(page.documents()) == {page.DOCUMENT}
-    assert "Nothing was measured." in page.documents()[page.DOCUMENT]
+    assert set(page.documents()) == {DOCUMENT}
+    assert "Nothing was measured." in page.documents()[DOCUMENT]

@@ -1,4 +1,4 @@
-"""Make README.md's table, the figures of the documents, and their plots from the data.
+"""Make the pages of docs/results, their plots and README.md's table from the data.
 
     python -m benchmarks.report [--check]
 
@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import reliability
-from benchmarks.api import page as api
 from benchmarks.delta_rule import page as delta_rule
 from benchmarks.documents import update
 from benchmarks.honesty import page as honesty
@@ -38,14 +36,13 @@ def main() -> None:
         **honesty.documents(),
         **delta_rule.documents(),
         **mechanisms.documents(),
-        **reliability.documents(),
+        **inference.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")
     for line in (
         *missed(layer.limits(of_layer)),
         *operator.outside(of_operator),
         *missed(honesty.limits()),
-        *missed(api.limits()),
         *missed(inference.limits()),
     ):
         print(line, file=sys.stderr)

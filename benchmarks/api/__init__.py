@@ -1,1 +1,0 @@
-"""How much the validator API takes: rates, slow clients, kill -9 under load."""

@@ -1,1 +1,0 @@
-"""How strong the tests are: small changes to a module, and whether its tests notice them."""
