@@ -377,7 +377,7 @@ def measure(
             another, when all of them have imported. Waiting does not count as their seconds.
         confinement: what shuts the processes in; None runs them with this user's rights.
         proven: take the speed by the worker's own clock in place of the loop, for code of strangers
-            (docs/cheats.md); not together with `turn`.
+            (docs/honesty.md); not together with `turn`.
 
     Raises:
         MeasurementError: no measurement, and why.

@@ -1,6 +1,6 @@
 """The chain of a proof: the digest of an output, and the next call's factors from a digest.
 
-The subject computes it during a row of calls, the referee afterwards. docs/cheats.md derives why
+The subject computes it during a row of calls, the referee afterwards. docs/honesty.md derives why
 digests are coarse, why norms are summed, and which share of an output can be skipped.
 """
 

@@ -1,4 +1,4 @@
-"""The speed of code that nobody trusts, by the referee's own clock; docs/cheats.md says why.
+"""The speed of code that nobody trusts, by the referee's own clock; docs/honesty.md says why.
 
 The layer is called in a row on inputs that each depend on the output of the call before. The
 referee takes the time of the row, and computes some of its calls itself.
