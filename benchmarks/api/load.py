@@ -33,9 +33,9 @@ from benchmarks.api.results import Backend, Load, Traffic
 from benchmarks.results import ROOT
 from harness.source import tree_commit
 from neurons.embedded import postgresql
-from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, commitment_hash
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
+from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, commitment_hash
 
 ROWS, HOTKEYS, VALIDATED = 3000, 50, 1500
 SECONDS, RATE = 6.0, 300.0

@@ -30,9 +30,9 @@ from benchmarks.mutants.results import Left, Module, load, write
 from benchmarks.results import ROOT
 from harness.source import tree_commit
 
-MINING = "tests/neurons/mining"
+MINING = "tests/neurons/miner"
 STEPS = (
-    f"{MINING}/api",
+    f"{MINING}/test_rounds.py",
     f"{MINING}/steps",
     "tests/faults/test_api.py",
     "tests/faults/test_measuring.py",
@@ -56,18 +56,18 @@ TESTS: dict[str, tuple[str, ...]] = {
     "harness/hardware/roofline.py": ("tests/harness/hardware/test_roofline.py",),
     "harness/worker/gate.py": GATE,
     "harness/worker/rules.py": GATE,
-    "neurons/http/outcomes.py": ("tests/neurons/http",),
-    "neurons/mining/api/rounds.py": STEPS,
+    "neurons/wire/outcomes.py": ("tests/neurons/wire",),
+    "neurons/miner/rounds.py": STEPS,
     **{
-        f"neurons/mining/steps/{step}.py": STEPS
+        f"neurons/miner/steps/{step}.py": STEPS
         for step in ("publish", "measure", "claim", "commit", "reveal", "submit", "follow")
     },
-    "neurons/mining/submissions/cycle.py": (f"{MINING}/submissions",),
-    "neurons/mining/submissions/journal.py": (f"{MINING}/submissions",),
-    "neurons/mining/submissions/schema.py": (f"{MINING}/submissions",),
-    "neurons/rules.py": ("tests/neurons/test_rules.py",),
-    "neurons/validation/verdict.py": ("tests/neurons/validation/test_verdict.py",),
-    "neurons/validation/weights.py": ("tests/neurons/validation/test_weights.py",),
+    "neurons/miner/cycle.py": (f"{MINING}",),
+    "neurons/miner/journal.py": (f"{MINING}",),
+    "neurons/miner/schema.py": (f"{MINING}",),
+    "neurons/wire/rules.py": ("tests/neurons/wire/test_rules.py",),
+    "neurons/validator/verdict.py": ("tests/neurons/validator/test_verdict.py",),
+    "neurons/validator/weights.py": ("tests/neurons/validator/test_weights.py",),
     "neurons/validator_api/access/auth.py": ("tests/neurons/validator_api/access",),
     **{
         f"neurons/validator_api/competition/{part}.py": (
