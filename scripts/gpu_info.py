@@ -13,7 +13,7 @@ import sys
 
 from harness.hardware.gpus import GPUS, Gpu, ceiling, known, longest, settings
 from harness.measuring.runner import MeasurementError, probe
-from neurons.rules import weighted_score
+from neurons.wire.rules import weighted_score
 
 HEADER = (
     f"{'GPU':<26} {'GiB':>5} {'TB/s':>6} {'TFLOP/s':>8} {'bound, M tokens/s':>18} {'target':>10}"

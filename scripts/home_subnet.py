@@ -22,11 +22,11 @@ from pathlib import Path
 
 import httpx
 
-from neurons.configuration.values import PROJECT
 from neurons.embedded.upstream import make_upstream
-from neurons.errors import QuasarError
-from neurons.identity import create_throwaway
-from neurons.processes.machine import resolve_device
+from neurons.runtime.errors import QuasarError
+from neurons.runtime.identity import create_throwaway
+from neurons.runtime.machine import resolve_device
+from neurons.runtime.values import PROJECT
 
 READY_SECONDS = 120.0
 CPU = {"TARGET_SEQUENCE_LENGTH": "2048", "CLAIM_RUNS": "2", "CLAIM_HEADROOM": "0.5"}

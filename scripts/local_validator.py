@@ -24,13 +24,13 @@ from pathlib import Path
 from harness.analysis.judge import judge_tree
 from harness.terminal import ends_quietly
 from harness.workload import VALIDATOR_LENGTHS
-from neurons import observe
-from neurons.errors import Postponed
-from neurons.processes.runtime import Stopped, stop_on_signals
-from neurons.protocol import QueuedSubmission
-from neurons.rules import league_of, weighted_score
-from neurons.validation.clone import Sources
-from neurons.validation.evaluate import Evaluator
+from neurons.runtime import observe
+from neurons.runtime.errors import Postponed
+from neurons.runtime.process import Stopped, stop_on_signals
+from neurons.validator.clone import Sources
+from neurons.validator.evaluate import Evaluator
+from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.rules import league_of, weighted_score
 from quasar_kernels.arguments import positive
 
 STOPPED = 130

@@ -29,9 +29,9 @@ from harness.measuring.runner import Measure, MeasurementError, check, measure
 from harness.report import GateResult
 from harness.terminal import Progress, ends_quietly
 from harness.workload import WORKLOAD
-from neurons.configuration.settings import Settings
-from neurons.errors import QuasarError
-from neurons.mining.tuning.proposal import Refused, lay_out
+from neurons.miner.proposal import Refused, lay_out
+from neurons.runtime.errors import QuasarError
+from neurons.runtime.settings import Settings
 from quasar_kernels.contract import LAYER_FILE, OVERLAY
 
 NAMES = ("public fork", "these kernels")

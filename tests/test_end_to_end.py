@@ -14,9 +14,9 @@ import pytest
 
 from harness.claim.rejection import accepted
 from harness.report import load_report
-from neurons.command_line.status import JOURNAL
-from neurons.mining.submissions.cycle import State
-from neurons.mining.submissions.journal import Journal, Submission
+from neurons.miner.command_line.status import JOURNAL
+from neurons.miner.cycle import State
+from neurons.miner.journal import Journal, Submission
 from tests import PROJECT
 from tests.processes import HANG, children_of, wait_for
 from tests.repositories import run_git

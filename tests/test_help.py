@@ -14,8 +14,8 @@ COMMANDS = ("compare", "history", "profile", "gates")
 INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
     "harness.worker.subject.profile": "`harness profile` prints its command line",
-    "neurons.identity": "a child of the miner",
-    "neurons.processes.tied": "runs another module",
+    "neurons.runtime.identity": "a child of the miner",
+    "neurons.runtime.tied": "runs another module",
     "benchmarks.honesty.validator_loop": "a validator's script, as it is",
 }
 """Modules that no person starts, or not with the base dependencies, and why."""

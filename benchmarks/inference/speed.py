@@ -24,8 +24,8 @@ from benchmarks.inference.page import SERVER, STATIC, criteria, shown
 from benchmarks.inference.results import InferenceRun, Row
 from benchmarks.limits import missed
 from benchmarks.results import origin, write
-from neurons.inference.model import DTYPES, Decoder
-from neurons.inference.sample import SMALL
+from neurons.inference_server.model import DTYPES, Decoder
+from neurons.inference_server.sample import SMALL
 
 PROMPT, NEW, RUNS, WARM_UPS = 128, 256, 3, 2
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,11 +10,10 @@ from pathlib import Path
 import click
 
 from harness.measuring.process import printable
-from neurons import observe
-from neurons.configuration import flags
 from neurons.embedded.competition import Competition
-from neurons.errors import EX_CONFIG, ConfigError, QuasarError
-from neurons.processes.runtime import Stopped, stop_on_signals
+from neurons.runtime import flags, observe
+from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
+from neurons.runtime.process import Stopped, stop_on_signals
 
 log = observe.get_logger("embedded")
 

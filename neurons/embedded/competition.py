@@ -15,8 +15,6 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from neurons.configuration.settings import Settings
-from neurons.configuration.values import PROJECT
 from neurons.embedded import postgresql
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.results import Entry, Results, are_as_they_should_be
@@ -29,13 +27,15 @@ from neurons.embedded.subnet import (
     embedded_settings,
 )
 from neurons.embedded.upstream import make_upstream
-from neurons.errors import QuasarError
-from neurons.identity import Identity, create_throwaway
-from neurons.observe import get_logger
-from neurons.processes.child import Child
-from neurons.processes.heartbeat import heartbeat
-from neurons.processes.runtime import Stopped
-from neurons.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
+from neurons.runtime.child import Child
+from neurons.runtime.errors import QuasarError
+from neurons.runtime.heartbeat import heartbeat
+from neurons.runtime.identity import Identity, create_throwaway
+from neurons.runtime.observe import get_logger
+from neurons.runtime.process import Stopped
+from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
+from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
 CODE = ("neurons", "harness", "quasar_kernels")
@@ -180,7 +180,7 @@ class Competition:
         model = self.folder / "model"
         environment = {**common_environment(self.settings), "DEVICE": self.settings.device}
         if not (model / "config.json").is_file():
-            command = [sys.executable, "-m", "neurons.inference.sample", str(model)]
+            command = [sys.executable, "-m", "neurons.inference_server.sample", str(model)]
             with self._heartbeat("a small language model is made"):
                 subprocess.run(command, env=environment, check=True, capture_output=True)
         children = [

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from neurons.observe import get_logger
+from neurons.runtime.observe import get_logger
 
 log = get_logger("embedded")
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from neurons.errors import ConfigError, Problem, QuasarError
+from neurons.runtime.errors import ConfigError, Problem, QuasarError
 
 PACKAGES = Path("/usr/lib/postgresql")
 INSTALL_SERVER = "apt install postgresql"

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from neurons.http.connection import Connection, Signer
-from neurons.identity import Identity
-from neurons.protocol import Message, Round, Weights
-from neurons.rules import TOP_SHARES
+from neurons.runtime.identity import Identity
+from neurons.wire.connection import Connection, Signer
+from neurons.wire.protocol import Message, Round, Weights
+from neurons.wire.rules import TOP_SHARES
 
 
 @dataclass

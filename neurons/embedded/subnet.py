@@ -19,18 +19,18 @@ from pathlib import Path
 import httpx
 
 from harness.measuring.runner import child_environment
-from neurons.configuration.loading import find_env_file, load_settings
-from neurons.configuration.settings import Settings
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.upstream import make_upstream
-from neurons.errors import EX_CONFIG, ConfigError, Problem, QuasarError
-from neurons.git.bare import make_remote
-from neurons.identity import OFFLINE, Identity, create_throwaway
-from neurons.observe import get_logger
-from neurons.processes.child import Child
-from neurons.processes.heartbeat import heartbeat
-from neurons.processes.machine import resolve_device
-from neurons.processes.runtime import Stopped
+from neurons.runtime.child import Child
+from neurons.runtime.errors import EX_CONFIG, ConfigError, Problem, QuasarError
+from neurons.runtime.git.bare import make_remote
+from neurons.runtime.heartbeat import heartbeat
+from neurons.runtime.identity import OFFLINE, Identity, create_throwaway
+from neurons.runtime.loading import find_env_file, load_settings
+from neurons.runtime.machine import resolve_device
+from neurons.runtime.observe import get_logger
+from neurons.runtime.process import Stopped
+from neurons.runtime.settings import Settings
 
 OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""

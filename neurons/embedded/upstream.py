@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from neurons.errors import ConfigError, Held
-from neurons.git.command import HardenedGit, commit_environment, scratch_beside
+from neurons.runtime.errors import ConfigError, Held
+from neurons.runtime.git.command import HardenedGit, commit_environment, scratch_beside
 from quasar_kernels.contract import fork_imports
 from quasar_kernels.host_library import PACKAGE, package_files
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import click
 
-from neurons import observe
-from neurons.configuration import flags
-from neurons.configuration.settings import Settings
-from neurons.identity import Neuron, subnet_neurons
-from neurons.processes.listen import listen
-from neurons.processes.runtime import stop_on_signals
-from neurons.processes.server import Server
+from neurons.runtime import flags, observe
+from neurons.runtime.identity import Neuron, subnet_neurons
+from neurons.runtime.listen import listen
+from neurons.runtime.process import stop_on_signals
+from neurons.runtime.server import Server
+from neurons.runtime.settings import Settings
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.availability import DatabaseAway

@@ -8,8 +8,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, HTTPException, Request
 from sqlalchemy.orm import Session
 
-from neurons.identity import Neuron
-from neurons.protocol import CommitReply
+from neurons.runtime.identity import Neuron
 from neurons.validator_api.access.auth import ValidatorCall
 from neurons.validator_api.access.limits import RateLimiter
 from neurons.validator_api.competition import commits, rounds
@@ -18,6 +17,7 @@ from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.together import Together
+from neurons.wire.protocol import CommitReply
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from neurons.identity import ChainUnreachable, prepare_to_verify
-from neurons.observe import get_logger
+from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
+from neurons.runtime.observe import get_logger
 from neurons.validator_api.access.addresses import ClientAddress
 from neurons.validator_api.access.cache import AnswerCache
 from neurons.validator_api.access.middleware import AccessLog, BodyLimit

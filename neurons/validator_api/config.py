@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from neurons.identity import Neuron
-from neurons.rules import BLOCK_SECONDS, block_at
+from neurons.runtime.identity import Neuron
+from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 Clock = Callable[[], float]
 """Returns the Unix time in seconds; a test puts its own in."""

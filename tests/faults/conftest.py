@@ -1,16 +1,16 @@
 """The fixtures of the mining tests: a fault is what comes in the way of a whole miner."""
 
-from tests.neurons.conftest import quick_retries, stand_in, url
-from tests.neurons.mining.conftest import _quick, bench, context, kernels, miner, waits
+from tests.neurons.conftest import fake_api, quick_retries, url
+from tests.neurons.miner.conftest import _quick, bench, context, kernels, miner, waits
 
 __all__ = (
     "_quick",
     "bench",
     "context",
+    "fake_api",
     "kernels",
     "miner",
     "quick_retries",
-    "stand_in",
     "url",
     "waits",
 )

@@ -9,17 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from neurons.errors import Held
-from neurons.git.faults import HostRefused
-from neurons.mining import daemon
-from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.steps.commit import SETTLE_SECONDS
-from neurons.mining.submissions.cycle import State
-from neurons.processes.runtime import Stopped
-from neurons.protocol import commitment_hash
-from tests.neurons.mining.parts import HOTKEY, Miner, StandInFork, Waits, states, stop_after
-from tests.neurons.stand_in import (
+from neurons.miner import daemon
+from neurons.miner.context import Context
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle, run_forever
+from neurons.miner.steps.commit import SETTLE_SECONDS
+from neurons.runtime.errors import Held
+from neurons.runtime.git.faults import HostRefused
+from neurons.runtime.process import Stopped
+from neurons.wire.protocol import commitment_hash
+from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
     RESET,
@@ -28,20 +27,23 @@ from tests.neurons.stand_in import (
     STATS,
     SUBMIT,
     WEIGHTS,
+    FakeValidatorApi,
     Fault,
-    StandIn,
 )
+from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
 TAKEN = "Commitment hash already exists. Use a different salt."
 
 
-def test_a_cycle_ends_validated(context: Context, stand_in: StandIn, kernels: StandInFork) -> None:
+def test_a_cycle_ends_validated(
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork
+) -> None:
     done = run_cycle(context)
     assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
     assert done.tokens_per_sec == pytest.approx(0.989 * 3006, rel=1e-3)  # steady runs
-    reveal, commit = stand_in.body_of(REVEAL), stand_in.body_of(COMMIT)
+    reveal, commit = fake_api.body_of(REVEAL), fake_api.body_of(COMMIT)
     assert len(bytes.fromhex(reveal["commitment_salt"])) == 32
     wanted = commitment_hash(reveal["commitment_salt"], reveal["fork_url"])
     assert commit["commitment_hash"] == wanted
@@ -55,7 +57,7 @@ def test_a_cycle_ends_validated(context: Context, stand_in: StandIn, kernels: St
 
 
 def test_before_reveal_pushes_only_after_the_block(
-    miner: Miner, kernels: StandInFork, waits: Waits
+    miner: Miner, kernels: FakeFork, waits: Waits
 ) -> None:
     pushed_at_wait: list[int] = []
     waits.then = lambda _: pushed_at_wait.append(len(kernels.pushed))
@@ -65,24 +67,26 @@ def test_before_reveal_pushes_only_after_the_block(
     assert pushed_at_wait[0] == 0
 
 
-def test_a_second_cycle_starts_a_new_submission(context: Context, stand_in: StandIn) -> None:
+def test_a_second_cycle_starts_a_new_submission(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     first, second = run_cycle(context), run_cycle(context)
     assert second.id == first.id + 1
     assert second.submission_id == 2
-    assert stand_in.count("/register_miner") == 1
+    assert fake_api.count("/register_miner") == 1
 
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
 def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
-    miner: Miner, stand_in: StandIn, kernels: StandInFork, fault: Fault | None
+    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
 ) -> None:
-    stand_in.faults[SUBMIT].extend([fault] if fault else [])
+    fake_api.faults[SUBMIT].extend([fault] if fault else [])
     done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
-    assert (stand_in.count(SUBMIT), len(stand_in.rows)) == (1, 1)
-    assert stand_in.count(COMMIT) == 0
+    assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (1, 1)
+    assert fake_api.count(COMMIT) == 0
     assert kernels.pushed == [done.commit_hash]
-    looks = [request.query["limit"] for request in stand_in.requests if request.path == STATS]
+    looks = [request.query["limit"] for request in fake_api.requests if request.path == STATS]
     assert looks == [["100"]] * len(looks)  # our own server lists no more
     assert looks
 
@@ -97,19 +101,19 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
     ],
 )
 def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
-    context: Context, stand_in: StandIn, fault: Fault
+    context: Context, fake_api: FakeValidatorApi, fault: Fault
 ) -> None:
-    stand_in.faults[COMMIT].append(fault)
+    fake_api.faults[COMMIT].append(fault)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert stand_in.count(COMMIT) == 1
-    assert len(stand_in.rows) == 1
+    assert fake_api.count(COMMIT) == 1
+    assert len(fake_api.rows) == 1
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
 @pytest.mark.parametrize("digit", ["0", "f"])
 def test_row_10_an_answer_to_another_commitment_is_not_taken(
-    context: Context, stand_in: StandIn, digit: str
+    context: Context, fake_api: FakeValidatorApi, digit: str
 ) -> None:
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
@@ -119,10 +123,10 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(
         "estimated_reveal_time": "2026-01-01T00:20:00",
         "message": "Commitment accepted.",
     }
-    stand_in.faults[COMMIT].append(Fault(200, json.dumps(stale).encode(), stored=True))
+    fake_api.faults[COMMIT].append(Fault(200, json.dumps(stale).encode(), stored=True))
     done = run_cycle(context)
     assert (done.state, done.submission_id) == (State.VALIDATED, 1)
-    assert stand_in.count(COMMIT) == 1
+    assert fake_api.count(COMMIT) == 1
 
 
 @pytest.mark.parametrize(
@@ -143,14 +147,14 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
 def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
-    context: Context, stand_in: StandIn, path: str, fault: Fault
+    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault
 ) -> None:
-    stand_in.faults[path].extend([fault] * 4)
+    fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert len(stand_in.rows) == 1
-    assert stand_in.hash_mismatches == 0
-    hashes = {r.body["commitment_hash"] for r in stand_in.requests if r.path == COMMIT}
+    assert len(fake_api.rows) == 1
+    assert fake_api.hash_mismatches == 0
+    hashes = {r.body["commitment_hash"] for r in fake_api.requests if r.path == COMMIT}
     assert hashes == {done.commitment_hash}
 
 
@@ -162,9 +166,14 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
     ],
 )
 def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
-    context: Context, stand_in: StandIn, waits: Waits, fault: Fault, seconds: int, words: str
+    context: Context,
+    fake_api: FakeValidatorApi,
+    waits: Waits,
+    fault: Fault,
+    seconds: int,
+    words: str,
 ) -> None:
-    stand_in.faults[COMMIT].append(fault)
+    fake_api.faults[COMMIT].append(fault)
     reasons: list[str] = []
     waits.then = lambda _: reasons.append(str(context.journal.latest()[0].reason))
     assert run_cycle(context).state is State.VALIDATED
@@ -174,44 +183,46 @@ def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
 def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
-    miner: Miner, stand_in: StandIn, waits: Waits, mode: str, path: str
+    miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
 ) -> None:
-    waits.then = lambda _: setattr(stand_in, "round_id", 2)
+    waits.then = lambda _: setattr(fake_api, "round_id", 2)
     text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
-    stand_in.faults[path].append(Fault(500, text))
+    fake_api.faults[path].append(Fault(500, text))
     done = run_cycle(miner(submission_mode=mode))
     assert (done.state, done.round_id, done.weight) == (State.VALIDATED, 2, 0.6)
-    paths = [request.path for request in stand_in.requests]
+    paths = [request.path for request in fake_api.requests]
     again = paths.index(path, paths.index(path) + 1)
     assert paths[again - 1] == ROUND
-    assert stand_in.count(path) == 2
+    assert fake_api.count(path) == 2
 
 
 def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
-    context: Context, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
-    monkeypatch.setattr("neurons.mining.steps.commit.time", clock)
-    stand_in.faults[COMMIT].append(Fault(409, TAKEN))
+    monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
+    fake_api.faults[COMMIT].append(Fault(409, TAKEN))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
-    assert stand_in.count(COMMIT) == 1
-    assert stand_in.count("/pending_reveals") > 1
+    assert fake_api.count(COMMIT) == 1
+    assert fake_api.count("/pending_reveals") > 1
     assert "already exists" in str(done.reason)
 
 
-def test_row_04_too_early_waits_and_reveals_once_more(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
+def test_row_04_too_early_waits_and_reveals_once_more(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 2
+    assert fake_api.count(REVEAL) == 2
     assert State.FAILED not in states(context, done.id)
 
 
 def test_row_04_stubborn_too_early_backs_off(
-    context: Context, stand_in: StandIn, waits: Waits
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
-    stand_in.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
+    fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert states(context, done.id).count(State.FAILED) == 2
@@ -223,46 +234,48 @@ def test_row_04_stubborn_too_early_backs_off(
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
 def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
-    context: Context, stand_in: StandIn, fault: Fault, sent: int
+    context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
 ) -> None:
-    stand_in.faults[REVEAL].append(fault)
+    fake_api.faults[REVEAL].append(fault)
     assert run_cycle(context).state is State.VALIDATED
-    assert stand_in.count(REVEAL) == sent
-    assert len(stand_in.rows) == 1
+    assert fake_api.count(REVEAL) == sent
+    assert len(fake_api.rows) == 1
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
 def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
     miner: Miner,
-    stand_in: StandIn,
-    kernels: StandInFork,
+    fake_api: FakeValidatorApi,
+    kernels: FakeFork,
     mode: str,
     path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def verify(commit: str) -> None:
-        if stand_in.count(path):
+        if fake_api.count(path):
             raise Held("The branch moved.", "Put it back.")
 
     monkeypatch.setattr(kernels, "verify", verify)
-    stand_in.faults[path].append(Fault(503, "later"))
+    fake_api.faults[path].append(Fault(503, "later"))
     held = run_cycle(miner(submission_mode=mode))
     assert (held.state, held.reason) == (State.HELD, "The branch moved.")
-    assert stand_in.count(path) == 1
+    assert fake_api.count(path) == 1
 
 
-def test_row_06_a_hash_mismatch_is_never_repeated(context: Context, stand_in: StandIn) -> None:
+def test_row_06_a_hash_mismatch_is_never_repeated(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fault = Fault(400, "Commitment verification failed. Hash mismatch.")
-    stand_in.faults[REVEAL].append(fault)
+    fake_api.faults[REVEAL].append(fault)
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, None)
     assert run_cycle(context).state is State.HELD
-    assert stand_in.count(REVEAL) == 1
+    assert fake_api.count(REVEAL) == 1
     daemon.abandon(context.journal, done, 1.0)
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> None:
+def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidatorApi) -> None:
     context.waiter = Waits(stop_after(1))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
@@ -270,7 +283,7 @@ def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> N
         database.execute("UPDATE submissions SET salt = 'x'")
     context.waiter = Waits()
     assert run_cycle(context).state is State.HELD
-    assert stand_in.count(REVEAL) == 0
+    assert fake_api.count(REVEAL) == 0
 
 
 @pytest.mark.parametrize(
@@ -284,71 +297,73 @@ def test_a_damaged_salt_is_never_shown(context: Context, stand_in: StandIn) -> N
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
 def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
-    context: Context, stand_in: StandIn, path: str, fault: Fault, word: str
+    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
 ) -> None:
-    stand_in.faults[path].append(fault)
+    fake_api.faults[path].append(fault)
     held = run_cycle(context)
     assert held.state is State.HELD
     assert word in str(held.remedy)
-    sent = stand_in.count(path)
+    sent = fake_api.count(path)
     assert sent == 1
     assert run_cycle(context).state is State.VALIDATED
-    assert len(stand_in.rows) == 1
+    assert len(fake_api.rows) == 1
 
 
-def test_row_08_an_unknown_hotkey_is_registered_once(context: Context, stand_in: StandIn) -> None:
+def test_row_08_an_unknown_hotkey_is_registered_once(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
-    assert stand_in.count("/register_miner") == 1
-    stand_in.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
+    assert fake_api.count("/register_miner") == 1
+    fake_api.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
     held = run_cycle(context)
     assert held.state is State.HELD
     assert "btcli" in str(held.remedy)
-    assert stand_in.count("/register_miner") == 3
+    assert fake_api.count("/register_miner") == 3
 
 
 def test_a_second_league_of_the_public_server_is_no_obstacle(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.registered.add(HOTKEY)
-    stand_in.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
+    fake_api.registered.add(HOTKEY)
+    fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
 def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.faults[REVEAL].append(Fault(404, "Submission not found"))
+    fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
 def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
-    stand_in.round_id, stand_in.block, stand_in.verdict = 2, 10_000_000, None
+    fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
     context.waiter = Waits()
     old = run_cycle(context)
     assert old.state is State.UNRANKED
     assert "ended" in str(old.reason)
-    assert stand_in.count(REVEAL) == 1
-    stand_in.verdict = 1.0
+    assert fake_api.count(REVEAL) == 1
+    fake_api.verdict = 1.0
     assert run_cycle(context).id == old.id + 1
 
 
 def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.verdict = 0.0
+    fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
-    assert (stand_in.count(COMMIT), stand_in.count(SUBMIT)) == (1, 2)
+    assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, 2)
     assert run_cycle(context).state is State.HELD  # a restart alone is no answer
-    stand_in.verdict = 1.0
+    fake_api.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)
     assert run_cycle(context).state is State.VALIDATED
 
@@ -361,8 +376,10 @@ def test_more_than_three_rejections_stop_the_miner_too(
     assert run_cycle(context).state is state
 
 
-def test_neither_rank_nor_score_is_said_as_it_is(context: Context, stand_in: StandIn) -> None:
-    stand_in.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
+def test_neither_rank_nor_score_is_said_as_it_is(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
     done = run_cycle(context)
     assert done.state is State.UNRANKED
     assert "neither a score nor" in str(done.reason)
@@ -373,14 +390,14 @@ def test_neither_rank_nor_score_is_said_as_it_is(context: Context, stand_in: Sta
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
 def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
-    miner: Miner, stand_in: StandIn, kernels: StandInFork, waits: Waits, publish_at: str
+    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
 ) -> None:
     """A 403, a 404 or a certificate that failed passes; the same access worked before."""
     refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
     publish = kernels.verify
 
     def verify(commit: str) -> None:
-        if stand_in.rows and refusals:
+        if fake_api.rows and refusals:
             raise refusals.pop()
         publish(commit)
 
@@ -394,7 +411,7 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
 
 
 def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
-    context: Context, kernels: StandInFork, monkeypatch: pytest.MonkeyPatch
+    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(commit: str) -> None:
         raise HostRefused("403", "Check the token.")
@@ -404,43 +421,43 @@ def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
 
 
 def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
-    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     clock, publish = [1_000_000.0], kernels.verify
     context.now = lambda: clock[0]
     mended_at = clock[0] + 3 * 86400.0
 
     def verify(commit: str) -> None:
-        if stand_in.rows and clock[0] < mended_at:
+        if fake_api.rows and clock[0] < mended_at:
             raise Held("The branch moved.", "Put it back.")
         publish(commit)
 
     def then(seconds: float) -> None:
         clock[0] += 300.0 if seconds == 5.0 else seconds
-        if stand_in.rows and stand_in.rows[0]["validated"]:
+        if fake_api.rows and fake_api.rows[0]["validated"]:
             raise Stopped("enough")
 
     kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
     run_forever(context)
     first = context.journal.get(1)
     assert first.state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 1
+    assert fake_api.count(REVEAL) == 1
     tries = states(context, 1).count(State.HELD)
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
 def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.faults[REVEAL].extend([LOST, *[RESET] * 50])
+    fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 1
+    assert fake_api.count(REVEAL) == 1
 
 
 def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.faults[REVEAL].extend([RESET] * 3)
+    fake_api.faults[REVEAL].extend([RESET] * 3)
     assert run_cycle(context).state is State.VALIDATED
-    assert stand_in.count(REVEAL) == 4
+    assert fake_api.count(REVEAL) == 4

@@ -15,24 +15,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neurons.git.faults import HostRefused
-from neurons.mining import daemon
-from neurons.mining.api.client import ApiClient
-from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle
-from neurons.mining.submissions.cycle import VERDICTS, State, Submission
-from neurons.mining.submissions.journal import Journal
-from neurons.protocol import commitment_hash
+from neurons.miner import daemon
+from neurons.miner.context import Context
+from neurons.miner.cycle import VERDICTS, State, Submission
+from neurons.miner.daemon import run_cycle
+from neurons.miner.journal import Journal
+from neurons.runtime.git.faults import HostRefused
+from neurons.wire.client import ApiClient
+from neurons.wire.protocol import commitment_hash
 from tests.harness import samples
-from tests.neurons.mining.parts import (
+from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, Request
+from tests.neurons.miner.parts import (
     HOTKEY,
+    FakeBench,
+    FakeFork,
     Key,
-    StandInBench,
-    StandInFork,
     Waits,
     make_context,
 )
-from tests.neurons.stand_in import LOST, REVEAL, Fault, Request, StandIn
 
 WIDE = samples.environment(cpu_count=8)
 """A machine that starts all processes of a claim at once."""
@@ -97,7 +97,7 @@ class Chaos:
 
     def __init__(
         self,
-        server: StandIn,
+        server: FakeValidatorApi,
         faults: dict[int, Fault],
         crashes: set[int],
         wipes: set[int],
@@ -139,7 +139,7 @@ class Chaos:
         return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
 
 
-class RefusingFork(StandInFork):
+class RefusingFork(FakeFork):
     """A fork whose host refuses access now and then, as Chaos has drawn."""
 
     chaos: Chaos
@@ -180,7 +180,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         waiter=Waits(clock.wait),
         now=clock,
         submission_mode=mode,
-        measure=StandInBench(environment=WIDE),
+        measure=FakeBench(environment=WIDE),
         probe=lambda **_: WIDE,
     )
     real = Journal.transition
@@ -267,7 +267,7 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     judges_early: bool,
     shows_scores: bool,
 ) -> None:
-    clock, server = Clock(), StandIn()
+    clock, server = Clock(), FakeValidatorApi()
     server.clock, server.judging_seconds = clock, 6.0
     server.judges_early, server.shows_scores = judges_early, shows_scores
     server.fetches_ahead = fetches_ahead
@@ -316,7 +316,7 @@ def is_of(row: dict[str, Any], submission: Submission) -> bool:
     return sent and row["id"] == submission.submission_id
 
 
-def check_reveals(server: StandIn, submissions: list[Submission]) -> None:
+def check_reveals(server: FakeValidatorApi, submissions: list[Submission]) -> None:
     """Every reveal shows what its commitment stands for, and what the journal froze."""
     by_salt = {submission.salt: submission for submission in submissions}
     for body in (r.body for r in server.requests if r.path == "/reveal_submission"):

@@ -11,29 +11,29 @@ from structlog.testing import capture_logs
 
 from harness.measuring.runner import MeasurementError
 from harness.report import Measurement, Snapshot, Telemetry, load_report, write_report
-from neurons.mining import daemon
-from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.submissions.cycle import State, Step
-from neurons.processes.runtime import Stopped
+from neurons.miner import daemon
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Step
+from neurons.miner.daemon import run_cycle, run_forever
+from neurons.runtime.process import Stopped
 from tests.harness import samples
-from tests.neurons.mining.parts import (
+from tests.neurons.fake_validator_api import COMMIT, FakeValidatorApi
+from tests.neurons.miner.parts import (
     ENVIRONMENT,
     HOTKEY,
     SETTLED,
+    FakeBench,
+    FakeFork,
     Miner,
-    StandInBench,
-    StandInFork,
     Waits,
 )
-from tests.neurons.stand_in import COMMIT, StandIn
 
 Change = Callable[[list[Measurement]], list[Measurement]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
 
 def test_measurements_survive_a_stop_and_are_not_taken_twice(
-    miner: Miner, bench: StandInBench
+    miner: Miner, bench: FakeBench
 ) -> None:
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     context = miner()
@@ -50,7 +50,7 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(
 
 
 def test_row_19_a_torn_report_is_measured_again(
-    context: Context, bench: StandInBench, monkeypatch: pytest.MonkeyPatch
+    context: Context, bench: FakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = daemon.STEPS[Step.CLAIM]
     torn: list[Path] = []
@@ -67,18 +67,16 @@ def test_row_19_a_torn_report_is_measured_again(
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED] * 2)
 
 
-def test_auto_claims_the_best_length(miner: Miner, bench: StandInBench) -> None:
+def test_auto_claims_the_best_length(miner: Miner, bench: FakeBench) -> None:
     done = run_cycle(miner(target_sequence_length="auto"))
     assert (done.state, done.target_sequence_length) == (State.VALIDATED, 2048)
     assert set(done.benchmarks or {}) == {"512", "1024", "2048"}
 
 
 def test_row_22_the_longest_target_that_fits_is_claimed(
-    miner: Miner, bench: StandInBench, monkeypatch: pytest.MonkeyPatch
+    miner: Miner, bench: FakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "neurons.mining.measuring.series.call", lambda *_, **__: {}
-    )  # no GPU to heat
+    monkeypatch.setattr("neurons.miner.series.call", lambda *_, **__: {})  # no GPU to heat
     bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
     bench.faults[1_000_000] = [NO_MEMORY] * 2
     bench.faults[900_000] = [None, NO_MEMORY]  # its second run fails
@@ -89,7 +87,7 @@ def test_row_22_the_longest_target_that_fits_is_claimed(
 
 
 def test_row_22_a_length_that_every_validator_times_must_work(
-    miner: Miner, bench: StandInBench
+    miner: Miner, bench: FakeBench
 ) -> None:
     bench.faults[2048] = [NO_MEMORY]
     held = run_cycle(miner(target_sequence_length=1024))
@@ -98,7 +96,7 @@ def test_row_22_a_length_that_every_validator_times_must_work(
 
 
 def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(
-    miner: Miner, bench: StandInBench
+    miner: Miner, bench: FakeBench
 ) -> None:
     first = run_cycle(miner())
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])
@@ -111,7 +109,7 @@ def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(
 
 @pytest.mark.parametrize("change", ["speed", "machine", "code"])
 def test_earlier_runs_that_no_longer_hold_are_measured_anew(
-    miner: Miner, bench: StandInBench, kernels: StandInFork, change: str
+    miner: Miner, bench: FakeBench, kernels: FakeFork, change: str
 ) -> None:
     context = miner()
     run_cycle(context)
@@ -133,8 +131,8 @@ def test_earlier_runs_that_no_longer_hold_are_measured_anew(
 @pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
 def test_what_the_kernels_are_held_for_ends_when_they_change(
     context: Context,
-    bench: StandInBench,
-    kernels: StandInFork,
+    bench: FakeBench,
+    kernels: FakeFork,
     waits: Waits,
     length: int,
     kind: Any,
@@ -195,7 +193,7 @@ def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(
 
 
 def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
-    context: Context, stand_in: StandIn, rewrite: Callable[[Change], None]
+    context: Context, fake_api: FakeValidatorApi, rewrite: Callable[[Change], None]
 ) -> None:
     rewrite(lambda runs: [one for one in runs if one.length < 2048])
     held = run_cycle(context)
@@ -203,7 +201,7 @@ def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
     assert str(held.reason).startswith("Nothing can be claimed: ")
     assert "Set TARGET_SEQUENCE_LENGTH" in str(held.remedy)
     assert str(held.report) in str(held.remedy)
-    assert stand_in.count(COMMIT) == 0
+    assert fake_api.count(COMMIT) == 0
 
 
 LATE = MeasurementError("not done within 1 s", "timeout")
@@ -223,8 +221,8 @@ NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import"
 )
 def test_row_23_what_cannot_be_measured_is_held_and_never_claimed(
     miner: Miner,
-    bench: StandInBench,
-    stand_in: StandIn,
+    bench: FakeBench,
+    fake_api: FakeValidatorApi,
     target: int,
     faults: dict[int, list[Exception]],
     calls: int,
@@ -236,4 +234,4 @@ def test_row_23_what_cannot_be_measured_is_held_and_never_claimed(
     assert (held.state, bench.calls.count(target)) == (State.HELD, calls)
     assert reason in str(held.reason)
     assert remedy in str(held.remedy)
-    assert stand_in.count(COMMIT) == 0
+    assert fake_api.count(COMMIT) == 0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from neurons.errors import EX_CONFIG
-from neurons.mining.submissions.cycle import CLOSED
+from neurons.miner.cycle import CLOSED
+from neurons.runtime.errors import EX_CONFIG
 from tests.live.faults import FAULTS, FaultPlan
 from tests.live.miner import Miner
 from tests.live.proxy import Proxy, Record

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from neurons.identity import create_throwaway
+from neurons.runtime.identity import create_throwaway
 from tests import PROJECT
 from tests.live.report import Entry, read_journal
 from tests.live.services import Process, bare_environment

@@ -9,8 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neurons.errors import EX_CONFIG
-from neurons.mining.submissions.cycle import CLOSED, VERDICTS
+from neurons.miner.cycle import CLOSED, VERDICTS
+from neurons.runtime.errors import EX_CONFIG
 
 NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
 """An UNRANKED submission whose reason has these words does not say that a validator took it."""

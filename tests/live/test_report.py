@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from neurons.mining.submissions import cycle as states
-from neurons.mining.submissions.journal import Journal
+from neurons.miner import cycle as states
+from neurons.miner.journal import Journal
 from tests.live.report import (
     Cycle,
     Entry,

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import stamina
 
-from neurons.mining.api.client import ApiClient
-from tests.neurons import githost, live_api
-from tests.neurons import stand_in as stand_in_module
+from neurons.wire.client import ApiClient
+from tests.neurons import fake_validator_api, githost, live_api
+from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.githost import UPSTREAM_FILES, GitHub
 from tests.neurons.live_api import LiveApi
-from tests.neurons.mining.parts import Key
-from tests.neurons.stand_in import StandIn
+from tests.neurons.miner.parts import Key
 from tests.repositories import make_repository
 
 
@@ -34,15 +33,15 @@ def quick_retries() -> Iterator[None]:
 
 
 @pytest.fixture
-def stand_in() -> StandIn:
+def fake_api() -> FakeValidatorApi:
     """The validator API's state, to script."""
-    return StandIn()
+    return FakeValidatorApi()
 
 
 @pytest.fixture
-def url(stand_in: StandIn, quick_retries: None) -> Iterator[str]:
+def url(fake_api: FakeValidatorApi, quick_retries: None) -> Iterator[str]:
     """The address of the stand-in, a real HTTP server."""
-    with stand_in_module.serve(stand_in) as address:
+    with fake_validator_api.serve(fake_api) as address:
         yield address
 
 

@@ -16,10 +16,10 @@ import httpx
 import uvicorn
 from bittensor.sp_core import Keypair
 
-from neurons import protocol, rules
-from neurons.binding import request_text
 from neurons.validator_api.app import create_app
 from neurons.validator_api.config import ApiConfig
+from neurons.wire import protocol, rules
+from neurons.wire.binding import request_text
 from tests.processes import HANG
 
 FORK = "https://github.com/alice/flash-linear-attention"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from neurons.observe import get_logger
+from neurons.runtime.observe import get_logger
 
 FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 CLIENT_PREFIX = 64

@@ -14,13 +14,13 @@ from fastapi import Depends, HTTPException, Request
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from neurons import protocol
-from neurons.binding import bound_text, request_text
-from neurons.configuration.values import HOTKEY, LOOPBACK
-from neurons.identity import verify
-from neurons.protocol import ClaimRequest, CommitRequest, SubmitRequest
+from neurons.runtime.identity import verify
+from neurons.runtime.values import HOTKEY, LOOPBACK
 from neurons.validator_api.config import ApiConfig, utc
 from neurons.validator_api.database.tables import UsedNonce
+from neurons.wire import protocol
+from neurons.wire.binding import bound_text, request_text
+from neurons.wire.protocol import ClaimRequest, CommitRequest, SubmitRequest
 
 SKEW_SECONDS = 60
 """How far a validator's clock may be from the server's."""

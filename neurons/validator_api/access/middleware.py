@@ -7,7 +7,7 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neurons.observe import get_logger
+from neurons.runtime.observe import get_logger
 
 log = get_logger("validator_api.access")
 

@@ -12,10 +12,10 @@ from fastapi import HTTPException
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons.observe import get_logger
-from neurons.rules import BAN_HOURS, FAILURES_BEFORE_BAN
+from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition.waiting import IN_QUEUE
 from neurons.validator_api.database.tables import IpBan, Submission
+from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
 log = get_logger("validator_api")
 

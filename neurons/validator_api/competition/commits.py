@@ -11,13 +11,13 @@ from fastapi import HTTPException
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from neurons.protocol import CommitReply, CommitRequest
 from neurons.validator_api.competition import bans, rounds
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.submissions import NOT_REGISTERED
 from neurons.validator_api.competition.withdrawals import Arrival, withdraw_replaced
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.tables import Miner, Submission
+from neurons.wire.protocol import CommitReply, CommitRequest
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import case
 
-from neurons.protocol import HIGHEST_CLAIM
-from neurons.rules import LEAGUES, TOP_SHARES, weighted_score
 from neurons.validator_api.database.tables import Submission
+from neurons.wire.protocol import HIGHEST_CLAIM
+from neurons.wire.rules import LEAGUES, TOP_SHARES, weighted_score
 
 COUNTS = (
     Submission.is_revealed.is_(True),

@@ -10,11 +10,11 @@ from fastapi import HTTPException
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
-from neurons import protocol, rules
-from neurons.observe import get_logger
+from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.database.tables import Miner, Place, Round, Submission, count
+from neurons.wire import protocol, rules
 
 log = get_logger("validator_api")
 

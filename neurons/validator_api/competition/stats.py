@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
-from neurons import protocol
 from neurons.validator_api.competition import ranking, rounds, waiting
 from neurons.validator_api.database.tables import Round, Submission, count
+from neurons.wire import protocol
 
 
 def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:

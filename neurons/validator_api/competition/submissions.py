@@ -8,13 +8,13 @@ from fastapi import HTTPException
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from neurons import protocol
-from neurons.binding import bound_commitment
 from neurons.validator_api.competition import bans, rounds
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.withdrawals import Arrival, withdraw_replaced
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.tables import LeagueEntry, Miner, Submission
+from neurons.wire import protocol
+from neurons.wire.binding import bound_commitment
 
 NOT_FOUND = "Submission not found"
 NOT_REGISTERED = "Miner not registered"

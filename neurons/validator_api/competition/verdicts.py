@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import HTTPException
 from sqlalchemy.orm import Session
 
-from neurons import protocol
 from neurons.validator_api.competition import bans
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
+from neurons.wire import protocol
 
 NO_ID = "submission_id required"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons import protocol
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.database.tables import Submission
+from neurons.wire import protocol
 
 IN_QUEUE = (
     # A commitment is nobody's to judge: it joins the queue with its reveal.

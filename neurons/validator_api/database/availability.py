@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 
-from neurons.errors import QuasarError
-from neurons.observe import get_logger, redact_text
+from neurons.runtime.errors import QuasarError
+from neurons.runtime.observe import get_logger, redact_text
 
 PASSING = (OperationalError, InterfaceError, NoConnection)
 """What drivers raise of a database that does not answer, is locked, or has no space left."""

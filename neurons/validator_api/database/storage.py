@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
-from neurons.errors import ConfigError
+from neurons.runtime.errors import ConfigError
 from neurons.validator_api.database.availability import (
     Availability,
     DatabaseAway,

@@ -10,8 +10,8 @@ from alembic.util.exc import CommandError
 from sqlalchemy import inspect
 from sqlalchemy.engine import Connection
 
-from neurons.errors import ConfigError, Problem
-from neurons.observe import get_logger
+from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.observe import get_logger
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BEFORE_ALEMBIC = "0001"

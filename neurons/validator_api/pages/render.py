@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from neurons.rules import LEAGUES
 from neurons.validator_api.pages.plot import legend, plot
+from neurons.wire.rules import LEAGUES
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADERS = {

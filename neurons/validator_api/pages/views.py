@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons import rules
 from neurons.validator_api.competition import rounds, waiting
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission, count
+from neurons.wire import rules
 
 PLACES, LAST_PLACES, VERDICTS, ROUNDS, MODELS = 100, 10, 20, 50, 3
 """The most places of a round and of the last one, latest verdicts, rounds and models of a hotkey

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, HTTPException
 
-from neurons import protocol, rules
 from neurons.validator_api.access import auth
 from neurons.validator_api.access.limits import TheCaller
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.competition import bans, submissions
 from neurons.validator_api.competition.commits import Commit
+from neurons.wire import protocol, rules
 
 router = APIRouter(tags=["miners"])
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from neurons import protocol
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.competition import rounds, stats, waiting
+from neurons.wire import protocol
 
 PENDING_PAGE = 1000
 

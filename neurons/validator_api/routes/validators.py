@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from neurons import protocol
 from neurons.validator_api.access.addresses import ban_key
 from neurons.validator_api.access.auth import Validator
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.competition import bans, rounds, verdicts, waiting
+from neurons.wire import protocol
 
 QUEUE_PAGE = 100
 

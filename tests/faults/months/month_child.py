@@ -14,12 +14,12 @@ from pathlib import Path
 
 import httpx
 
-from neurons import observe
-from neurons.mining.api.client import ApiClient
-from neurons.mining.daemon import run_forever
-from neurons.processes.runtime import Stopped
-from tests.neurons.mining.parts import Key, Waits, make_context
-from tests.neurons.stand_in import Fault, Request, StandIn
+from neurons.miner.daemon import run_forever
+from neurons.runtime import observe
+from neurons.runtime.process import Stopped
+from neurons.wire.client import ApiClient
+from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, Request
+from tests.neurons.miner.parts import Key, Waits, make_context
 
 EVERY_TENTH = (Fault(503, "busy"), Fault(stored=True), Fault(429, "slow", {"Retry-After": "9"}))
 
@@ -37,7 +37,7 @@ def usage() -> dict[str, int]:
 
 def main(folder: Path, cycles: int) -> None:
     """Run so many cycles; one in ten has a fault of the API in its way."""
-    server, done = StandIn(), 0
+    server, done = FakeValidatorApi(), 0
 
     def answer(request: httpx.Request) -> httpx.Response:
         headers = {key.lower(): value for key, value in request.headers.items()}

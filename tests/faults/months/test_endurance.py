@@ -9,28 +9,30 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from neurons import observe
-from neurons.errors import Retry
-from neurons.mining.api.client import ApiClient
-from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle, run_forever, warn_of_other_hotkeys
-from neurons.mining.submissions.cycle import State
-from neurons.processes.runtime import Stopped
-from tests.neurons.mining.parts import Key, Miner, StandInFork, Waits, states, stop_after
-from tests.neurons.stand_in import COMMIT, REVEAL, ROUND, Fault, StandIn
+from neurons.miner.context import Context
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.runtime import observe
+from neurons.runtime.errors import Retry
+from neurons.runtime.process import Stopped
+from neurons.wire.client import ApiClient
+from tests.neurons.fake_validator_api import COMMIT, REVEAL, ROUND, FakeValidatorApi, Fault
+from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
 
 
-def test_a_commitment_to_another_target_is_finished_first(miner: Miner, stand_in: StandIn) -> None:
+def test_a_commitment_to_another_target_is_finished_first(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.COMMITTED
     first.journal.close()
     second = miner(target_sequence_length=1024)
     assert run_cycle(second).target_sequence_length == 1024
     assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
-    assert stand_in.count(REVEAL) == 2
+    assert fake_api.count(REVEAL) == 2
 
 
-def test_a_commitment_stays_with_its_server(miner: Miner, stand_in: StandIn) -> None:
+def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidatorApi) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
     with sqlite3.connect(context.journal.path) as database:
@@ -38,7 +40,7 @@ def test_a_commitment_stays_with_its_server(miner: Miner, stand_in: StandIn) -> 
     held = run_cycle(context)
     assert (held.id, held.state) == (committed.id, State.HELD)
     assert "https://api.example" in str(held.reason)
-    assert stand_in.count(REVEAL) == 0
+    assert fake_api.count(REVEAL) == 0
 
 
 def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(
@@ -61,16 +63,16 @@ def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(
 
 
 def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
-    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     ends: list[int] = []
 
     def then(seconds: float) -> None:
         if seconds != 5.0:
             return
-        ends.append(len(stand_in.rows))
+        ends.append(len(fake_api.rows))
         if len(ends) == 3:
-            stand_in.round_id = 2
+            fake_api.round_id = 2
         if len(ends) == 5:
             kernels.content = "kernel 2\n"
         if len(ends) == 7:
@@ -82,7 +84,7 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
 
 
 def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
-    context: Context, stand_in: StandIn, kernels: StandInFork, waits: Waits
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     told: list[str] = []
 
@@ -97,7 +99,7 @@ def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
             kernels.content = "tuned\n"
 
         def stop(self) -> None:
-            told.append(f"stop {len(stand_in.rows)}")
+            told.append(f"stop {len(fake_api.rows)}")
 
     tuner: Any = FindsOnce()
     context.tuner = tuner
@@ -105,24 +107,24 @@ def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
     run_forever(context)
     # after the first verdict; ended before the next cycle; once more; ended with the program
     assert told == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
-    assert len({row["commit_hash"] for row in stand_in.rows}) == 2
+    assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
 def test_a_restart_does_not_submit_the_same_again(
-    miner: Miner, stand_in: StandIn, waits: Waits
+    miner: Miner, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
     waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
     for _ in range(2):
         context = miner()
         run_forever(context)
         context.journal.close()
-    assert len(stand_in.rows) == 1
+    assert len(fake_api.rows) == 1
 
 
 def test_row_07_the_network_may_be_gone_for_long(
-    context: Context, stand_in: StandIn, waits: Waits
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
-    stand_in.faults["/register_miner"].extend([Fault(503, "down")] * 60)
+    fake_api.faults["/register_miner"].extend([Fault(503, "down")] * 60)
     assert run_cycle(context).state is State.VALIDATED
     pauses = waits.seconds[:60]
     assert max(pauses) <= 300
@@ -142,8 +144,10 @@ def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(
     assert 3600 <= waits.seconds[0] <= 3601
 
 
-def test_row_07_each_failed_attempt_is_one_line(context: Context, stand_in: StandIn) -> None:
-    stand_in.faults[COMMIT].extend([Fault(503, "busy")] * 3)
+def test_row_07_each_failed_attempt_is_one_line(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.faults[COMMIT].extend([Fault(503, "busy")] * 3)
     with capture_logs() as logs:
         run_cycle(context)
     lines = [row for row in logs if "busy" in str(row)]
@@ -153,7 +157,7 @@ def test_row_07_each_failed_attempt_is_one_line(context: Context, stand_in: Stan
 
 
 def test_a_fork_that_cannot_be_reached_is_tried_again(
-    context: Context, kernels: StandInFork, monkeypatch: pytest.MonkeyPatch
+    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push, failures = kernels.push, [Retry("git push: connection reset")] * 2
 
@@ -193,9 +197,9 @@ def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None
 
 
 def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
-    miner: Miner, stand_in: StandIn
+    miner: Miner, fake_api: FakeValidatorApi
 ) -> None:
-    stand_in.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.FAILED
     first.journal.close()
@@ -214,10 +218,10 @@ def test_before_reveal_is_not_called_public_before_it_is(miner: Miner) -> None:
 
 
 def test_a_failed_look_is_one_line_with_the_pages_title(
-    context: Context, stand_in: StandIn
+    context: Context, fake_api: FakeValidatorApi
 ) -> None:
     page = b"<html><head><title>503 Service Unavailable</title></head><body>nginx</body></html>"
-    stand_in.faults[ROUND].extend([Fault(502, page)] * 3)
+    fake_api.faults[ROUND].extend([Fault(502, page)] * 3)
     observe.configure()
     with capture_logs() as logs:
         run_cycle(context)

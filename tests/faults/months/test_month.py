@@ -41,7 +41,7 @@ def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> N
     """A real miner whose API is down, in its pause between two looks."""
     (tmp_path / "wallets/w/hotkeys").mkdir(parents=True)
     made = (
-        "from neurons.identity import create_throwaway; from pathlib import Path;"
+        "from neurons.runtime.identity import create_throwaway; from pathlib import Path;"
         f"create_throwaway(Path({str(tmp_path / 'wallets')!r}), 'w', 'h')"
     )
     assert run_python("-c", made).returncode == 0

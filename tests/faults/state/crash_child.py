@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from neurons.mining.api.client import ApiClient
-from neurons.mining.context import Context
-from neurons.mining.daemon import run_cycle
-from neurons.mining.submissions.journal import Journal
-from tests.neurons.mining.parts import Key, StandInFork, Waits, make_context
+from neurons.miner.context import Context
+from neurons.miner.daemon import run_cycle
+from neurons.miner.journal import Journal
+from neurons.wire.client import ApiClient
+from tests.neurons.miner.parts import FakeFork, Key, Waits, make_context
 
 PassBy = Callable[[str, str], None]
 """Told `before` or `after`, and the state, path or `push` that a life comes to."""
@@ -42,7 +42,7 @@ def life(state_dir: Path, url: str, pass_by: PassBy, **given: Any) -> Context:
             pass_by("after", after.state.value)
             return result
 
-    class Fork(StandInFork):
+    class Fork(FakeFork):
         def push(self, commit: str) -> None:
             pass_by("before", "push")
             super().push(commit)

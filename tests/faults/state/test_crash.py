@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from neurons.mining.daemon import run_cycle
-from neurons.mining.submissions.cycle import State
-from neurons.mining.submissions.journal import Journal
-from neurons.protocol import commitment_hash
-from tests.neurons.mining.parts import HOTKEY, make_context
-from tests.neurons.stand_in import StandIn
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle
+from neurons.miner.journal import Journal
+from neurons.wire.protocol import commitment_hash
+from tests.neurons.fake_validator_api import FakeValidatorApi
+from tests.neurons.miner.parts import HOTKEY, make_context
 from tests.processes import run_python
 
 CHILD = "tests.faults.state.crash_child"
@@ -41,7 +41,7 @@ def live(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_row_01_a_killed_miner_finishes_the_same_submission(
-    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
 ) -> None:
     died = live(tmp_path, url, moment)
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -52,39 +52,39 @@ def test_row_01_a_killed_miner_finishes_the_same_submission(
     # After the last boundary the submission is over, and a new one is right.
     assert done.id == (2 if moment == "after:VALIDATED" else left.id)
     assert done.state is State.VALIDATED
-    assert len(stand_in.rows) == done.id
-    assert stand_in.count("/commit_submission") == done.id
+    assert len(fake_api.rows) == done.id
+    assert fake_api.count("/commit_submission") == done.id
     # A reveal whose reply the process did not live to see is sent again: the server says 409.
     again = moment in ("after:/reveal_submission", "before:REVEALED")
-    assert stand_in.count("/reveal_submission") == done.id + again
-    assert stand_in.hash_mismatches == 0
+    assert fake_api.count("/reveal_submission") == done.id + again
+    assert fake_api.hash_mismatches == 0
     if left.salt is not None:
         assert commitment_hash(left.salt, str(left.fork_url)) == left.commitment_hash
-        assert stand_in.body_of("/commit_submission")["commitment_hash"] == left.commitment_hash
+        assert fake_api.body_of("/commit_submission")["commitment_hash"] == left.commitment_hash
     if left.state not in (State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED):
         assert left.salt is not None
 
 
 @pytest.mark.parametrize("moment", DIRECT)
 def test_row_01_a_killed_direct_submission_is_made_once(
-    tmp_path: Path, url: str, stand_in: StandIn, moment: str
+    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
 ) -> None:
     died = live(tmp_path, url, moment, "direct")
     assert died.returncode == -signal.SIGKILL, died.stderr
     done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
     assert (done.id, done.state) == (1, State.VALIDATED)
-    assert [row["id"] for row in stand_in.rows] == [done.submission_id]
-    assert stand_in.count("/submit_kernel") == 1
+    assert [row["id"] for row in fake_api.rows] == [done.submission_id]
+    assert fake_api.count("/submit_kernel") == 1
 
 
 def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(
-    tmp_path: Path, url: str, stand_in: StandIn
+    tmp_path: Path, url: str, fake_api: FakeValidatorApi
 ) -> None:
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
         assert live(tmp_path, url, moment).returncode == -signal.SIGKILL
     last = live(tmp_path, url, "never")
     assert last.stdout.endswith("VALIDATED"), last.stderr
-    assert len(stand_in.rows) == 1
-    assert stand_in.count("/reveal_submission") == 2  # the second is answered with 409
+    assert len(fake_api.rows) == 1
+    assert fake_api.count("/reveal_submission") == 2  # the second is answered with 409
     with Journal(tmp_path / "journal.sqlite") as journal:
         assert journal.live(HOTKEY, 2048) is None

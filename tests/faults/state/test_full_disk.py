@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from neurons import observe
-from neurons.mining.daemon import run_cycle, run_forever
-from neurons.mining.submissions.cycle import State
-from neurons.mining.submissions.journal import Journal
-from neurons.processes.runtime import StateLock, Stopped, wait_for_space
-from tests.neurons.mining.parts import Waits, make_context, stop_after
-from tests.neurons.stand_in import StandIn
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle, run_forever
+from neurons.miner.journal import Journal
+from neurons.runtime import observe
+from neurons.runtime.process import StateLock, Stopped, wait_for_space
+from tests.neurons.fake_validator_api import FakeValidatorApi
+from tests.neurons.miner.parts import Waits, make_context, stop_after
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
 
 
 def test_row_17_the_next_submission_waits_for_space(
-    disk: Path, url: str, stand_in: StandIn
+    disk: Path, url: str, fake_api: FakeValidatorApi
 ) -> None:
     context = make_context(disk / "state", url)
     assert run_cycle(context).state is State.VALIDATED
@@ -86,14 +86,14 @@ def test_row_17_the_next_submission_waits_for_space(
     context.waiter = waits
     with capture_logs() as logs:
         done = run_cycle(context)
-    assert (done.id, done.state, len(stand_in.rows)) == (2, State.VALIDATED, 2)
+    assert (done.id, done.state, len(fake_api.rows)) == (2, State.VALIDATED, 2)
     paused = [row for row in logs if row["event"] == "paused"]
     assert len(paused) == 3
     assert "full" in str(paused[0])
 
 
 def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
-    disk: Path, url: str, stand_in: StandIn
+    disk: Path, url: str, fake_api: FakeValidatorApi
 ) -> None:
     """The disk is full again before every write of the journal, and space comes with each wait."""
     context = make_context(disk / "state", url)
@@ -114,20 +114,20 @@ def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
     context.waiter = Waits(free)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert len(stand_in.rows) == 1
-    assert stand_in.hash_mismatches == 0
+    assert len(fake_api.rows) == 1
+    assert fake_api.hash_mismatches == 0
 
 
 def test_row_17_running_forever_survives_a_full_disk_between_cycles(
-    disk: Path, url: str, stand_in: StandIn
+    disk: Path, url: str, fake_api: FakeValidatorApi
 ) -> None:
     context = make_context(disk / "state", url)
     seen: list[int] = []
 
     def then(seconds: float) -> None:
         if seconds == 5.0:
-            seen.append(len(stand_in.rows))
-            stand_in.round_id += 1
+            seen.append(len(fake_api.rows))
+            fake_api.round_id += 1
             fill(disk)
             if len(seen) == 3:
                 raise Stopped("enough")

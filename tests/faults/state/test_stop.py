@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from neurons.mining.daemon import run_cycle
-from neurons.mining.submissions.cycle import State
-from neurons.processes.runtime import STOP_SIGNALS, Stopped, stop_on_signals
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle
+from neurons.runtime.process import STOP_SIGNALS, Stopped, stop_on_signals
 from tests.faults.state.crash_child import life
 from tests.faults.state.test_crash import MOMENTS
-from tests.neurons.mining.parts import Waits, make_context
-from tests.neurons.stand_in import StandIn
+from tests.neurons.fake_validator_api import FakeValidatorApi
+from tests.neurons.miner.parts import Waits, make_context
 from tests.processes import HANG
 
 
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
 def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
-    tmp_path: Path, url: str, stand_in: StandIn, moment: str, number: signal.Signals
+    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals
 ) -> None:
     reached: set[str] = set()
 
@@ -47,5 +47,5 @@ def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
     # After the last boundary the submission is over, and a new one is right.
     assert done.id == (2 if left.state is State.VALIDATED else left.id)
     assert done.state is State.VALIDATED
-    assert len(stand_in.rows) == done.id
-    assert stand_in.count("/commit_submission") == stand_in.count("/reveal_submission") == done.id
+    assert len(fake_api.rows) == done.id
+    assert fake_api.count("/commit_submission") == fake_api.count("/reveal_submission") == done.id

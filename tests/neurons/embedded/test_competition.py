@@ -17,7 +17,7 @@ from neurons.embedded import competition as competition_module
 from neurons.embedded import postgresql
 from neurons.embedded.competition import CHUNK, DATABASE, Competition
 from neurons.embedded.results import Results
-from neurons.validation.clone import Sources, clone
+from neurons.validator.clone import Sources, clone
 from neurons.validator_api.database.storage import Storage
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission

@@ -11,9 +11,9 @@ import pytest
 
 from neurons.embedded import __main__ as program
 from neurons.embedded.log_tail import LogTail
-from neurons.errors import ConfigError
-from neurons.observe import configure
-from neurons.processes.runtime import Stopped
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.observe import configure
+from neurons.runtime.process import Stopped
 
 
 def line(event: str, **details: object) -> str:

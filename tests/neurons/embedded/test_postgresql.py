@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from neurons.embedded import postgresql
-from neurons.errors import ConfigError
+from neurons.runtime.errors import ConfigError
 from tests.processes import is_alive, started, wait_for
 
 PARENT = """

@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from neurons.configuration.settings import Settings
 from neurons.embedded import subnet as embedded
 from neurons.embedded.competition import Competition
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
-from neurons.errors import ConfigError, QuasarError
-from neurons.processes import child as child_module
-from neurons.processes.child import Child
-from neurons.processes.runtime import Stopped
+from neurons.runtime import child as child_module
+from neurons.runtime.child import Child
+from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.process import Stopped
+from neurons.runtime.settings import Settings
 from tests.processes import HANG, is_alive, wait_for
 
 NOWHERE = Path(os.devnull)
@@ -185,7 +185,7 @@ def test_the_real_validators_postponement_is_seen(
 
 def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
-        "import os, time; from pathlib import Path; from neurons.processes.child import Child\n"
+        "import os, time; from pathlib import Path; from neurons.runtime.child import Child\n"
         "env = dict(os.environ, PYTHONUNBUFFERED='1')\n"
         f"child = Child('c', ['http.server', '0'], env, Path('{tmp_path}/log'))\n"
         "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"

@@ -13,8 +13,8 @@ import pytest
 
 from neurons.embedded import upstream as embedded_upstream
 from neurons.embedded.upstream import make_upstream
-from neurons.errors import ConfigError, Held
-from neurons.git.bare import make_remote
+from neurons.runtime.errors import ConfigError, Held
+from neurons.runtime.git.bare import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
 from tests.processes import run_python
 from tests.repositories import run_git
@@ -91,7 +91,7 @@ def test_another_content_moves_main(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; import neurons.mining.publishing.fork\n"
+        "import sys; from pathlib import Path; import neurons.miner.publishing.fork\n"
         "from neurons.embedded.upstream import make_upstream\n"
         "make_upstream(Path(sys.argv[1]))\n"
         "sys.exit(bool({'fla', 'torch', 'triton'} & sys.modules.keys()))"

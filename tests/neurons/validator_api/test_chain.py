@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neurons.identity import ChainUnreachable, Neuron
+from neurons.runtime.identity import ChainUnreachable, Neuron
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, Hotkey, serve
 from tests.processes import wait_for
 

@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from starlette.types import Message, Receive, Scope, Send
 
-from neurons.processes import patience
+from neurons.runtime import patience
 from neurons.validator_api.access.cache import AnswerCache
 from tests.neurons.live_api import ALICE, LiveApi, serve
 from tests.processes import HANG, wait_for

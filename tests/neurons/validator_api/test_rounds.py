@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons import rules
-from neurons.protocol import HIGHEST_CLAIM
 from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
+from neurons.wire import rules
+from neurons.wire.protocol import HIGHEST_CLAIM
 from tests import postgresql
 from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, revelation, serve
 from tests.processes import wait_for

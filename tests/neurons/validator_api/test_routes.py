@@ -12,9 +12,8 @@ import pytest
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
-from neurons.binding import bound_commitment, bound_text
-from neurons.protocol import CommitRequest, RevealRequest, SubmitRequest
-from tests.neurons.http.api_calls import SIGNED
+from neurons.wire.binding import bound_commitment, bound_text
+from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
@@ -31,6 +30,7 @@ from tests.neurons.live_api import (
     serve,
     submission,
 )
+from tests.neurons.wire.api_calls import SIGNED
 
 VALIDATORS_ONLY = (
     "/mark_validated",

@@ -16,7 +16,6 @@ from fastapi import HTTPException
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
-from neurons.protocol import CommitRequest
 from neurons.validator_api.competition import bans, commits, rounds
 from neurons.validator_api.competition.commits import Commit
 from neurons.validator_api.competition.moment import Moment
@@ -25,6 +24,7 @@ from neurons.validator_api.config import ApiConfig, utc
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Submission
 from neurons.validator_api.database.together import MOST, Together
+from neurons.wire.protocol import CommitRequest
 from tests.neurons.live_api import ALICE, BOB, LiveApi, commitment
 from tests.processes import HANG
 

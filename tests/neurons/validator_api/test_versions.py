@@ -13,12 +13,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
 
-from neurons.errors import ConfigError
-from neurons.protocol import CreateRoundRequest
+from neurons.runtime.errors import ConfigError
 from neurons.validator_api.competition import rounds, waiting
 from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
+from neurons.wire.protocol import CreateRoundRequest
 from tests import postgresql
 
 VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0")

@@ -75,7 +75,7 @@ class Checkout:
     def __init__(self, home: Path, dependencies: str = "") -> None:
         self.root = home / "quasar miner"
         self.tools = home / "tools"
-        for folder in ("scripts/help", "requirements", "neurons", "quasar_kernels"):
+        for folder in ("scripts/help", "requirements", "neurons/miner", "quasar_kernels"):
             (self.root / folder).mkdir(parents=True)
         self.tools.mkdir()
         for name in (
@@ -85,7 +85,7 @@ class Checkout:
             shutil.copy(PROJECT / name, self.root / name)
         for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
             (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))
-        (self.root / "neurons/miner.py").write_text(MINER)
+        (self.root / "neurons/miner/__main__.py").write_text(MINER)
         self.tool("nvidia-smi", "exit 9")
         self.home = home
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from neurons.errors import EX_CONFIG
+from neurons.runtime.errors import EX_CONFIG
 from tests import PROJECT
 from tests.processes import HANG, run
 from tests.scripts.installation.checkout import Checkout

@@ -10,8 +10,8 @@ import subprocess
 import click
 import pytest
 
-from neurons import miner
-from neurons.errors import EX_CONFIG
+from neurons.miner import __main__ as miner
+from neurons.runtime.errors import EX_CONFIG
 from quasar_kernels import __version__
 from tests import PROJECT
 from tests.processes import HANG, run, run_python

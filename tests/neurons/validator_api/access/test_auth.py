@@ -14,10 +14,10 @@ from fastapi import HTTPException, Request
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from neurons.protocol import CommitRequest, SubmitRequest
 from neurons.validator_api.access import auth
 from neurons.validator_api.config import ApiConfig
 from neurons.validator_api.database.tables import UsedNonce
+from neurons.wire.protocol import CommitRequest, SubmitRequest
 from tests.neurons.live_api import ALICE, BOB, COMMIT, FORK, commitment, submission
 
 NOW = 1_770_000_000.0

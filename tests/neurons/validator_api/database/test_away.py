@@ -19,8 +19,8 @@ from pydantic import SecretStr
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
-from neurons.configuration.settings import Settings
-from neurons.errors import ConfigError
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.settings import Settings
 from neurons.validator_api import __main__ as process
 from neurons.validator_api.database import storage
 from neurons.validator_api.database.availability import DatabaseAway

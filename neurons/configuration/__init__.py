@@ -1,1 +1,0 @@
-"""Where the settings come from: defaults, .env, environment and flags, checked once."""

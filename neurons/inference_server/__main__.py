@@ -1,0 +1,109 @@
+"""`python -m neurons.inference_server`: answers POST /inference with the reference model.
+
+It loads REFERENCE_MODEL once, decodes greedily, and tells the logits of one step, by which a
+validator compares it with its own. This process, other than the miner's, loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from neurons.inference_server.queue import Decodes, Decoding
+from neurons.runtime import flags, observe
+from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.listen import listen
+from neurons.runtime.machine import resolve_device
+from neurons.runtime.process import STOP_SIGNALS
+from neurons.runtime.server import Server
+from neurons.runtime.settings import Settings
+
+log = observe.get_logger("inference")
+
+
+@click.command(help="Answers with the reference model.", context_settings=flags.CONTEXT)
+@click.option("--port-file", metavar="FILE", type=flags.FILE, help="Write the port there.")
+@flags.env_file
+@flags.debug
+@flags.show_version
+@click.make_pass_decorator(flags.Given, ensure=True)
+def command(given: flags.Given, port_file: Path | None) -> int:
+    """Read the settings and serve."""
+    return flags.start("inference", given, log, lambda settings: run(settings, port_file))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; return the exit status (78: only a person can mend it)."""
+    return flags.run_command(command, "python -m neurons.inference_server", arguments)
+
+
+def run(settings: Settings, port_file: Path | None = None) -> int:
+    """Serve until a signal; return the exit status.
+
+    Raises:
+        ConfigError: what the server needs is not installed, or the port is taken.
+    """
+    try:
+        from neurons.inference_server.app import Limits, create_app
+    except ModuleNotFoundError as error:
+        remedy = "Run scripts/install.sh inference."
+        raise ConfigError(Problem(f"{error.name} is not installed.", remedy)) from None
+    device = resolve_device(settings.device)
+
+    def load() -> Decodes:
+        from neurons.inference_server.model import Decoder, load_model
+
+        model = load_model(settings.reference_model, device, settings.inference_dtype)
+        compiled = settings.inference_compile and device == "cuda"
+        return Decoder(model, compiler="inductor" if compiled else None)
+
+    decoding = Decoding(load, settings.inference_queue)
+    limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
+    app = create_app(
+        decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
+    )
+    server = Server(app, _say_ready, port_file)
+    for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
+        signal.signal(number, lambda *_: None)
+    place = listen(
+        settings.inference_host,
+        settings.miner_inference_port,
+        ("INFERENCE_HOST", "MINER_INFERENCE_PORT"),
+    )
+    asyncio.run(_serve(server, decoding, place))
+    if decoding.fault:
+        raise ConfigError(
+            Problem(
+                f"REFERENCE_MODEL={settings.reference_model} cannot be loaded ({decoding.fault}).",
+                "Give the name of a model of the hub, or the folder of one on this machine.",
+            )
+        )
+    return 0
+
+
+def _shown(model: str) -> str:
+    """Return a model's name as clients see it: of a folder on this machine the last part."""
+    return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
+
+
+def _say_ready(host: str, port: int) -> None:
+    log.info("inference server listens", host=host, port=port)
+
+
+async def _serve(server: Server, decoding: Decoding, place: socket.socket) -> None:
+    """Serve until a signal or until the model has failed to load."""
+    serving = asyncio.create_task(server.serve(sockets=[place]))
+    while not serving.done():
+        await asyncio.wait({serving}, timeout=0.5)
+        server.should_exit = server.should_exit or bool(decoding.fault)
+    await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main())

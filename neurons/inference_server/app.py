@@ -1,0 +1,204 @@
+"""The routes of the inference server: limits, the queue, and an end where the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import generate_latest as metrics_text
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from neurons.inference_server.access import ValidatorRequests, client_of
+from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, Job
+from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
+
+LOADING_SECONDS, BUSY_SECONDS = 10, 2
+"""What Retry-After says while the model loads, and while the queue is full."""
+LOOK_SECONDS = 0.1
+PROBLEMS = 3
+"""So many of a body's faults are told."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, in tokens, and the bytes of its body."""
+
+    prompt: int
+    new: int
+    body: int = 2**20
+
+
+class Metrics:
+    """What Prometheus reads at GET /metrics."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self.registry = CollectorRegistry()
+        where: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("inference_requests", "Requests by outcome", ["outcome"], **where)
+        self.tokens = Counter("inference_tokens", "Tokens that were generated", **where)
+        self.first = Histogram("inference_first_token_seconds", "To the first token", **where)
+        self.total = Histogram("inference_seconds", "From the request to its answer", **where)
+        waiting = Gauge("inference_waiting", "Requests in the queue", **where)
+        waiting.set_function(lambda: decoding.waiting)
+
+    def note(self, answer: Generation, seconds: float) -> None:
+        """Count an answer."""
+        self.requests.labels("answered").inc()
+        self.tokens.inc(len(answer.tokens))
+        self.first.observe(answer.first_token_seconds)
+        self.total.observe(seconds)
+
+
+class _Gone(Exception):
+    """The client has closed its connection."""
+
+
+def create_app(
+    decoding: Decoding,
+    model_name: str,
+    device: str,
+    limits: Limits,
+    validators: Collection[str] = (),
+) -> FastAPI:
+    """Return the server over `decoding`, which it starts and stops.
+
+    Args:
+        validators: hotkeys whose signed requests are answered next.
+    """
+    signed = ValidatorRequests(validators)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        decoding.start()
+        yield
+        decoding.stop()
+
+    app = FastAPI(title="QUASAR inference server", lifespan=lifespan)
+    metrics = Metrics(decoding)
+
+    @app.get("/health")
+    def health() -> Health:
+        status = "failed" if decoding.fault else "healthy" if decoding.decoder else "loading"
+        return Health(status=status, model_name=model_name, device=device)
+
+    @app.get("/model_info")
+    def model_info() -> ModelInfo:
+        decoder = _ready(decoding)
+        return ModelInfo(
+            model_name=model_name,
+            device=device,
+            vocab_size=decoder.vocabulary,
+            max_prompt_tokens=limits.prompt,
+            max_new_tokens=limits.new,
+        )
+
+    @app.get("/metrics")
+    def show_metrics() -> Response:
+        return Response(metrics_text(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.post("/inference")
+    async def inference(request: Request) -> InferenceReply:
+        began = perf_counter()
+        try:
+            decoder = _ready(decoding)
+            data = await _read(request, limits.body)
+            body = _checked(_parsed(data), decoder, limits)
+            client = client_of(request.client.host if request.client else "")
+            path, headers = request.url.path, request.headers
+            reserved = await asyncio.to_thread(signed.take, path, headers, data)
+            try:
+                job = decoding.put(body, client, reserved=reserved)
+            except Full:
+                raise _later("Too many requests wait", BUSY_SECONDS) from None
+        except ClientDisconnect:
+            metrics.requests.labels("cancelled").inc()
+            raise HTTPException(499, "The client has gone") from None
+        except HTTPException as refusal:
+            metrics.requests.labels("busy" if refusal.status_code == 503 else "refused").inc()
+            raise
+        try:
+            answer = await _answer(request, job)
+        except _Gone:
+            metrics.requests.labels("cancelled").inc()
+            raise HTTPException(499, "The client has gone") from None
+        except Exception as error:
+            metrics.requests.labels("failed").inc()
+            raise HTTPException(500, f"The model failed: {type(error).__name__}") from error
+        metrics.note(answer, perf_counter() - began)
+        if answer.captured and not all(map(math.isfinite, answer.captured)):
+            raise HTTPException(500, "The model computes logits that are not finite")
+        return InferenceReply(
+            tokens=answer.tokens, captured_logits=answer.captured, elapsed_sec=answer.seconds
+        )
+
+    return app
+
+
+def _ready(decoding: Decoding) -> Decodes:
+    if decoding.fault:
+        raise HTTPException(503, "The model could not be loaded")
+    if decoding.decoder is None:
+        raise _later("The model is loading", LOADING_SECONDS)
+    return decoding.decoder
+
+
+def _later(reason: str, seconds: int) -> HTTPException:
+    return HTTPException(503, reason, headers={"Retry-After": str(seconds)})
+
+
+async def _read(request: Request, most: int) -> bytes:
+    """Return the body, read no further than a request may be long."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > most:
+            raise HTTPException(413, f"Request body is larger than {most} bytes")
+    return bytes(data)
+
+
+def _parsed(data: bytes) -> InferenceRequest:
+    try:
+        return InferenceRequest.model_validate_json(data)
+    except ValidationError as error:
+        told = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]]
+        detail = "; ".join(": ".join(filter(None, words)) for words in told)
+        raise HTTPException(422, detail) from None
+
+
+def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> InferenceRequest:
+    longest = min(limits.prompt + limits.new, decoder.longest)
+    problems = {
+        f"prompt has more than {limits.prompt} tokens": len(body.prompt) > limits.prompt,
+        f"gen_len is more than {limits.new}": body.gen_len > limits.new,
+        f"prompt and gen_len are more than {longest} tokens": (
+            len(body.prompt) + body.gen_len > longest
+        ),
+        "logits_at_step is behind gen_len": (body.logits_at_step or 1) > body.gen_len,
+        f"prompt has a token that is not below {decoder.vocabulary}": (
+            max(body.prompt) >= decoder.vocabulary
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise HTTPException(422, problem)
+    return body
+
+
+async def _answer(request: Request, job: Job) -> Generation:
+    """Wait for the answer; where the client has gone the job is cancelled."""
+    answer = asyncio.wrap_future(job.answer)
+    try:
+        while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise _Gone
+        return answer.result()
+    finally:
+        job.cancelled.set()

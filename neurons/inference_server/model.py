@@ -1,0 +1,227 @@
+"""The reference model: loaded through transformers, and decoded greedily over a static cache.
+
+One step is the same operations on the same buffers whatever the request: on a GPU it is compiled,
+captured once as a CUDA graph and replayed, and nothing waits for the GPU between two tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StaticCache
+
+from neurons.inference_server.queue import Generation
+from neurons.runtime.observe import get_logger
+
+BUCKET = 256
+"""Caches are a multiple of this long, so that a few of them serve every request."""
+LOOK_STEPS = 16
+"""Steps between two looks at whether anybody still waits for the answer."""
+WARM_UPS = 3
+CAUSE_CHARACTERS = 300
+"""A compiler's message may be pages long."""
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Compiler = str | Callable[..., Any]
+"""A backend of torch.compile, by its name or itself."""
+
+log = get_logger("inference")
+
+
+class Cancelled(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def load_model(name: str, device: str, dtype: str) -> Any:
+    """Return the model in evaluation mode.
+
+    Args:
+        name: of a model of the hub, or a folder that holds one.
+        dtype: one of `DTYPES`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
+
+    Raises:
+        OSError, ValueError: there is no such model, or not one that decodes text.
+    """
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        name, dtype=DTYPES[dtype], attn_implementation="sdpa", use_safetensors=True
+    )
+    return model.to(device).eval()
+
+
+class _Lane:
+    """The buffers of one length: cache, tokens, position, logits; and a step that advances them."""
+
+    def __init__(self, model: Any, one_token: Callable[..., Any], length: int) -> None:
+        device = model.device
+        self._model, self._one_token, self.length = model, one_token, length
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=length)
+        self.tokens = torch.zeros(1, length + 1, dtype=torch.long, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.logits = torch.zeros(1, model.config.vocab_size, device=device)
+        self._columns = torch.arange(length, device=device)
+        self._graph: Any = None
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Read the prompt; `logits` are then those of the first token, which is in `tokens`."""
+        count = len(prompt)
+        if self.cache.layers[0].is_initialized:
+            self.cache.reset()
+        self.tokens[0, :count] = torch.tensor(prompt, device=self.tokens.device)
+        positions = torch.arange(count, device=self.tokens.device)
+        self._forward(self._model, self.tokens[:, :count], positions)
+        self.position.fill_(count)
+        self._choose()
+
+    def step(self) -> None:
+        """Read the newest token and choose the next."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._advance()
+
+    def capture(self) -> None:
+        """Keep a step as a CUDA graph; `start` has to come after it."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                self._advance()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._advance()
+        self._graph = graph
+
+    def _advance(self) -> None:
+        token = self.tokens.index_select(1, self.position)
+        self._forward(self._one_token, token, self.position)
+        self.position.add_(1)
+        self._choose()
+
+    def _forward(
+        self, model: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        seen = self._columns[None, :] <= positions[:, None]
+        output = model(
+            input_ids=tokens,
+            position_ids=positions[None, :],
+            attention_mask=seen[None, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.logits.copy_(output.logits[:, -1])
+
+    def _choose(self) -> None:
+        self.tokens.index_copy_(1, self.position, self.logits.argmax(-1, keepdim=True))
+
+
+class Decoder:
+    """Greedy decoding of one request at a time: the same answer to the same prompt.
+
+    Args:
+        model: from `load_model`.
+        graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
+        compiler: the backend of torch.compile that compiles steps, once for all lengths; None
+            leaves them as they are, and so does one that fails, with a warning.
+    """
+
+    def __init__(
+        self, model: Any, *, graphs: bool = True, compiler: Compiler | None = None
+    ) -> None:
+        self.model = model
+        self.device = str(model.device.type)
+        self._graphs = graphs and self.device == "cuda"
+        self._one_token: Callable[..., Any] = model
+        self._lanes: dict[int, _Lane] = {}
+        torch.backends.cuda.matmul.allow_tf32 = False
+        if compiler is not None:
+            self._compile(compiler)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def longest(self) -> int:
+        """The most positions that the model was made for."""
+        return int(self.model.config.max_position_embeddings)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        capture_at: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Generation:
+        """Return `new_tokens` tokens; an end-of-text token ends nothing.
+
+        Args:
+            capture_at: the token, from 1, whose logits are kept.
+
+        Raises:
+            Cancelled: `cancelled` became true; looked at every few tokens.
+        """
+        begun = time.perf_counter()
+        lane = self._lane(len(prompt) + new_tokens)
+        lane.start(prompt)
+        captured = lane.logits.clone() if capture_at == 1 else None
+        self._wait()
+        first = time.perf_counter() - begun
+        for number in range(2, new_tokens + 1):
+            if number % LOOK_STEPS == 0:
+                self._wait()  # else the host runs ahead, and the end of a request comes late
+                if cancelled():
+                    raise Cancelled
+            lane.step()
+            if number == capture_at:
+                captured = lane.logits.clone()
+        tokens = lane.tokens[0, len(prompt) : len(prompt) + new_tokens].tolist()
+        kept = None if captured is None else captured[0].float().tolist()
+        return Generation(tokens, kept, time.perf_counter() - begun, first)
+
+    @torch.inference_mode()
+    def _compile(self, compiler: Compiler) -> None:
+        """Compile a step now, as a first request would wait for it."""
+        begun = time.perf_counter()
+        # sizes are symbols: a cache of another length takes what is compiled
+        self._one_token = torch.compile(
+            self.model.forward, dynamic=True, fullgraph=True, backend=compiler
+        )
+        try:
+            lane = self._lane(1)
+            lane.start([0])
+            lane.step()
+            self._wait()
+        except Exception as error:  # a compiler, its tools or a model may fail in any way
+            self._one_token, self._lanes = self.model, {}
+            log.warning(
+                "decoding is not compiled, and slower",
+                cause=" ".join(str(error).split())[:CAUSE_CHARACTERS],
+                remedy="Install a C compiler, or set INFERENCE_COMPILE=false.",
+            )
+        else:
+            log.info("decoding is compiled", seconds=round(time.perf_counter() - begun, 1))
+
+    def _lane(self, positions: int) -> _Lane:
+        length = -(-positions // BUCKET) * BUCKET
+        if length not in self._lanes:
+            lane = _Lane(self.model, self._one_token, length)
+            lane.start([0])  # which makes the cache's buffers
+            if self._graphs:
+                lane.capture()
+                log.info("decoding is captured", positions=length)
+            self._lanes[length] = lane
+        return self._lanes[length]
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()

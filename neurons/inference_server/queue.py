@@ -1,0 +1,164 @@
+"""One request after another on one thread, a bounded number waiting, and none computed in vain."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from neurons.runtime.observe import get_logger
+from neurons.wire.inference_protocol import InferenceRequest
+
+WAITING_EACH = 2
+"""Requests of one client that may wait."""
+RESERVED = 4
+"""Requests of validators that may wait, beside all others."""
+
+log = get_logger("inference")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Tokens, the logits that the captured one was chosen from, and seconds."""
+
+    tokens: list[int]
+    captured: list[float] | None
+    seconds: float
+    first_token_seconds: float
+
+
+class Decodes(Protocol):
+    """The part of `model.Decoder` that a request needs, known without torch."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        capture_at: int | None = None,
+        cancelled: Callable[[], bool] = ...,
+    ) -> Generation:
+        """Answer one request."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way: set `cancelled` where nobody waits any more.
+
+    Attributes:
+        client: what its limit counts it under.
+        reserved: whether it is a validator's, which is answered next.
+    """
+
+    request: InferenceRequest
+    client: str = ""
+    reserved: bool = False
+    answer: Future[Generation] = field(default_factory=Future)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Full(Exception):
+    """As many requests wait as may."""
+
+
+class Decoding:
+    """The thread that loads the model and then answers jobs in their order.
+
+    Args:
+        load: returns the decoder; it runs in the thread.
+        most: jobs that may wait, `WAITING_EACH` of one client; those of validators do not count.
+
+    Attributes:
+        decoder: None while the model is loading.
+        fault: why it could not be loaded.
+    """
+
+    def __init__(self, load: Callable[[], Decodes], most: int) -> None:
+        self._load, self._most = load, most
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
+        self.decoder: Decodes | None = None
+        self.fault = ""
+        self.done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return len(self._jobs)
+
+    def start(self) -> None:
+        """Load the model and take jobs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more jobs; the one that is being answered is given up."""
+        self.done.set()
+
+    def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:
+        """Return the job of a request, which now waits.
+
+        Raises:
+            Full: too many wait, of this client or of all.
+        """
+        job = Job(request, client, reserved)
+        with self._changed:
+            self._jobs = [one for one in self._jobs if not one.cancelled.is_set()]
+            alike = [one for one in self._jobs if one.reserved == reserved]
+            own = sum(one.client == client for one in alike)
+            if len(alike) >= (RESERVED if reserved else self._most):
+                raise Full
+            if not reserved and own >= WAITING_EACH:
+                raise Full
+            self._jobs.append(job)
+            self._changed.notify()
+        return job
+
+    def _take(self) -> Job | None:
+        """Return the next job: a validator's, or else the oldest; None after a short wait."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
+                return None
+            job = next((one for one in self._jobs if one.reserved), self._jobs[0])
+            self._jobs.remove(job)
+            return job
+
+    def _run(self) -> None:
+        try:
+            self.decoder = self._load()
+        except Exception as error:  # a model may fail to load in any way
+            self.fault = f"{type(error).__name__}: {error}"
+            if not isinstance(error, OSError):  # a file that is missing says enough by its name
+                log.exception("the model cannot be loaded")
+            self.done.set()
+            return
+        log.info("the model is loaded", device=self.decoder.device)
+        while not self.done.is_set():
+            job = self._take()
+            if job is not None and not job.cancelled.is_set():
+                self._answer(self.decoder, job)
+
+    def _answer(self, decoder: Decodes, job: Job) -> None:
+        request = job.request
+        try:
+            answer = decoder.generate(
+                request.prompt,
+                request.gen_len,
+                request.logits_at_step,
+                lambda: job.cancelled.is_set() or self.done.is_set(),
+            )
+        except Exception as error:  # one request's end, memory that ran out among them
+            if not job.cancelled.is_set():
+                job.answer.set_exception(error)
+        else:
+            job.answer.set_result(answer)

@@ -1,0 +1,43 @@
+"""`python -m neurons.inference_server.sample FOLDER`: makes a small Qwen2 of random weights."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+"""Its sizes, as Qwen2Config takes them."""
+SPREAD = 0.15
+"""Standard deviation of the weights: logits as far apart as a trained model's."""
+
+
+def make_model(folder: Path, seed: int = 1) -> None:
+    """Write the model to `folder`; the same seed gives the same weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(**SMALL)
+    loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not
+    model = loader.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, SPREAD)
+        model.lm_head.weight.mul_(4.0)
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Make a small Qwen2 of random weights.")
+    parser.add_argument("folder", type=Path, help="where its files are written")
+    make_model(parser.parse_args().folder)

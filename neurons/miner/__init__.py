@@ -1,0 +1,1 @@
+"""The miner: `python -m neurons.miner` publishes, measures, claims, commits and reveals."""

@@ -1,0 +1,232 @@
+"""The miner: `./START_MINER.sh COMMAND` (--help lists them), or `python -m neurons.miner`.
+
+The composition root: it reads the settings, builds the parts and hands them to the daemon.
+Nothing in this process imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import click
+
+if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
+from neurons.miner.command_line import backup, commands, help
+from neurons.miner.command_line.commands import log_file, read_settings, say
+from neurons.miner.command_line.metrics import serving
+from neurons.miner.command_line.options import Commands, command, shared
+from neurons.miner.command_line.status import JOURNAL, summary
+from neurons.miner.command_line.update import tell_of_updates
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.miner.journal import Journal
+from neurons.miner.premature import warn_of_early_judgement
+from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.publishing.tuned_kernels import Kept
+from neurons.miner.tuner import Tuner
+from neurons.runtime import observe
+from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
+from neurons.runtime.flags import CONTEXT, Given, run_command, show_version
+from neurons.runtime.identity import (
+    OFFLINE,
+    ChainUnreachable,
+    Identity,
+    load_identity,
+    registered_uid,
+    wallet_warnings,
+)
+from neurons.runtime.notify import notify
+from neurons.runtime.process import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
+from neurons.runtime.settings import Settings
+from neurons.wire.client import ApiClient
+
+TO_THE_REAL_SUBNET = (
+    "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
+    "fill it in, and start again"
+)
+
+log = observe.get_logger("miner")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, 1, or 78 when a person has to act."""
+    observe.configure()
+    try:
+        return run_command(cli, help.SCRIPT, arguments)
+    except ConfigError as error:
+        say(str(error), sys.stderr)
+        return EX_CONFIG
+    except Stopped:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except QuasarError as error:
+        say(str(error), sys.stderr)
+        return 1
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings=CONTEXT)
+@shared
+@show_version
+@click.pass_context
+def cli(context: click.Context) -> int | None:
+    """The QUASAR miner. Without a command it mines until it is stopped.
+
+    `./START_MINER.sh help COMMAND` says what a command does and takes.
+    """
+    return mine(context.ensure_object(Given)) if context.invoked_subcommand is None else None
+
+
+def mine(given: Given, *, once: bool = False) -> int:
+    """Carry out `run` or `once`; a sentence that ends it stands in the log file as well."""
+    try:
+        return _mine(given, once=once)
+    except Stopped:
+        raise
+    except QuasarError as error:
+        observe.append(log_file(given), str(error))
+        raise
+
+
+def _mine(given: Given, *, once: bool) -> int:
+    settings, embedded = read_settings(given)
+    stop = threading.Event()
+    with stop_on_signals(stop), ExitStack() as stack:
+        wait_for_space(settings.state_dir, Waiter(stop))
+        stack.enter_context(StateLock(settings.state_dir))
+        observe.configure(
+            settings.log_level, settings.log_format, file=log_file(given), ordinary=sys.stdout
+        )
+        if embedded:
+            log.info("no .env: fork, validator API and validator are set up on this machine alone")
+        with _context(settings, embedded, stop) as context:
+            _greet(context, given)
+            where = context.settings.state_dir, settings.metrics_port
+            stack.enter_context(serving(*where, context.identity.hotkey))
+            stack.callback(notify, "STOPPING=1")
+            notify("READY=1", f"STATUS=mining with {context.settings.validator_api_url}")
+            if once:
+                return _once(context, embedded)
+
+            def after_cycle(submission: Submission) -> None:
+                if embedded and submission.closed:
+                    log.info(TO_THE_REAL_SUBNET)
+
+            run_forever(context, after_cycle)
+    return 0
+
+
+@contextmanager
+def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Iterator[Context]:
+    """Build every part; the embedded subnet lives as long as the context."""
+    with ExitStack() as stack:
+        if embedded:
+            subnet = stack.enter_context(EmbeddedSubnet(settings, stop))
+            settings, me = subnet.settings, subnet.identity
+        else:
+            me = load_identity(*settings.miner_wallet)
+        client = ApiClient(str(settings.validator_api_url), me, wait=Waiter(stop))
+        stack.callback(client.close)
+        journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
+        for submission in journal.live_submissions():
+            observe.register_secret(submission.salt or "")
+        kept, fork = Kept(settings.state_dir, settings.fork_scope), open_fork(settings, stop=stop)
+        context = Context(
+            settings=settings,
+            identity=me,
+            journal=journal,
+            client=client,
+            fork=fork,
+            content_digest=kept.digest,
+            log=log,
+            stop=stop,
+            tuner=Tuner(settings, kept, fork.worktree, log),
+        )
+        if not embedded:
+            yield context
+            return
+        context.quiet_seconds = QUIET_SECONDS
+        try:
+            yield context
+        finally:
+            subnet.check()
+
+
+def _greet(context: Context, given: Given) -> None:
+    """Say in a few lines what this run works with, and what is worth a warning."""
+    settings = context.settings
+    for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
+        log.warning(str(problem))
+    warn_of_other_hotkeys(context)
+    warn_of_early_judgement(context)
+    if tuned := Kept(settings.state_dir).evidence():
+        log.info("publishing kernels that were tuned here", gain=f"{tuned.ratio - 1:+.1%}")
+    if settings.device == "cpu":
+        log.info(
+            "no GPU: only short lengths are measured; timings on a shared CPU vary, so claims "
+            "should keep well below them",
+            headroom=settings.claim_headroom,
+        )
+    log.info(
+        "miner starts",
+        hotkey=context.identity.hotkey,
+        target=settings.target_sequence_length,
+        scope=settings.fork_scope,
+        device=settings.device,
+        api=settings.validator_api_url,
+        state=str(settings.state_dir),
+    )
+    if settings.subtensor_network != OFFLINE:
+        # The chain may take long to answer, and nothing waits for what it says.
+        threading.Thread(
+            target=_look_up_registration, args=(settings, context.identity), daemon=True
+        ).start()
+        threading.Thread(target=tell_of_updates, args=(log, context.stop), daemon=True).start()
+
+
+def _look_up_registration(settings: Settings, me: Identity) -> None:
+    try:
+        uid = registered_uid(me.hotkey, settings.netuid, settings.subtensor_network)
+    except ChainUnreachable as error:
+        log.warning(f"the registration is unknown: {error}")
+        return
+    if uid is None:
+        command = f"btcli subnets register --netuid {settings.netuid}"
+        log.warning("the hotkey is not registered on the subnet", remedy=command)
+    else:
+        log.info("the hotkey is registered", uid=uid, netuid=settings.netuid)
+
+
+def _once(context: Context, embedded: bool) -> int:
+    submission = run_cycle(context)
+    say(summary(submission, context.settings.state_dir))
+    if context.stop.is_set():
+        say("stopped; the next start goes on from here")
+        return 0
+    if embedded:
+        say(TO_THE_REAL_SUBNET)
+    return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
+
+
+_ALL = {
+    "run": (mine, "Mine until stopped (the default)."),
+    "once": (partial(mine, once=True), "Run one cycle to its end; status 0 when it was judged."),
+    **commands.ALL,
+    **backup.ALL,
+    **help.ALL,
+}
+for _name, (_function, _summary) in _ALL.items():
+    command(cli, _summary, name=_name)(_function)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

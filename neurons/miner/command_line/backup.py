@@ -1,0 +1,95 @@
+"""The commands that copy the journal to a file, also while the miner runs, and put a copy back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from neurons.miner.command_line.commands import read_settings, say
+from neurons.miner.command_line.status import JOURNAL, find_journal
+from neurons.miner.journal import Journal
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.flags import Folder, Given
+from neurons.runtime.process import StateLock
+
+MAGIC = b"SQLite format 3\0"
+SET_ASIDE = "journal.previous.sqlite"
+
+
+@click.argument("file", type=Folder())
+def backup(given: Given, file: Path) -> int:
+    """Carry out `backup`."""
+    settings, _ = read_settings(given, process=None)
+    journal = find_journal(settings.state_dir)
+    if journal is None:
+        raise ConfigError(f"Nothing has run in {settings.state_dir}, so there is no journal yet.")
+    if file.exists():
+        raise ConfigError(f"{file} is there already. Name another file, or remove it first.")
+    copy_journal(journal, file)
+    say(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
+    return 0
+
+
+@click.argument("file", type=Folder())
+def restore(given: Given, file: Path) -> int:
+    """Carry out `restore`: what was there before is set aside."""
+    settings, _ = read_settings(given, process=None)
+    if not file.is_file():
+        said = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
+        raise ConfigError(f"{said}. Name a file that `backup` made.")
+    if not is_database(file):
+        raise ConfigError(f"{file} is no copy of a journal. Name a file that `backup` made.")
+    with Journal(file, copy=True) as journal:
+        found = next(iter(journal.latest()), None)
+    with StateLock(settings.state_dir):
+        present = settings.state_dir / JOURNAL
+        part = present.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        copy_journal(file, part)
+        if present.exists():
+            os.replace(present, settings.state_dir / SET_ASIDE)
+        for rest in ("-wal", "-shm"):  # they belong to the file that was set aside
+            left = present.with_name(present.name + rest)
+            if left.exists():
+                os.replace(left, settings.state_dir / (SET_ASIDE + rest))
+        os.replace(part, present)
+    newest = "it is empty" if found is None else f"its newest submission is {found.state.value}"
+    say(f"restored from {file}: {newest}; what was there before is {SET_ASIDE}")
+    return 0
+
+
+def is_database(file: Path) -> bool:
+    """Tell whether a file begins as SQLite's do; an unreadable one is left to who opens it."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return True
+
+
+def copy_journal(source: Path, target: Path) -> None:
+    """Copy a journal through SQLite, as it is, to a new file of mode 0600.
+
+    Raises:
+        ConfigError: the target cannot be written, or the source is no journal.
+    """
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as there,
+            closing(sqlite3.connect(target)) as here,
+        ):
+            there.backup(here)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{source} cannot be copied to {target}: {error}.") from error
+
+
+ALL: dict[str, tuple[Callable[..., int], str]] = {
+    "backup": (backup, "Copy the journal to FILE; also while the miner runs."),
+    "restore": (restore, "Put a copy of the journal in its place; the present one is kept."),
+}

@@ -1,0 +1,251 @@
+"""The commands that look, measure or decide, and start no daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from harness.analysis.stats import show_table
+from harness.measuring.process import printable
+from harness.source import tree_commit
+from harness.workload import LENGTHS, lengths_for
+from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.miner import daemon
+from neurons.miner.command_line import doctor as doctor_checks
+from neurons.miner.command_line import kernel_checks
+from neurons.miner.command_line.findings import Finding, failure
+from neurons.miner.command_line.machine_checks import machine
+from neurons.miner.command_line.options import as_json
+from neurons.miner.command_line.status import (
+    find_journal,
+    of_another_user,
+    read_status,
+    summary,
+    watch_text,
+)
+from neurons.miner.cycle import State, Submission, backoff_seconds
+from neurons.miner.journal import Journal
+from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.series import (
+    MinerSeries,
+    describe_machine,
+    new_series,
+    targets_to_try,
+)
+from neurons.runtime import observe
+from neurons.runtime.errors import ConfigError, Retry
+from neurons.runtime.flags import Given, Whole
+from neurons.runtime.identity import public_hotkey
+from neurons.runtime.loading import Process, load_settings, state_dir
+from neurons.runtime.machine import resolve_device
+from neurons.runtime.process import StateLock
+from neurons.runtime.settings import Settings
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print `text`, its printable characters without secrets, to stdout unless one is given."""
+    stream = stream or sys.stdout
+    stream.write(printable(observe.redact(text), kept="\n") + "\n")
+    stream.flush()
+
+
+def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
+    """Return the settings and whether the run stays on this machine.
+
+    Args:
+        process: whose needs are checked; None for a command that only looks into the journal.
+
+    Raises:
+        ConfigError: every problem of the settings, one a line.
+    """
+    flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
+    embedded = is_embedded(flags, given.env_file, os.environ)
+    if embedded:
+        settings = embedded_settings(flags, os.environ)
+    else:
+        settings = load_settings(flags, given.env_file, process=process)
+    for secret in settings.secrets():
+        observe.register_secret(secret)
+    if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+    return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
+
+
+def log_file(given: Given) -> Path:
+    """Return where the miner's log lies, also where its settings cannot be read."""
+    folder = state_dir(given.settings, given.env_file, os.environ)
+    with suppress(ConfigError):
+        if is_embedded(given.settings, given.env_file, os.environ):
+            folder /= "embedded"
+    return folder / "logs" / "miner.log"
+
+
+@as_json
+@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@click.option(
+    *("--history", "shown"),
+    metavar="[N]",
+    type=Whole(0, 1000),
+    is_flag=False,
+    flag_value=20,
+    default=0,
+    help="The last N submissions too (20).",
+)
+def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
+    """Carry out `status`: it only reads, so it works while the miner runs."""
+    settings, _ = read_settings(given, process=None)
+    wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
+
+    def now() -> str:
+        found = read_status(settings.state_dir, public_hotkey(*wallet), shown)
+        return json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
+
+    if watch and not as_json:
+        watch_text(now)
+    else:
+        say(now())
+    return 0
+
+
+@as_json
+@click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
+def doctor(given: Given, as_json: bool, kernels: bool) -> int:
+    """Carry out `doctor`; return 1 when a check fails."""
+    if kernels:
+        settings, _ = read_settings(given, process=None)
+        return _failed(_tell(kernel_checks.examine(settings.device), as_json, gap=" -> "))
+    findings = []
+    try:
+        settings, embedded = read_settings(given)
+    except ConfigError as error:
+        # The machine's own checks need no settings, so they are still made.
+        findings = [failure("settings", *one) for one in error.problems]
+        settings = load_settings({}, Path(os.devnull), {})
+        findings += machine(settings)
+    else:
+        findings += doctor_checks.examine(settings, embedded=embedded)
+    told = _tell(findings, as_json, gap=f"\n{'':23}-> ")
+    if not as_json:
+        levels = [one.level for one in told]
+        end = "mend the failures first" if _failed(told) else "the miner can start"
+        say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
+    return _failed(told)
+
+
+def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
+    """Print each finding when it is there, `gap` before a remedy; return them."""
+    told = []
+    for one in findings:
+        told.append(one)
+        if not as_json:
+            remedy = f"{gap}{one.remedy}" if one.remedy else ""
+            say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
+    if as_json:
+        say(json.dumps([asdict(one) for one in told], indent=2))
+    return told
+
+
+def _failed(findings: Iterable[Finding]) -> int:
+    return int(any(one.level == "failure" for one in findings))
+
+
+@click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
+def bench(given: Given, all_lengths: bool = False) -> int:
+    """Carry out `bench`: measure the fork as the miner will; nothing is submitted."""
+    settings, embedded = read_settings(given)
+    with StateLock(settings.state_dir):
+        if embedded:
+            settings = EmbeddedSubnet(settings, threading.Event()).settings
+        fork = open_fork(settings)
+        fork.prepare()
+        target = settings.target_sequence_length
+        environment = describe_machine(settings.device)
+        wanted = None if target == "auto" else target
+        targets = targets_to_try(wanted, environment.device)
+        commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
+        series = new_series(settings, fork.worktree, environment, "bench", commit, log, anew=True)
+        _insist(series, lambda: series.run_targets(targets))
+        if all_lengths:
+            lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
+            _insist(series, lambda: series.run(lengths))
+            series.round_done()
+    show_table(series.measurements, series.failures)
+    say(f"report: {series.path}")
+    return int(bool(series.failures))
+
+
+def _insist(series: MinerSeries, act: Callable[[], object]) -> None:
+    """Measure, and go on after what the miner goes on after."""
+    while True:
+        try:
+            act()
+            return
+        except Retry as fault:
+            series.crashes += 1
+            series.log.warning("trying again", reason=fault.reason)
+            time.sleep(backoff_seconds(series.crashes, jitter=1.0))
+
+
+@click.option(
+    *("-n", "--lines"), type=Whole(0, 10**9), metavar="N", default=20, help="How many (20)."
+)
+@click.option("--no-follow", is_flag=True, help="End after these lines.")
+def logs(given: Given, lines: int, no_follow: bool) -> int:
+    """Carry out `logs`: become `tail`, which follows the log through its rotation."""
+    path = log_file(given)
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        raise of_another_user(path.parent.parent) from None
+    except OSError:
+        say(f"there is no log yet at {path}: the miner writes it when it runs")
+        return 1
+    follow = [] if no_follow else ["-F"]
+    command = ["tail", "-n", str(lines), *follow, "--", str(path)]
+    raise SystemExit(os.execvp(command[0], command))  # noqa: S606
+
+
+def release(given: Given) -> int:
+    """Carry out `release`: a person's word that what is held may go on."""
+    return _decide(given, daemon.release)
+
+
+def abandon(given: Given) -> int:
+    """Carry out `abandon`: a person's word that what is held ends here."""
+    return _decide(given, daemon.abandon)
+
+
+def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission]) -> int:
+    settings, _ = read_settings(given, process=None)
+    path = find_journal(settings.state_dir)
+    if path is None:
+        say(f"nothing has run in {settings.state_dir}")
+        return 0
+    with Journal(path) as journal:
+        held = [one for one in journal.live_submissions() if one.state is State.HELD]
+        for submission in held:
+            say(summary(act(journal, submission, time.time()), settings.state_dir))
+    if not held:
+        say("nothing is held")
+    return 0
+
+
+ALL: dict[str, tuple[Callable[..., int], str]] = {
+    "status": (status, "Say where the submission stands and what comes next."),
+    "logs": (logs, "Show the end of the log, and follow it until Ctrl-C."),
+    "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
+    "bench": (bench, "Measure as the miner does; submit nothing."),
+    "release": (release, "Let a held submission go on."),
+    "abandon": (abandon, "End a held submission without a verdict."),
+}
+"""The commands that start no daemon, each with its line in the help."""

@@ -1,0 +1,225 @@
+"""Checks that this machine and these settings can mine: each failure comes with its remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from harness.imports import install_command
+from harness.measuring.runner import MeasurementError, check_import
+from harness.source import missing_files
+from neurons.miner.command_line.findings import Finding, failure, ok, warning
+from neurons.miner.command_line.machine_checks import machine
+from neurons.miner.command_line.update import REMEDY, newer_commit
+from neurons.miner.publishing.from_settings import open_fork, upstream_address
+from neurons.miner.publishing.github import check_token
+from neurons.miner.series import targets_to_try
+from neurons.runtime import identity
+from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.remote import parse_remote
+from neurons.runtime.observe import redact_text
+from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
+from neurons.wire.outcomes import http_date
+from quasar_kernels.contract import fork_imports
+
+CLOCK_SECONDS = 30.0
+HTTP_SECONDS = 10.0
+CHAIN_SECONDS = 12.0
+
+
+def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
+    """Yield every check that applies, the quick ones first.
+
+    Args:
+        embedded: the run stays on this machine, so nothing outside it is looked at.
+    """
+    yield from machine(settings)
+    if embedded:
+        yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
+        yield scope(settings, embedded=True)
+        yield fork(settings)
+        return
+    yield from environment_file(settings)
+    yield target(settings)
+    yield scope(settings, embedded=False)
+    yield publishing(settings)
+    if settings.repo_path is None:
+        yield upstream(settings)
+    yield fork(settings)
+    yield from wallet(settings)
+    yield from api(settings)
+    if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
+        yield token(settings)
+    yield registration(settings)
+    yield update()
+
+
+def environment_file(settings: Settings) -> Iterator[Finding]:
+    """What the .env holds that is worth a look; its values were checked when it was read."""
+    for problem, remedy in settings.warnings:
+        yield warning(".env", problem, remedy or "Remove the line from .env.")
+    if not settings.warnings:
+        yield ok(".env", "every line is understood and nobody else can read it")
+
+
+def update() -> Finding:
+    """Whether this checkout is behind its origin."""
+    commit = newer_commit()
+    if commit is None:
+        return ok("update", "none is known of")
+    return warning("update", f"commit {commit[:12]} is newer than this checkout", REMEDY)
+
+
+def target(settings: Settings) -> Finding:
+    """Whether the target can be measured here: nothing is claimed that was not."""
+    length = settings.target_sequence_length
+    try:
+        targets = targets_to_try(None if length == "auto" else length, settings.device)
+    except Held as held:
+        return failure("target", held.reason, held.remedy)
+    best = "the best up to " if length == "auto" else ""
+    return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
+
+
+def publishing(settings: Settings) -> Finding:
+    """Whether the names of the fork and its branch, or the checkout at REPO_PATH, can be used."""
+    try:
+        named = open_fork(settings)
+        if settings.repo_path is None:
+            return ok("publishing", f"the branch {settings.fork_branch}")
+        return ok("publishing", f"the branch {named.branch} of {named.url}")
+    except ConfigError as error:
+        return failure("publishing", *error.problems[0])
+    except Held as held:
+        return failure("publishing", held.reason, held.remedy)
+
+
+def upstream(settings: Settings) -> Finding:
+    """Whether the repository that the fork is made of can be reached."""
+    address = upstream_address(settings)
+    try:
+        remote = parse_remote(address)
+        git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
+        git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
+    except (QuasarError, ValueError) as error:
+        why = error.reason if isinstance(error, Held) else str(error)  # its remedy is of the fork
+        detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
+        return failure(
+            "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
+        )
+    return ok("upstream", f"{remote.public_url} can be reached")
+
+
+def scope(settings: Settings, *, embedded: bool) -> Finding:
+    """What of the kernels is published."""
+    if settings.fork_scope == "layer":
+        return ok("scope", "publishes the operator and the layer")
+    if embedded:
+        detail = "FORK_SCOPE=ops, but the fork on this machine has no layer."
+        return failure("scope", detail, "Unset it.")
+    return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
+
+
+def fork(settings: Settings) -> Finding:
+    """Whether the fork's code can be imported here: a child imports it, this process never does."""
+    tree = settings.repo_path or settings.state_dir / "fork"
+    try:
+        absent = missing_files(tree)
+    except PermissionError as error:
+        setting = "REPO_PATH" if settings.repo_path else "STATE_DIR"
+        remedy = f"Give it to this user, or set another {setting}."
+        return failure("fork", f"{tree} cannot be read ({error.strerror})", remedy)
+    if absent:
+        needed = sorted({module.split(".")[0] for module in fork_imports()})
+        for module in needed:
+            if importlib.util.find_spec(module) is None:
+                detail = f"it needs {module}, which is not installed"
+                return failure("fork", detail, f"Run {install_command(module)}.")
+        have = ", ".join(needed)
+        return ok("fork", f"imported once it is prepared; what that needs is installed: {have}")
+    try:
+        seconds = check_import(tree)
+    except MeasurementError as error:
+        own_words = f"`python -m harness --tree {tree}` shows the process's own words."
+        detail = f"{tree} cannot be imported: {error.reason}"
+        return failure("fork", detail, error.remedy or own_words)
+    return ok("fork", f"imported from {tree} in {seconds:.1f} s")
+
+
+def wallet(settings: Settings) -> Iterator[Finding]:
+    """The hotkey's file."""
+    try:
+        me = identity.load_identity(*settings.miner_wallet)
+    except ConfigError as error:
+        yield from (failure("wallet", *one) for one in error.problems)
+        return
+    yield ok("wallet", f"hotkey {me.hotkey}")
+    yield from (warning("wallet", *one) for one in identity.wallet_warnings(*settings.miner_wallet))
+
+
+def api(settings: Settings) -> Iterator[Finding]:
+    """The validator API, and its clock against this machine's."""
+    url = str(settings.validator_api_url)
+    try:
+        reply = httpx.get(f"{url}/health", timeout=HTTP_SECONDS)
+    except httpx.HTTPError as error:
+        detail = f"{url} does not answer ({type(error).__name__})"
+        yield failure("api", detail, "Check VALIDATOR_API_URL and the network.")
+        return
+    if reply.status_code != 200:
+        detail = f"{url}/health answers {reply.status_code}"
+        yield failure("api", detail, "Check VALIDATOR_API_URL.")
+        return
+    yield ok("api", f"{url} is up")
+    there = http_date(reply.headers.get("Date", ""))
+    if there is None:
+        return
+    # The Date header counts whole seconds and was written up to one round trip ago.
+    offset = time.time() - there
+    detail = f"this machine's clock is {offset:+.0f} s from the server's"
+    if abs(offset) > CLOCK_SECONDS:
+        yield warning("clock", detail, "Switch on NTP: timedatectl set-ntp true")
+    else:
+        yield ok("clock", detail)
+
+
+def token(settings: Settings) -> Finding:
+    """Whose the GitHub token is and what it may do."""
+    secret = settings.github_token.get_secret_value() if settings.github_token else ""
+    try:
+        scopes = check_token(settings.github_api_url, secret, settings.github_username or "")
+    except Held as held:
+        return failure("token", held.reason, held.remedy)
+    except Retry as fault:
+        detail = f"GitHub does not answer as it should: {fault.reason}"
+        return failure("token", detail, "Check the network.")
+    except ConfigError as error:
+        return failure("token", str(error), "Set GITHUB_API_URL to an https address.")
+    owner = settings.github_username
+    if scopes is None:  # a fine-grained token does not tell its permissions
+        return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")
+    return ok("token", f"classic token of {owner} with {', '.join(sorted(scopes))}")
+
+
+def registration(settings: Settings) -> Finding:
+    """The hotkey's uid on the subnet."""
+    if settings.subtensor_network == identity.OFFLINE:
+        return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
+    try:
+        hotkey = identity.load_identity(*settings.miner_wallet).hotkey
+        uid = identity.registered_uid(
+            hotkey, settings.netuid, settings.subtensor_network, CHAIN_SECONDS
+        )
+    except ConfigError:
+        return warning("registration", "unknown without a hotkey", "See the wallet's line.")
+    except identity.ChainUnreachable as error:
+        return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining goes on.")
+    if uid is None:
+        command = f"btcli subnets register --netuid {settings.netuid}"
+        return warning("registration", f"{hotkey} is not on subnet {settings.netuid}", command)
+    return ok("registration", f"uid {uid} on subnet {settings.netuid}")

@@ -1,0 +1,139 @@
+"""What `doctor --kernels` looks at: NVRTC, the path that serves here, the build of each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.measuring.runner import MeasurementError, call
+from neurons.miner.command_line.findings import Finding, failure, ok, warning
+from neurons.miner.command_line.machine_checks import gpu
+from quasar_kernels.compile_failures import explain
+from quasar_kernels.compile_specs import ARCHITECTURES
+from quasar_kernels.diagnosis import TOLERANCE, Build, Builds, PathsTaken, PathTaken
+
+CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
+"""(major, minor) of every GPU that the kernels are kept for."""
+
+OLDEST = (8, 0)
+"""The CUDA kernels are written for this capability and later ones."""
+
+AT_ONCE = 3
+"""Capabilities that are built side by side: each process holds torch, half a gigabyte."""
+
+_UNKNOWN = "Report this line: its cause is not a known one."
+
+
+def compile_kernels(capability: tuple[int, int]) -> Builds:
+    """Compile the CUDA kernels for (major, minor), which need not be here, as at first use.
+
+    Raises:
+        MeasurementError: the process came to no result.
+    """
+    function = "quasar_kernels.diagnosis:compile_for"
+    return Builds.model_validate(call(function, *capability, device="cpu", timeout=120))
+
+
+def find_paths(device: str) -> PathsTaken:
+    """Run the operator on every GPU (`cuda`) or on the `cpu`, and tell what served it.
+
+    Raises:
+        MeasurementError: the process came to no result, or torch cannot use the device.
+    """
+    function = "quasar_kernels.diagnosis:find_paths"
+    return PathsTaken.model_validate(call(function, device, device=device, timeout=300))
+
+
+def examine(
+    device: str,
+    *,
+    look: Callable[[str], PathsTaken] = find_paths,
+    build: Callable[[tuple[int, int]], Builds] = compile_kernels,
+) -> Iterator[Finding]:
+    """Yield what is found, as it is found; each capability is built in a process of its own.
+
+    A failure is what leaves the GPU at hand without the CUDA path that it should have; without a
+    GPU, whatever does not compile. The rest are warnings.
+
+    Args:
+        device: `cuda` or `cpu`.
+    """
+    yield gpu(device)
+    try:
+        found = look(device)
+    except MeasurementError as error:
+        yield failure(device, *told(_with_last_line(error)))
+        return
+    here = {path.capability for path in found.paths if path.capability}
+    if found.nvrtc_error:
+        level = failure if any(one >= OLDEST for one in here) else warning
+        yield level("nvrtc", *told(found.nvrtc_error, found.nvrtc_remedy))
+    else:
+        yield ok("nvrtc", found.nvrtc)
+    for path in found.paths:
+        yield serves(path)
+    if found.nvrtc_error:
+        names = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
+        yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
+        return
+    wanted = sorted({*CAPABILITIES, *(one for one in here if one >= OLDEST)})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(
+            lambda one: compiles(one, build, needed=not here or one in here), wanted
+        )
+
+
+def serves(path: PathTaken) -> Finding:
+    """Which implementation serves on a device, and whether its result is right."""
+    call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
+    name = f"{path.device} {path.dtype}{call}"
+    if path.error:
+        return failure(name, *told(f"{path.name}: {path.error}", path.remedy))
+    taken = f"{path.name}: {path.backend} serves"
+    if path.rms is None or not path.rms <= TOLERANCE:  # NaN too
+        return failure(name, f"{taken} with wrong results: relative error {path.rms}", _UNKNOWN)
+    if path.capability and path.capability >= OLDEST and path.backend != "cuda":
+        detail, remedy = told(path.reason, path.remedy)
+        return failure(name, f"{taken}, not cuda: {detail}", remedy)
+    return ok(name, f"{taken}: {path.reason} (relative error {path.rms:.1e})")
+
+
+def compiles(
+    capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
+) -> Finding:
+    """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
+    name = "sm_{}{}".format(*capability)
+    level = failure if needed else warning
+    try:
+        builds = build(capability).builds
+    except MeasurementError as error:
+        return level(name, *told(_with_last_line(error)))
+    broken = [one for one in builds if one.error]
+    if broken:
+        which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
+        detail, remedy = told(broken[0].error, broken[0].remedy)
+        return level(name, f"{which}: {detail}", remedy)
+    return ok(name, ", ".join(map(_built, builds)))
+
+
+def _built(one: Build) -> str:
+    kind = "machine code" if one.machine_code else "PTX, for a GPU that this NVRTC does not know"
+    return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
+
+
+def told(text: str, remedy: str = "") -> tuple[str, str]:
+    """Return a failure's first line with its cause, and the remedy: the known one, or else its own.
+
+    Args:
+        remedy: its own, a clause.
+    """
+    line = next((x.strip() for x in text.splitlines() if x.strip()), "no reason given")
+    known = explain(text)
+    if known is not None:
+        return f"{line.rstrip('.')}: {known.cause}", known.remedy
+    return line, remedy[:1].upper() + remedy[1:] or _UNKNOWN
+
+
+def _with_last_line(error: MeasurementError) -> str:
+    # the reason comes first: it is what is shown; the log may hold the words that are known
+    return f"{error.reason}\n{error.log_tail}"

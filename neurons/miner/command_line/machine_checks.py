@@ -1,0 +1,167 @@
+"""What the doctor looks at on this machine: programs, GPU, compilers and disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.measuring.runner import MeasurementError, probe
+from harness.report import Environment
+from neurons.miner.command_line.findings import Finding, failure, ok, warning
+from neurons.miner.command_line.metrics import INSTALL
+from neurons.runtime.git.command import MINIMUM_GIT
+from neurons.runtime.machine import gpus
+from neurons.runtime.settings import Settings
+
+PYTHON_MINIMUM = (3, 10)
+DISK_NEEDED_GB, DISK_WANTED_GB = 1.0, 5.0
+
+
+def machine(settings: Settings) -> Iterator[Finding]:
+    """Yield the checks of this machine alone."""
+    yield python()
+    yield from software(settings.device)
+    yield gpu(settings.device)
+    if settings.device == "cuda":
+        yield compiler()
+    yield nvcc()
+    yield git()
+    yield disk(settings.state_dir)
+    if settings.metrics_port is not None and find_spec("prometheus_client") is None:
+        found = f"METRICS_PORT={settings.metrics_port} needs prometheus-client"
+        yield failure("metrics", found, INSTALL)
+    if settings.agent_iterations:
+        yield optuna()
+    if settings.tune_command:
+        yield optimiser(settings.tune_words[0])
+
+
+def python() -> Finding:
+    """The interpreter's version."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MINIMUM:
+        return failure(
+            "python", version, "Install Python 3.10 to 3.13 and run scripts/install.sh miner."
+        )
+    return ok("python", f"{version} at {sys.executable}")
+
+
+def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
+    """torch and triton, as a child process sees them: this one never imports torch."""
+    repair = "Remove .venv and run scripts/install.sh miner."
+    try:
+        found = look(device=device)
+    except MeasurementError as error:
+        tail = error.log_tail.strip().splitlines()
+        yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)
+        return
+    build = f"CUDA {found.cuda}" if found.cuda else "without CUDA"
+    if device == "cuda" and found.device != "cuda":
+        yield failure("torch", f"{found.torch}, {build}, sees no GPU", repair)
+    else:
+        yield ok("torch", f"{found.torch}, {build}")
+    if found.triton:
+        yield ok("triton", found.triton)
+    elif device == "cuda":
+        yield failure("triton", "not installed", repair)
+    else:
+        yield ok("triton", "not installed; a CPU does not need it")
+
+
+def gpu(device: str) -> Finding:
+    """The GPUs and the driver, read from NVML."""
+    found = gpus()
+    if found:
+        names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in found)
+        return ok("gpu", f"{names}, driver {found[0].driver}")
+    if device == "cuda":
+        remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."
+        return failure("gpu", "NVML finds no NVIDIA GPU", remedy)
+    return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
+
+
+def compiler() -> Finding:
+    """The C compiler and Python's headers, with which Triton builds its launcher on a GPU."""
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    path = shutil.which("gcc") or shutil.which("clang")
+    if path and header.is_file():
+        return ok("compiler", path)
+    missing = f"{header} is missing" if path else "neither gcc nor clang is found"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    remedy = f"On Debian and Ubuntu: sudo apt install gcc {version}-dev"
+    return failure("compiler", f"{missing}: Triton cannot start kernels", remedy)
+
+
+def nvcc() -> Finding:
+    """The CUDA compiler, which only people who change the .cu files need."""
+    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if path is None:
+        return ok("nvcc", "not found; only changes to the .cu files need it")
+    release = re.search(r"release ([\d.]+)", _output([path, "--version"]))
+    return ok("nvcc", f"{release[1] if release else 'unknown release'} at {path}")
+
+
+def git() -> Finding:
+    """The git program."""
+    text = _output(["git", "--version"])
+    numbers = re.search(r"(\d+)\.(\d+)", text)
+    install = "On Debian and Ubuntu: sudo apt install git"
+    if numbers is None:
+        return failure("git", "not found", install)
+    if (int(numbers[1]), int(numbers[2])) < MINIMUM_GIT:
+        least = ".".join(map(str, MINIMUM_GIT))
+        return failure("git", text, f"git {least} or newer is needed. {install}")
+    return ok("git", text)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def optuna() -> Finding:
+    """The library that AGENT_ITERATIONS searches with."""
+    if find_spec("optuna") is None:
+        return failure(
+            "optuna",
+            "not installed; AGENT_ITERATIONS searches with it",
+            "Run scripts/install.sh tuning, or unset AGENT_ITERATIONS.",
+        )
+    return ok("optuna", "installed; AGENT_ITERATIONS searches with it")
+
+
+def optimiser(program: str) -> Finding:
+    """The program of TUNE_COMMAND."""
+    if shutil.which(program) is None:
+        remedy = "Name a program of the PATH, or a file that may be executed."
+        return failure("optimiser", f"TUNE_COMMAND: there is no program {program}", remedy)
+    return ok("optimiser", program)
+
+
+def disk(folder: Path) -> Finding:
+    """Free space where the state lies, and the right to write there."""
+    # unlike Path.exists, os.path.exists is silent about a folder that this user cannot look into
+    present = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    free = shutil.disk_usage(present).free / 1e9
+    detail = f"{free:.1f} GB free at {present}"
+    if free < DISK_NEEDED_GB:
+        return failure("disk", detail, f"Free {DISK_NEEDED_GB:g} GB, or set STATE_DIR elsewhere.")
+    try:
+        tempfile.TemporaryFile(dir=present).close()
+    except OSError as error:
+        detail = f"{present} cannot be written ({error.strerror})"
+        return failure("disk", detail, "Give it to this user, or set STATE_DIR elsewhere.")
+    if free < DISK_WANTED_GB:
+        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are comfortable.")
+    return ok("disk", detail)

@@ -1,0 +1,63 @@
+"""The miner's flags, under the names that operators know, and the group that holds its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import click
+
+from neurons.runtime import flags
+from neurons.runtime.flags import Folder, Given, setting
+
+_SHARED: tuple[Callable[[Any], Any], ...] = (
+    setting("--netuid", metavar="N", help="The subnet's number."),
+    setting("--wallet.name", "wallet_miner_name", metavar="NAME", help="The wallet."),
+    setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey."),
+    setting(
+        "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Where wallets lie."
+    ),
+    setting(
+        "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
+    ),
+    flags.debug,
+    setting(
+        *("--target-seq-len", "target_sequence_length"), metavar="N|auto", help="Target length."
+    ),
+    setting("--agent-iterations", metavar="N", help="Candidates tried after each cycle."),
+    setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
+    setting("--repo-path", metavar="DIR", type=Folder(), help="A checkout of the fork to use."),
+    setting("--state-dir", metavar="DIR", type=Folder(), help="Journal, clone, reports and log."),
+    setting("--device", metavar="auto|cuda|cpu", help="Where kernels run."),
+    flags.env_file,
+)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def shared(command: flags.Command) -> flags.Command:
+    """Give a command every flag of the miner; they count before its name as well."""
+    return reduce(lambda made, flag: flag(made), reversed(_SHARED), command)
+
+
+class Commands(click.Group):
+    """The miner's commands in the order in which they were added; `help NAME` is `NAME --help`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of their making: what is used daily comes first."""
+        return list(self.commands)
+
+
+def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any], click.Command]:
+    """Add a function to a group as a command that has the miner's flags and gets what they say."""
+
+    def add(function: Callable[..., Any]) -> click.Command:
+        taken = click.make_pass_decorator(Given, ensure=True)(function)
+        name = options.pop("name", None)
+        made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
+        result: click.Command = made(shared(taken))
+        result.params.sort(key=lambda option: option.callback is flags.keep)  # its own come first
+        return result
+
+    return add

@@ -1,0 +1,309 @@
+"""What `status` and the end of `once` tell a person, read from the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
+from neurons.miner.journal import Journal, Submission
+from neurons.miner.progress import Measuring, read_progress
+from neurons.runtime.errors import ConfigError
+from neurons.wire.rules import league_of, weighted_score
+
+WATCH_SECONDS = 1.0
+JOURNAL = "journal.sqlite"
+SECRET_FIELDS = ("salt",)
+_NEXT_ACTION = {
+    State.NEW: "publish the kernels to the fork",
+    State.PUBLISHED: "measure the fork's commit",
+    State.MEASURED: "derive the claim",
+    State.COMMITTING: "look the commitment up on the server, send it if it is not there",
+    State.COMMITTED: "reveal when the server reaches the reveal block",
+    State.SUBMITTING: "look the submission up on the server, send it if it is not there",
+    State.REVEALING: "look the reveal up on the server, send it if it is not there",
+    State.REVEALED: "wait for a validator's verdict",
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """The newest submission, the newest one with a verdict, and whether a miner is running.
+
+    Attributes:
+        judges_early_at: when the API of the submission last showed a sign, within the length of a
+            round, of judging a commitment before its reveal, in Unix seconds; None without one.
+        measuring: the progress of the measurement that the running miner or `bench` makes.
+        history: the newest submissions, newest first, as many as were asked for.
+        others: live submissions of hotkeys other than the configured one.
+    """
+
+    state_dir: Path
+    running: bool
+    submission: Submission | None
+    verdict: Submission | None
+    judges_early_at: float | None = None
+    measuring: Measuring | None = None
+    history: tuple[Submission, ...] = ()
+    others: tuple[Submission, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `status --json` prints; times are Unix seconds."""
+        return {
+            "state_dir": str(self.state_dir),
+            "running": self.running,
+            "submission": _as_json(self.submission),
+            "verdict": _as_json(self.verdict),
+            "judges_early_at": self.judges_early_at,
+            "measuring": self.measuring.model_dump() if self.measuring else None,
+            "history": [_as_json(one) for one in self.history],
+            "others": [_as_json(one) for one in self.others],
+        }
+
+    def as_text(self) -> str:
+        """Return what `status` prints."""
+        running = "running" if self.running else "not running"
+        lines = [f"miner       {running}, state in {self.state_dir}"]
+        if self.submission is None:
+            lines.append("submission  none yet: ./START_MINER.sh once makes the first")
+            lines += _progress(self.measuring)
+            return "\n".join([*lines, *map(_left_behind, self.others)])
+        deadline = deadline_of(self.submission, time.time())
+        lines += [_headline("submission", self.submission), *_figures(self.submission)]
+        if self.submission.reason:
+            lines.append(f"  reason    {self.submission.reason}")
+        start = "" if self.running or self.submission.closed else "start the miner: "
+        lines.append(f"  next      {start}{next_action(self.submission)}")
+        lines += _progress(self.measuring)
+        if deadline is not None:
+            lines.append(f"  at        {_moment(deadline)}")
+        if self.judges_early_at is not None:
+            lines.append(
+                "  api       may judge commitments before their reveal (last sign "
+                f"{_moment(self.judges_early_at)}); SUBMISSION_MODE=auto submits directly"
+            )
+        if self.verdict is not None and self.verdict.id != self.submission.id:
+            lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
+        lines += map(_left_behind, self.others)
+        if self.history:
+            lines += ["", *_table(self.history)]
+        return "\n".join(lines)
+
+
+def find_journal(state_dir: Path) -> Path | None:
+    """Return where the journal lies; None where nothing has run.
+
+    Raises:
+        ConfigError: the folder is another user's.
+    """
+    path = state_dir / JOURNAL
+    try:
+        return path if path.is_file() else None
+    except PermissionError:
+        raise of_another_user(state_dir) from None
+
+
+def of_another_user(state_dir: Path) -> ConfigError:
+    """Return what a person has to do about a state folder that this user cannot read."""
+    return ConfigError(
+        f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
+        "miner, or set STATE_DIR."
+    )
+
+
+def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
+    """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
+
+    Args:
+        hotkey: whose submissions are shown; None for all, where the configured one is unknown.
+        history: how many of the newest submissions are listed.
+
+    Raises:
+        ConfigError: the journal is damaged, of a newer version or another user's.
+    """
+    measuring = read_progress(state_dir)  # first, as its writer may die meanwhile
+    running = _is_locked(state_dir / "lock")
+    if not running:
+        measuring = None
+    path = find_journal(state_dir)
+    if path is None:
+        return Status(state_dir, running, None, None, measuring=measuring)
+    with Journal(path, copy=True) as journal:
+        everybody = journal.live_submissions()
+        live = [one for one in everybody if hotkey in (None, one.hotkey)]
+        recent = journal.latest(max(50, history), hotkey=hotkey)
+        shown = next(iter([*live, *recent]), None)
+        early = journal.judges_early(shown.api_url, time.time()) if shown else None
+    verdict = next((one for one in recent if one.state in VERDICTS), None)
+    others = tuple(one for one in everybody if one not in live)
+    shown_last = tuple(recent[:history])
+    return Status(state_dir, running, shown, verdict, early, measuring, shown_last, others)
+
+
+def summary(submission: Submission, state_dir: Path) -> str:
+    """Return how one submission ended, for the end of `once`."""
+    lines = [_headline("submission", submission), *_figures(submission)]
+    if submission.report:
+        lines.append(f"  report    {state_dir / submission.report}")
+    if submission.reason:
+        lines.append(f"  reason    {submission.reason}")
+    if submission.remedy:
+        lines.append(f"  remedy    {submission.remedy}")
+    return "\n".join(lines)
+
+
+def watch_text(read: Callable[[], str]) -> None:
+    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
+    import rich.live  # a tenth of a second that nothing else needs
+
+    console = rich.console.Console(highlight=False, markup=False, emoji=False)
+    last = ""
+    with rich.live.Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            text = read()
+            if console.is_terminal:
+                live.update(rich.text.Text(text), refresh=True)
+            elif text != last:
+                console.print(text, soft_wrap=True)
+            last = text
+            time.sleep(WATCH_SECONDS)
+
+
+def deadline_of(submission: Submission, now: float) -> float | None:
+    """Return when its state ends by itself, in Unix seconds.
+
+    A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
+    """
+    if submission.state is not State.FAILED:
+        return None
+    return min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)
+
+
+def next_action(submission: Submission) -> str:
+    """Return what happens next, or what the person has to do."""
+    state = submission.state
+    if state is State.HELD:
+        return submission.remedy or "act on the reason"
+    if state is State.FAILED:
+        return f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
+    if state is State.CLAIMED:
+        return "submit the claim" if submission.mode == "direct" else "commit to the claim"
+    if state is State.NEW and submission.publish_at == "before_reveal":
+        return "commit the kernels on this machine; they become public just before the reveal"
+    if state is State.COMMITTED:
+        return f"reveal when the server reaches block {submission.reveal_block}"
+    return _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
+
+
+def _table(submissions: tuple[Submission, ...]) -> list[str]:
+    """Return the history as lines: one a submission, newest first."""
+    lines = [
+        f"{'no.':>5}  {'last change (UTC)':17}  {'state':9}  {'target':>9}  {'claim':>13}  rank"
+    ]
+    for one in submissions:
+        moment = datetime.fromtimestamp(one.updated_at, timezone.utc)
+        claim = "" if one.tokens_per_sec is None else f"{one.tokens_per_sec:,.1f}"
+        target = f"{one.target_sequence_length:,}" if one.target_sequence_length else "auto"
+        rank = "" if one.rank is None else str(one.rank)
+        line = f"{one.id:>5}  {moment:%Y-%m-%d %H:%MZ}  {one.state.value:9}  {target:>9}"
+        lines.append(f"{line}  {claim:>13}  {rank:>4}  {one.reason or ''}".rstrip())
+    return lines
+
+
+def _headline(title: str, submission: Submission) -> str:
+    verdict = submission.state.value
+    if submission.rank is not None:
+        verdict += f", rank {submission.rank}"
+    if submission.weight is not None:
+        verdict += f", weight {submission.weight:g}"
+    here = f"{submission.id} here"
+    if submission.submission_id is not None:
+        here += f", number {submission.submission_id} there"
+    return f"{title}  {verdict}  ({here}; {_moment(submission.updated_at)})"
+
+
+def _left_behind(submission: Submission) -> str:
+    return (
+        f"other       submission {submission.id} of the hotkey {submission.hotkey} is "
+        f"{submission.state.value}: set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict"
+    )
+
+
+def _figures(submission: Submission) -> list[str]:
+    target = submission.target_sequence_length
+    if not target:
+        lines = ["  target    auto: the best length that this GPU is measured at"]
+    else:
+        league, factor = league_of(target)
+        lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
+    if submission.tokens_per_sec is not None:
+        score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
+        lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
+        lines.append(f"  score     {score:,.1f} weighted")
+    if submission.fork_url and not _has_moved(submission.fork_url):
+        lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
+    elif submission.fork_url:
+        lines.append(f"  fork      a repository that is no longer there, {submission.commit_hash}")
+    return lines
+
+
+def _progress(measuring: Measuring | None) -> list[str]:
+    if measuring is None:
+        return []
+    lines = [f"  measuring for {_span(max(0.0, time.time() - measuring.began))}"]
+    for one in measuring.lengths:
+        done = len(one.speeds)
+        run = f"run {done + 1} of {one.planned}" if done < one.planned else f"{done} runs done"
+        speeds = ", ".join(f"{speed:,.0f}" for speed in one.speeds)
+        told = f": {speeds} tokens/s" if speeds else ""
+        lines.append(f"    {one.length:>9,} tokens, {run}{told}")
+    return lines
+
+
+def _has_moved(url: str) -> bool:
+    """Tell whether a repository on this machine is no longer where it was submitted from."""
+    parts = urlsplit(url)
+    return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
+
+
+def _as_json(submission: Submission | None) -> dict[str, Any] | None:
+    if submission is None:
+        return None
+    fields = {name: value for name, value in vars(submission).items() if name not in SECRET_FIELDS}
+    target = submission.target_sequence_length  # 0 until `auto` has decided
+    return {
+        **fields,
+        "league": league_of(target)[0] if target else None,
+        "deadline": deadline_of(submission, time.time()),
+        "next_action": next_action(submission),
+    }
+
+
+def _moment(unix: float) -> str:
+    moment = datetime.fromtimestamp(unix, timezone.utc)
+    seconds = unix - time.time()
+    distance = f"in {_span(seconds)}" if seconds > 0 else f"{_span(-seconds)} ago"
+    return f"{moment:%Y-%m-%d %H:%M:%SZ}, {distance}"
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _is_locked(lock: Path) -> bool:
+    """Tell whether a process holds the lock, without taking it even for a moment."""
+    try:
+        inode = lock.stat().st_ino
+        rows = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in row and f":{inode} " in row for row in rows)

@@ -1,0 +1,47 @@
+"""Whether the checkout's origin has a newer commit: said, never installed by itself."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from structlog.stdlib import BoundLogger
+
+from neurons.runtime.errors import QuasarError
+from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.remote import parse_remote
+from neurons.runtime.values import PROJECT
+
+LOOK_SECONDS = 10.0
+EVERY_SECONDS = 86400.0
+REMEDY = "docs/operating.md, Updating, says how, and how to go back."
+
+
+def newer_commit(checkout: Path = PROJECT) -> str | None:
+    """Return the newest commit of the branch at its origin where this checkout has not got it.
+
+    None too where there is no checkout, branch or origin, or it cannot be reached without a token.
+    """
+    tool = HardenedGit(checkout, timeout=LOOK_SECONDS)
+    try:
+        branch = tool.probe("symbolic-ref", "--quiet", "HEAD")
+        origin = tool.probe("remote", "get-url", "origin")
+        if not branch or not origin:
+            return None
+        remote = parse_remote(origin, base=tool.folder)
+        answer = tool.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, branch)
+    except (QuasarError, ValueError):
+        return None
+    commit = answer.split()[0]
+    known = tool.probe("merge-base", "--is-ancestor", commit, "HEAD")
+    return None if known is not None else commit
+
+
+def tell_of_updates(log: BoundLogger, stop: threading.Event) -> None:
+    """Log now and once a day, until the stop, that there is an update; in a thread of its own."""
+    while True:
+        commit = newer_commit()
+        if commit is not None:
+            log.info("update available", commit=commit[:12], remedy=REMEDY)
+        if stop.wait(EVERY_SECONDS):
+            return

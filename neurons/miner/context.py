@@ -1,0 +1,219 @@
+"""What one cycle works with, handed to every step: no step reaches for a global."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from structlog.stdlib import BoundLogger
+
+from harness.measuring.runner import Measure, check, measure, probe
+from harness.measuring.together import Check
+from harness.report import Environment
+from neurons.miner import cycle
+from neurons.miner.cycle import State, Submission
+from neurons.miner.journal import Journal
+from neurons.miner.standing import Standing, look
+from neurons.miner.tuner import Tuner
+from neurons.runtime.errors import Retry
+from neurons.runtime.git.faults import HostRefused
+from neurons.runtime.heartbeat import LONGEST_SECONDS
+from neurons.runtime.observe import forget_secret
+from neurons.runtime.process import Waiter
+from neurons.runtime.settings import Settings
+from neurons.wire.client import ApiClient
+from neurons.wire.connection import Signer
+from quasar_kernels.contract import overlay_digest
+
+
+class Fork(Protocol):
+    """What the steps need of the published fork (`neurons.miner.publishing.fork.Fork`).
+
+    Every method raises `neurons.runtime.errors.Held` or `Retry`.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address that is submitted."""
+
+    @property
+    def worktree(self) -> Path:
+        """The checkout that is measured."""
+
+    def prepare(self) -> object:
+        """Find or make the fork, and lay the overlay over the checkout."""
+
+    def commit(self) -> str:
+        """Return the commit of what the checkout holds, made when it is new."""
+
+    def push(self, commit: str) -> object:
+        """Make the commit public."""
+
+    def verify(self, commit: str) -> object:
+        """Check that the remote holds the commit with this overlay's content."""
+
+
+_SHOWN: dict[State, tuple[str, ...]] = {
+    State.PUBLISHED: ("fork_url", "commit_hash"),
+    State.CLAIMED: ("target_sequence_length", "tokens_per_sec"),
+    State.COMMITTED: ("submission_id", "reveal_block"),
+    State.REVEALED: ("submission_id",),
+    State.VALIDATED: ("rank", "weight", "score", "weighted_score"),
+    State.RANKED: ("rank", "weight", "weighted_score"),
+    State.PREMATURE: ("rank",),
+    State.REJECTED: ("score",),
+}
+"""What the log shows of a submission when it comes to a state; never the salt."""
+
+
+@dataclass
+class Context:
+    """One miner's parts and settings.
+
+    Attributes:
+        stop: set when the daemon must end.
+        measure, check, probe: time one length, check the code, describe the machine; all in a
+            child process.
+        content_digest: names the present content of the kernels.
+        now: Unix seconds, for what is written down; waits do not depend on it.
+        waiter: what `wait` does; without it, a wait on `stop`.
+        jitter: a number in [0, 1] that spreads retries.
+        published: the commit that this process has laid out in the worktree.
+        registered: the leagues in which this process has registered.
+        tuner: looks for faster kernels between cycles; None for nobody.
+        told: the submissions whose present failure this process has logged.
+        quiet_seconds: the longest that a step goes on without a line in the log.
+    """
+
+    settings: Settings
+    identity: Signer
+    journal: Journal
+    client: ApiClient
+    fork: Fork
+    log: BoundLogger
+    stop: threading.Event = field(default_factory=threading.Event)
+    measure: Measure = measure
+    check: Check = check
+    probe: Callable[..., Environment] = probe
+    content_digest: Callable[[], str] = overlay_digest
+    now: Callable[[], float] = time.time
+    waiter: Callable[[float], None] | None = None
+    jitter: Callable[[], float] = random.random
+    tuner: Tuner | None = None
+    published: str | None = None
+    registered: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    quiet_seconds: float = LONGEST_SECONDS
+
+    def wait(self, seconds: float) -> None:
+        """Wait `seconds`, or raise `Stopped`."""
+        (self.waiter or Waiter(self.stop))(seconds)
+
+    @property
+    def target(self) -> int | None:
+        """The target length in tokens; None for `auto`."""
+        target = self.settings.target_sequence_length
+        return None if target == "auto" else target
+
+    @property
+    def poll_seconds(self) -> float:
+        """The pause between two looks at the server."""
+        return 1.0 if self.client.on_loopback else 15.0
+
+    def lays_out(self, submission: Submission) -> bool:
+        """Tell whether the checkout can be made to hold exactly what was published.
+
+        After a restart it is laid out anew; changed kernels have to be published first.
+        """
+        if self.content_digest() != submission.content_digest:
+            return False
+        if self.published != submission.commit_hash:
+            self.fork.prepare()
+            self.published = self.fork.commit()
+        return self.published == submission.commit_hash
+
+    def verify_again(self, submission: Submission) -> None:
+        """Check that a validator can clone what was published and verified before.
+
+        Raises:
+            Held: the fork no longer holds the commit.
+            Retry: its host cannot be reached or refuses access. The same access worked before,
+                and a round does not wait for a person.
+        """
+        commit = str(submission.commit_hash)
+        try:
+            if submission.publish_at == "before_reveal":
+                self.fork.push(commit)
+            self.fork.verify(commit)
+        except HostRefused as refusal:
+            raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
+
+    def look(self, submission: Submission) -> Standing:
+        """Return where `submission` stands with the validators, as the public lists show it.
+
+        Rows of this hotkey that this state folder did not send are journalled and reported: a rank
+        of the hotkey may then be theirs.
+
+        Raises:
+            Retry: the server cannot be reached.
+        """
+        standing = look(submission, self.client)
+        strangers = self.journal.note_strangers(
+            submission.hotkey, submission.api_url, standing.others, self.now()
+        )
+        if strangers:
+            self.log.warning(
+                "the API holds submissions of this hotkey that this state folder did not send",
+                submission_ids=strangers,
+                remedy="run one miner for each hotkey; after the loss of a state folder, "
+                "`./START_MINER.sh restore` brings its journal back",
+            )
+        return standing
+
+    def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
+        """Journal `submission`'s way to `state` and return it."""
+        after = cycle.advance(submission, state, self.now(), **changes)
+        return self.record(submission, after)
+
+    def note(self, submission: Submission, **facts: Any) -> Submission:
+        """Journal facts about `submission` that leave its state as it is, and return it."""
+        return self.journal.transition(submission, replace(submission, **facts), kind="noted")
+
+    def record(self, before: Submission, after: Submission) -> Submission:
+        """Journal a change of state and log it in one line: the one way to another state."""
+        self.journal.transition(before, after)
+        if after.closed:
+            forget_secret(after.salt or "")
+            self.told.discard(after.id)
+        if after.state is State.FAILED:
+            self.told.add(after.id)
+            self.log.warning(
+                "trying again later",
+                submission=after.id,
+                state=before.state.value,
+                attempt=after.attempts,
+                seconds=round((after.retry_at or 0.0) - after.updated_at, 1),
+                reason=after.reason,
+            )
+            return after
+        shown = ("reason", "remedy", *_SHOWN.get(after.state, ()))
+        values = {name: getattr(after, name) for name in shown}
+        details = {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in values.items()
+            if value is not None
+        }
+        self.log.info(f"submission {after.id} is {_named(after)}", **details)
+        return after
+
+
+def _named(submission: Submission) -> str:
+    """Return the state's name, and what it must not be mistaken for."""
+    if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
+        return "PUBLISHED on this machine alone, until just before its reveal"
+    return submission.state.value

@@ -1,0 +1,276 @@
+"""The life of a submission as a pure state machine: no I/O, no clock, no randomness of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from neurons.runtime.errors import QuasarError
+from neurons.wire.protocol import Benchmarks
+
+RETRY_FIRST_SECONDS = 2.0
+RETRY_MAX_SECONDS = 300.0
+RETRY_AFTER_MAX_SECONDS = 3600.0
+"""How far a server's Retry-After is honoured: a mistaken date must not stop a miner for years."""
+
+
+class IllegalTransition(QuasarError):
+    """The program tried to move a submission where the machine does not go: a bug."""
+
+
+class State(str, Enum):
+    """Where a submission stands. A name that ends in ING is an act that may have happened."""
+
+    NEW = "NEW"
+    PUBLISHED = "PUBLISHED"
+    MEASURED = "MEASURED"
+    CLAIMED = "CLAIMED"
+    COMMITTING = "COMMITTING"
+    COMMITTED = "COMMITTED"
+    SUBMITTING = "SUBMITTING"  # direct mode's one call, in place of the commit and the reveal
+    REVEALING = "REVEALING"
+    REVEALED = "REVEALED"
+    VALIDATED = "VALIDATED"  # the API shows a score above 0
+    RANKED = "RANKED"  # off the queue after it was revealed, and ranked; the API shows no score
+    REJECTED = "REJECTED"  # the API shows a score of 0
+    UNRANKED = "UNRANKED"  # no longer queued, and the API shows neither a rank nor a score
+    PREMATURE = "PREMATURE"  # judged before its reveal, so that nobody measured it
+    ABANDONED = "ABANDONED"  # ended without a verdict; `reason` says why
+    FAILED = "FAILED"  # comes back by itself to `resume_state` at `retry_at`
+    HELD = "HELD"  # waits for a person
+
+
+class Step(str, Enum):
+    """What the daemon does next; each but RESUME is one module of `neurons.miner.steps`."""
+
+    PUBLISH = "publish"
+    MEASURE = "measure"
+    CLAIM = "claim"
+    COMMIT = "commit"
+    SUBMIT = "submit"
+    REVEAL = "reveal"
+    FOLLOW = "follow"
+    RESUME = "resume"
+
+
+VERDICTS = frozenset(
+    {State.VALIDATED, State.RANKED, State.REJECTED, State.UNRANKED, State.PREMATURE}
+)
+CLOSED = VERDICTS | {State.ABANDONED}
+_CLAIM_FIELDS = (
+    *("hotkey", "target_sequence_length", "fork_url", "commit_hash"),
+    *("tokens_per_sec", "vram_mb", "benchmarks"),
+)
+FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
+"""What a commitment stands for: unchanged from the moment before it is sent to the verdict."""
+
+BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
+"""Where nothing was sent yet, so that everything may still change."""
+_NEXT: dict[State, tuple[State, ...]] = {
+    State.NEW: (State.PUBLISHED,),
+    State.PUBLISHED: (State.MEASURED, State.NEW),
+    State.MEASURED: (State.CLAIMED, State.PUBLISHED, State.NEW),
+    State.CLAIMED: (State.COMMITTING, State.SUBMITTING, State.NEW),
+    State.COMMITTING: (State.COMMITTED,),
+    State.COMMITTED: (State.REVEALING, State.PREMATURE),
+    State.SUBMITTING: (State.REVEALED, State.UNRANKED),
+    State.REVEALING: (State.REVEALED, State.COMMITTED),  # back when the server says: too early
+    State.REVEALED: tuple(VERDICTS),
+}
+_REQUIRED: dict[State, tuple[str, ...]] = {
+    State.PUBLISHED: ("fork_url", "commit_hash", "content_digest"),
+    State.MEASURED: ("report",),
+    State.CLAIMED: ("tokens_per_sec", "benchmarks"),
+    State.COMMITTING: ("salt", "commitment_hash", "round_id"),
+    State.COMMITTED: ("submission_id", "reveal_block"),
+    State.SUBMITTING: ("round_id",),
+    State.REVEALED: ("submission_id",),
+}
+_STEPS: dict[State, Step] = {
+    State.NEW: Step.PUBLISH,
+    State.PUBLISHED: Step.MEASURE,
+    State.MEASURED: Step.CLAIM,
+    State.COMMITTING: Step.COMMIT,
+    State.COMMITTED: Step.REVEAL,
+    State.SUBMITTING: Step.SUBMIT,
+    State.REVEALING: Step.REVEAL,
+    State.REVEALED: Step.FOLLOW,
+    State.FAILED: Step.RESUME,
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s.
+
+    Attributes:
+        resume_state: where FAILED goes back to, or HELD once a person acted (None: it cannot).
+        attempts: failures in a row of the present state.
+        salt: secret until the reveal; kept out of `repr`.
+        round_start: the server's words for when the round began: a server whose database was
+            emptied counts its rounds from 1 again.
+        round_total: how many submissions the round held before a direct one was sent; None when
+            it certainly did not arrive.
+        queued_at: when it was seen in the validators' queue: the commitment until its reveal, from
+            then on what was revealed.
+        judged_early_at: when it was seen to have left that queue, before its reveal.
+        report: the report's path relative to the state folder.
+    """
+
+    id: int
+    hotkey: str
+    target_sequence_length: int
+    mode: str
+    publish_at: str
+    api_url: str
+    auto_target: bool = False
+    state: State = State.NEW
+    resume_state: State | None = None
+    content_digest: str | None = None
+    fork_url: str | None = None
+    commit_hash: str | None = None
+    report: str | None = None
+    tokens_per_sec: float | None = None
+    vram_mb: float | None = None
+    benchmarks: Benchmarks | None = None
+    salt: str | None = field(default=None, repr=False)
+    commitment_hash: str | None = None
+    round_id: int | None = None
+    round_start: str | None = None
+    round_total: int | None = None
+    submission_id: int | None = None
+    reveal_block: int | None = None
+    queued_at: float | None = None
+    judged_early_at: float | None = None
+    rank: int | None = None
+    weight: float | None = None
+    score: float | None = None
+    weighted_score: float | None = None
+    reason: str | None = None
+    remedy: str | None = None
+    retry_at: float | None = None
+    attempts: int = 0
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.state in CLOSED
+
+    @property
+    def never_revealed(self) -> bool:
+        """Whether it was judged before its reveal and ended there, so that nothing is ranked."""
+        return self.state is State.PREMATURE and self.weighted_score is None
+
+    @property
+    def position(self) -> State:
+        """The state it is in, or will come back to."""
+        return self.resume_state or self.state
+
+
+def next_step(submission: Submission) -> Step | None:
+    """Return what to do now; None when it is closed or waits for a person."""
+    if submission.state is State.CLAIMED:
+        return Step.SUBMIT if submission.mode == "direct" else Step.COMMIT
+    return _STEPS.get(submission.state)
+
+
+def advance(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
+    """Return `submission` moved to `state` with `changes`, its failures forgotten.
+
+    Raises:
+        IllegalTransition: the machine has no such arrow, a field that the state stands on is
+            missing, or a frozen field would change.
+    """
+    if state not in _NEXT.get(submission.state, ()):
+        raise IllegalTransition(f"{submission.state.value} does not lead to {state.value}.")
+    moved = _moved(submission, state, now, **{"attempts": 0, **changes})
+    missing = [name for name in _REQUIRED.get(state, ()) if getattr(moved, name) is None]
+    if missing:
+        raise IllegalTransition(f"{state.value} needs {', '.join(missing)}.")
+    if submission.state not in BEFORE_COMMITMENT:
+        changed = [n for n in FROZEN_FIELDS if getattr(moved, n) != getattr(submission, n)]
+        if changed:
+            raise IllegalTransition(f"{', '.join(changed)} cannot change after the commitment.")
+    return moved
+
+
+def _moved(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
+    """Return `submission` in `state`; what its last state alone had to say is gone."""
+    forgotten = dict.fromkeys(("resume_state", "reason", "remedy", "retry_at"))
+    return replace(submission, **{**forgotten, **changes}, state=state, updated_at=now)
+
+
+def backoff_seconds(attempts: int, jitter: float, after: float | None = None) -> float:
+    """Return the pause before the next try.
+
+    Args:
+        attempts: failures in a row, from 1.
+        jitter: a number in [0, 1] that spreads miners out; the pause is scaled by 0.5 to 1.
+        after: seconds that the other side asked for; a lower bound, itself capped.
+    """
+    ceiling = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
+    asked = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
+    return max(ceiling * (0.5 + 0.5 * jitter), asked + jitter)
+
+
+def fail(
+    submission: Submission, reason: str, now: float, jitter: float, after: float | None = None
+) -> Submission:
+    """Return `submission` as FAILED: it comes back to its state after a growing pause."""
+    if submission.closed or submission.state in (State.HELD, State.FAILED):
+        raise IllegalTransition(f"{submission.state.value} cannot fail.")
+    attempts = submission.attempts + 1
+    return _moved(
+        *(submission, State.FAILED, now),
+        resume_state=submission.state,
+        reason=reason,
+        attempts=attempts,
+        retry_at=now + backoff_seconds(attempts, jitter, after),
+    )
+
+
+def hold(
+    submission: Submission, reason: str, remedy: str, now: float, *, final: bool = False
+) -> Submission:
+    """Return `submission` as HELD; when `final` it can be abandoned but never go on."""
+    if submission.closed or submission.state is State.HELD:
+        raise IllegalTransition(f"{submission.state.value} cannot be held.")
+    back = None if final else submission.position
+    return _moved(submission, State.HELD, now, resume_state=back, reason=reason, remedy=remedy)
+
+
+def resume(submission: Submission, now: float) -> Submission:
+    """Return a FAILED or a HELD `submission` in the state that it left.
+
+    A person's act starts the count of failures anew; a pause that ran out does not.
+    """
+    if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
+        raise IllegalTransition(f"{submission.state.value} has no state to go back to.")
+    attempts = 0 if submission.state is State.HELD else submission.attempts
+    return _moved(submission, submission.resume_state, now, attempts=attempts)
+
+
+def abandon(submission: Submission, reason: str, now: float) -> Submission:
+    """Return `submission` ended without a verdict."""
+    if submission.closed:
+        raise IllegalTransition(f"{submission.state.value} is an end already.")
+    return _moved(submission, State.ABANDONED, now, reason=reason)
+
+
+def directly(premature: Submission, now: float) -> Submission:
+    """Return the draft of a direct submission of what `premature` had claimed.
+
+    The measurements stand: nothing changed but the way in which the claim is sent.
+    """
+    sources = ("publish_at", "api_url", "auto_target", "content_digest", "report")
+    return Submission(
+        id=0,
+        mode="direct",
+        state=State.CLAIMED,
+        created_at=now,
+        updated_at=now,
+        **{name: getattr(premature, name) for name in (*_CLAIM_FIELDS, *sources)},
+    )

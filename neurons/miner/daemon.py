@@ -1,0 +1,280 @@
+"""The daemon: drives submissions from step to step, through faults, until it is told to stop."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from neurons.miner import cycle, selection
+from neurons.miner.context import Context
+from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
+from neurons.miner.journal import Journal, StaleSubmission
+from neurons.miner.premature import submission_mode
+from neurons.miner.rounds import is_due
+from neurons.miner.steps import claim, commit, follow, measure, publish, reveal, submit
+from neurons.runtime.errors import Held, Retry
+from neurons.runtime.heartbeat import FIRST_SECONDS, heartbeat
+from neurons.runtime.process import DISK_FAULTS, Stopped
+from neurons.runtime.values import LOOPBACK
+from neurons.wire.outcomes import HashMismatch
+
+Result = TypeVar("Result")
+
+STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
+    Step.PUBLISH: publish.run,
+    Step.MEASURE: measure.run,
+    Step.CLAIM: claim.run,
+    Step.COMMIT: commit.run,
+    Step.SUBMIT: submit.run,
+    Step.REVEAL: reveal.run,
+    Step.FOLLOW: follow.run,
+}
+SHORTEST_INTERVAL_SECONDS = 1.0
+REMIND_SECONDS = 3600.0
+
+
+def run_cycle(context: Context) -> Submission:
+    """Bring a submission to its end and return it: closed, HELD, or as a stop left it.
+
+    The live submission of this hotkey and target goes on where it is, also a held one that can:
+    the person who started the program has read why. Without one, a new one is made. Commitments
+    to other targets are finished first. A commitment that was judged before its reveal is followed
+    by a direct submission of the same claim.
+
+    Raises:
+        Stopped: the stop came before there was a submission.
+    """
+    for other in _despite_full_disk(context, lambda: selection.others(context)):
+        _drive(other, context)
+    submission = _drive(_despite_full_disk(context, lambda: selection.begun(context)), context)
+    if submission.never_revealed and submission_mode(context) == "direct":
+        submission = _drive(_despite_full_disk(context, lambda: selection.create(context)), context)
+    return submission
+
+
+def run_forever(
+    context: Context, after_cycle: Callable[[Submission], object] = lambda _: None
+) -> None:
+    """Run cycles until stopped, each when there is something new to submit.
+
+    Args:
+        after_cycle: told the submission that each cycle ended with.
+    """
+    watch = _Watch(context)
+    interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
+    try:
+        if selection.live(context) is not None or watch.wants_cycle():
+            after_cycle(run_cycle(context))
+        else:
+            context.log.info("waiting for a new round or changed kernels")
+        while True:
+            context.wait(interval)
+            if watch.wants_cycle():
+                _stop_tuning(context)
+                after_cycle(run_cycle(context))
+            else:
+                _tune(context)
+    except Stopped:
+        context.log.info("stopped")
+    finally:
+        _stop_tuning(context)
+
+
+def _tune(context: Context) -> None:
+    """Look for faster kernels, once after each cycle and while no submission is live."""
+    last = context.journal.last_closed(context.identity.hotkey, context.target)
+    if context.tuner and last and last.commit_hash and selection.live(context) is None:
+        context.tuner.start(last.target_sequence_length)
+
+
+def _stop_tuning(context: Context) -> None:
+    if context.tuner:
+        context.tuner.stop()
+        context.tuner.due = True
+
+
+def release(journal: Journal, submission: Submission, now: float) -> Submission:
+    """Let a held submission go on, as a person's word that its reason is dealt with.
+
+    Raises:
+        IllegalTransition: it is not held, or held for good: it can only be abandoned.
+    """
+    if submission.state is State.HELD and submission.resume_state is None:
+        raise cycle.IllegalTransition(
+            f"Submission {submission.id} cannot go on: {submission.reason} Abandon it instead."
+        )
+    after = cycle.resume(submission, now)
+    return journal.transition(submission, after, kind="acknowledged")
+
+
+def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
+    """End a live submission without a verdict, as a person's decision."""
+    after = cycle.abandon(submission, "Given up by its owner.", now)
+    return journal.transition(submission, after, kind="acknowledged")
+
+
+def warn_of_other_hotkeys(context: Context) -> None:
+    """Say what another hotkey has left behind: only that one can reveal its commitments."""
+    for other in context.journal.live_submissions():
+        if other.hotkey != context.identity.hotkey and other.position not in BEFORE_COMMITMENT:
+            context.log.warning(
+                "a submission of another hotkey waits for it",
+                submission=other.id,
+                hotkey=other.hotkey,
+                state=other.state.value,
+                remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict",
+            )
+
+
+def _drive(submission: Submission, context: Context) -> Submission:
+    """Take step after step until nothing is left to do, or a stop comes."""
+    key = submission.id
+    while cycle.next_step(submission) is not None and not context.stop.is_set():
+        try:
+            submission = _despite_full_disk(context, lambda: _advanced(key, context))
+        except Stopped:
+            return context.journal.get(key)
+        except StaleSubmission:
+            submission = context.journal.get(key)
+    return submission
+
+
+def _advanced(key: int, context: Context) -> Submission:
+    """Take the next step of what the journal holds now: a step may have been half done."""
+    submission = context.journal.get(key)
+    step = cycle.next_step(submission)
+    return submission if step is None else _take(step, submission, context)
+
+
+def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
+    """Return what `act` returns, tried again after a pause as long as the disk is full.
+
+    The journal itself cannot record that fault. `act` reads from it what it goes on from.
+
+    Raises:
+        Stopped: the stop came while the disk was full.
+    """
+    failures = 0
+    while True:
+        try:
+            return act()
+        except (sqlite3.OperationalError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in DISK_FAULTS:
+                raise
+            failures += 1
+            _pause(context, failures, f"cannot write to the state folder: {error}")
+
+
+def _pause(context: Context, failures: int, reason: str) -> None:
+    """Wait out a fault that the journal itself cannot record, or raise `Stopped`."""
+    seconds = cycle.backoff_seconds(failures, context.jitter())
+    context.log.error("paused", reason=reason, seconds=round(seconds))
+    context.wait(seconds)
+
+
+def _take(step: Step, submission: Submission, context: Context) -> Submission:
+    """Take one step, and journal how it failed if it did."""
+    if step is Step.RESUME:
+        return _resume(submission, context)
+    try:
+        _require_same_server(submission, context)
+        quiet = context.quiet_seconds
+        with heartbeat(
+            *(context.log, step.value),
+            first=min(FIRST_SECONDS, quiet),
+            longest=quiet,
+            submission=submission.id,
+        ):
+            return STEPS[step](submission, context)
+    except Retry as fault:
+        if context.stop.is_set():
+            raise Stopped("asked to stop") from fault
+        present = context.journal.get(submission.id)
+        failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
+        return context.record(present, failed)
+    except Held as fault:
+        reason, remedy, final = fault.reason, fault.remedy, isinstance(fault, HashMismatch)
+    except sqlite3.IntegrityError:
+        reason, final = "Another live submission has this hotkey and target length.", False
+        remedy = "Wait for its verdict, or run `python -m neurons.miner abandon`."
+    present = context.journal.get(submission.id)
+    return context.record(present, cycle.hold(present, reason, remedy, context.now(), final=final))
+
+
+def _resume(submission: Submission, context: Context) -> Submission:
+    """Wait until a failed submission may be tried again.
+
+    The wait is bounded and on the monotonic clock: a system clock that was set back cannot
+    stretch it.
+    """
+    left = (submission.retry_at or 0.0) - context.now()
+    left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
+    if left and submission.id not in context.told:  # after a restart nobody has seen the reason
+        context.log.info("waiting", seconds=round(left), reason=submission.reason)
+    context.wait(left)
+    return context.record(submission, cycle.resume(submission, context.now()))
+
+
+def _require_same_server(submission: Submission, context: Context) -> None:
+    """A commitment lives on one server; only this machine's own changes its port freely."""
+    if submission.state in BEFORE_COMMITMENT:
+        return
+    ours, theirs = urlsplit(context.client.base_url), urlsplit(submission.api_url)
+    if ours.netloc == theirs.netloc or {ours.hostname, theirs.hostname} <= set(LOOPBACK):
+        return
+    raise Held(
+        f"It was submitted to {submission.api_url}, and VALIDATOR_API_URL is now "
+        f"{context.client.base_url}.",
+        "Set VALIDATOR_API_URL back until its verdict, or run `python -m neurons.miner abandon`.",
+    )
+
+
+class _Watch:
+    """Decides between cycles whether the next one has anything to do."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._said: dict[str, float] = {}
+        self._failures = 0
+
+    def wants_cycle(self) -> bool:
+        """Tell whether a person or a change asks for a cycle; a held submission waits."""
+        context = self._context
+        live = selection.live(context)
+        if selection.others(context):
+            return True
+        if live is not None:
+            return live.state is not State.HELD or self._is_mended(live)
+        try:
+            now = context.client.current_round()
+        except (Retry, Held) as fault:
+            self._failures += 1
+            _pause(context, self._failures, fault.reason)
+            return False
+        self._failures = 0
+        last = context.journal.last_closed(context.identity.hotkey, context.target)
+        digest, mode = context.content_digest(), submission_mode(context)
+        if is_due(last, now, digest, mode):
+            return True
+        self._remind("these kernels have their verdict in this round; waiting for a change")
+        return False
+
+    def _is_mended(self, held: Submission) -> bool:
+        """Return whether the kernels changed since they were held, or another look is due."""
+        digest = self._context.content_digest()
+        if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
+            return True
+        if selection.looks_again(held, self._context.now()):
+            return True
+        self._remind("still held", submission=held.id, reason=held.reason, remedy=held.remedy)
+        return False
+
+    def _remind(self, sentence: str, **details: object) -> None:
+        """Log `sentence` now and then, not at every look."""
+        now = time.monotonic()
+        if now - self._said.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
+            self._said[sentence] = now
+            self._context.log.info(sentence, **details)

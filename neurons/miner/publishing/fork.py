@@ -1,0 +1,337 @@
+"""The miner's fork: clone, branch, overlay, commit, push, and proof that a validator can clone it.
+
+GitHub, another https host, a file:// address and a path go through the same code. What is committed
+is the overlay byte for byte: objects are written without filters, hooks or signatures. A branch is
+never overwritten.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from pydantic import SecretStr
+
+from neurons.miner.publishing.overlay import Overlay
+from neurons.runtime.errors import ConfigError, Held, Problem
+from neurons.runtime.git.bare import make_remote
+from neurons.runtime.git.checkout import changed_files, checkout_config
+from neurons.runtime.git.clone import (
+    check_out,
+    fetch_branch,
+    is_clone,
+    is_damaged,
+    make_clone,
+    read_heads,
+    set_aside,
+)
+from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.faults import HostRefused, disk_faults
+from neurons.runtime.git.remote import Remote, Token, parse_remote
+from quasar_kernels.contract import Scope, check_tree
+
+AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
+
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def _with_sound_clone(method: Method) -> Method:
+    """Run a method of `Fork`; where the miner's own clone proves damaged, run it on a new one."""
+
+    @functools.wraps(method)
+    def run(self: Fork, *args: object) -> object:
+        try:
+            return method(self, *args)
+        except HostRefused:
+            raise
+        except Held:
+            if not self._is_damaged():
+                raise
+        set_aside(self.worktree)
+        return method(self, *args)
+
+    return cast(Method, run)
+
+
+class Fork:
+    """One branch of one fork, and the worktree that holds it.
+
+    Every method may be called again at any time, also after a crash in the middle of it.
+
+    Args:
+        remote_url: the fork; None with `repo_path`, whose `origin` it is then.
+        upstream_url: where the first commit comes from when the fork is empty or not there yet.
+        worktree: the folder of the miner's own clone.
+        branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
+        token: sent to one host alone, by the environment of single git calls.
+        token_host: that host; by default `remote_url`'s.
+        repo_path: an existing checkout to use instead of a clone.
+        timeout: seconds a git call may take; the first fetch may take five times that.
+        author: `name <email>` of the commits.
+        create: makes the fork at its host when this machine has no clone of it yet.
+        scope: what is laid over the fork: the operator and the layer, or the operator alone.
+        stop: ends a running git call when set.
+        overlay: tells the folder of the kernels that are laid over it; None for the shipped ones.
+
+    Raises:
+        ConfigError: an address or the branch's name cannot be used.
+
+    Methods raise Held for what a person must mend and Retry for what passes.
+    """
+
+    def __init__(
+        self,
+        remote_url: str | None,
+        upstream_url: str | None,
+        worktree: Path,
+        branch: str = "quasar",
+        *,
+        token: SecretStr | str | None = None,
+        token_host: str | None = None,
+        repo_path: Path | None = None,
+        timeout: float = 120.0,
+        author: str = AUTHOR,
+        create: Callable[[], object] | None = None,
+        scope: Scope = "layer",
+        stop: threading.Event | None = None,
+        overlay: Callable[[], Path] | None = None,
+    ) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
+            found = f"FORK_BRANCH={branch!r} is no branch name."
+            raise ConfigError(Problem(found, "Use one like `quasar`."))
+        if remote_url is None and repo_path is None:
+            raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
+        value = token.get_secret_value() if isinstance(token, SecretStr) else token
+        self._token: Token | None = None
+        self._own = repo_path is None
+        self._named_remote: Remote | None = None
+        if remote_url is not None and self._own:
+            self._named_remote = self._parsed(remote_url, "FORK_REMOTE")
+            token_host = token_host or self._named_remote.host
+        if value:
+            self._token = Token(value, token_host or "github.com")
+        self._upstream = self._parsed(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
+        self.worktree = Path(repo_path or worktree).absolute()
+        self._branch_name = branch
+        self._timeout, self._stop, self._create = timeout, stop, create
+        self._overlay = Overlay(scope, author, overlay)
+
+    @property
+    def url(self) -> str:
+        """The address that is submitted, to the letter: no slash at the end, no credential."""
+        return self._remote.public_url
+
+    @property
+    def branch(self) -> str:
+        """The branch that carries the kernels."""
+        if self._own:
+            return self._branch_name
+        name = self._git.probe("symbolic-ref", "--quiet", "--short", "HEAD")
+        if name is None:
+            raise Held(
+                f"REPO_PATH={self.worktree} is not on a branch.", "Check a branch out there."
+            )
+        return name
+
+    @_with_sound_clone
+    @disk_faults()
+    def prepare(self) -> None:
+        """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
+        if self._is_lost():
+            self._make_clone()
+        tip = self._tip()
+        if self._own:
+            check_out(self._git, self.branch, tip)
+        else:
+            self._overlay.refuse_dirty(self._git, tip)
+        self._overlay.lay(self._git, tip)
+        violations = check_tree(self.worktree)
+        if violations:
+            raise Held(
+                f"The fork breaks {len(violations)} rule(s) that validators check: "
+                + " ".join(map(str, violations)),
+                "Mend the files that are named, then start again.",
+            )
+
+    @_with_sound_clone
+    def commit(self) -> str:
+        """Commit the overlay on the branch; return the full hash, the same for the same content."""
+        if self._is_lost():
+            self.prepare()
+        tool, branch = self._git, self.branch
+        tip = self._local_tip()
+        if tip is None:
+            raise Held(f"The branch {branch} is not there.", "Start again: it is made anew.")
+        if self._own:
+            tool.read_tree(tip)
+        else:
+            self._overlay.refuse_dirty(tool, tip)
+        commit = self._overlay.commit(tool, tip)
+        if commit != tip:
+            tool.update_ref(f"refs/heads/{branch}", commit, tip)
+        tool.probe("update-index", "-q", "--refresh")
+        dirty = changed_files(tool)
+        if dirty:
+            raise Held(
+                f"The worktree differs from the commit: {', '.join(dirty[:10])}.",
+                f"Undo the changes in {self.worktree}, then start again.",
+            )
+        return commit
+
+    @_with_sound_clone
+    def push(self, commit: str) -> None:
+        """Make `commit` the tip of the remote's branch; never overwrites what is there."""
+        self._restore()
+        remote, branch = self._remote, self.branch
+        there = self._remote_tip()
+        if there == commit:
+            return
+        if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
+            raise Held(
+                f"The commit {commit} is not in {self.worktree}.", "Publish and submit anew."
+            )
+        if there is not None:
+            fetch_branch(self._git, remote, self._token, branch, there)
+            if not self._contains(commit, there):
+                raise self._moved(there, commit)
+        self._git.online(
+            remote,
+            self._token,
+            "push",
+            *("--no-verify", "--no-signed", "--no-follow-tags"),
+            *("--recurse-submodules=no", "--", remote.url, f"{commit}:refs/heads/{branch}"),
+        )
+
+    @_with_sound_clone
+    def verify(self, commit: str) -> None:
+        """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
+        self._restore()
+        remote, branch = self._remote, self.branch
+        there = self._remote_tip()
+        if there is None:
+            raise Held(
+                f"The branch {branch} is not on {remote.public_url}.",
+                "Push it again; a validator cannot clone the commit.",
+            )
+        if there != commit:
+            raise self._moved(there, commit)
+        fetch_branch(self._git, remote, self._token, branch, there)
+        wrong = self._overlay.differing(self._git, commit)
+        if wrong:
+            raise Held(
+                f"The commit {commit} does not hold the overlay's content: {', '.join(wrong)}.",
+                "Publish and submit anew.",
+            )
+
+    # The remote and the clone
+
+    @functools.cached_property
+    def _remote(self) -> Remote:
+        if self._named_remote is not None:
+            return self._named_remote
+        url = self._git.probe("config", "--get", "remote.origin.url")
+        if not url:
+            raise Held(
+                f"REPO_PATH={self.worktree} has no remote `origin`.",
+                "Add it with `git remote add origin https://github.com/<you>/<fork>`.",
+            )
+        try:
+            return parse_remote(url, base=self.worktree, with_token=self._token is not None)
+        except ValueError as error:
+            raise Held(
+                f"The remote `origin` of REPO_PATH={self.worktree} cannot be used: {error}",
+                "Set it with `git remote set-url origin https://github.com/<you>/<fork>`.",
+            ) from None
+
+    def _parsed(self, url: str, name: str) -> Remote:
+        try:
+            return parse_remote(url)
+        except ValueError as error:
+            problem = Problem(f"{name}: {error}", "Give an https address or a path.")
+            raise ConfigError(problem) from None
+
+    @property
+    def _git(self) -> HardenedGit:
+        tool = HardenedGit(self.worktree, timeout=self._timeout, stop=self._stop)
+        if not self._own:
+            tool.overrides = checkout_config(tool)
+        return tool
+
+    def _is_lost(self) -> bool:
+        return self._own and not is_clone(self._git, self._remote)
+
+    def _is_damaged(self) -> bool:
+        """Whether the miner's own clone is damaged; a checkout at REPO_PATH is its owner's."""
+        return self._own and self.worktree.is_dir() and is_damaged(self._git)
+
+    def _restore(self) -> None:
+        """Clone again where the clone is lost: unchanged kernels give the same commit again."""
+        if self._is_lost():
+            self.prepare()
+            self.commit()
+
+    @disk_faults()
+    def _make_clone(self) -> None:
+        remote = self._remote
+        if self._create is not None:
+            self._create()
+        elif remote.protocol == "file" and not remote.path.exists() and self._upstream:
+            make_remote(self._upstream.url, remote.path)
+        make_clone(self._git, remote, self._token, self.branch)
+
+    # The branch
+
+    def _remote_tip(self) -> str | None:
+        return read_heads(self._git, self._remote, self._token)[0].get(self.branch)
+
+    def _local_tip(self) -> str | None:
+        return self._git.probe("rev-parse", "--verify", "--quiet", f"refs/heads/{self.branch}")
+
+    def _contains(self, newer: str, older: str) -> bool:
+        return self._git.probe("merge-base", "--is-ancestor", older, newer) is not None
+
+    def _tip(self) -> str:
+        """Return the commit on which the overlay goes."""
+        remote, branch = self._remote, self.branch
+        heads, default = read_heads(self._git, remote, self._token)
+        there, here = heads.get(branch), self._local_tip()
+        if there is not None:
+            fetch_branch(self._git, remote, self._token, branch, there)
+        if here is None:
+            return there or self._first_tip(heads, default)
+        if there is None or self._contains(here, there):
+            return here
+        if not self._contains(there, here):
+            raise self._moved(there, here)
+        if not self._own:
+            raise Held(
+                f"REPO_PATH={self.worktree} is behind its remote.",
+                "Run `git pull --ff-only` there.",
+            )
+        return there
+
+    def _first_tip(self, heads: dict[str, str], default: str) -> str:
+        """Return where a new branch starts: the fork's default branch, else the upstream's."""
+        remote, token, namespace = self._remote, self._token, "origin"
+        if not heads and self._upstream is not None:
+            remote, token, namespace = self._upstream, None, "upstream"
+            heads, default = read_heads(self._git, remote, token)
+        if not heads:
+            raise Held(
+                f"The repository {remote.public_url} is empty.",
+                "Make it a fork of the upstream, or set FORK_UPSTREAM_URL.",
+            )
+        fetch_branch(self._git, remote, token, default, heads[default], namespace)
+        return heads[default]
+
+    def _moved(self, there: str, commit: str) -> Held:
+        return Held(
+            f"The branch {self.branch} of {self._remote.public_url} is at {there[:12]}, not at the "
+            f"commit {commit[:12]}: someone else moved it.",
+            f"Put it back (git push <remote> {commit}:refs/heads/{self.branch}) if the commit is "
+            "to count, or set FORK_BRANCH to a new name. Nothing was overwritten.",
+        )

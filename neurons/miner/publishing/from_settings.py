@@ -1,0 +1,49 @@
+"""The fork that the settings name, made at GitHub when that is where it belongs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from neurons.miner.publishing.fork import Fork
+from neurons.miner.publishing.github import ensure_fork, web_address
+from neurons.miner.publishing.tuned_kernels import Kept
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.settings import Settings
+
+
+def upstream_address(settings: Settings) -> str:
+    """Return where the repository lies that the fork is made of."""
+    at_github = f"{web_address(settings.github_api_url)}/{settings.github_upstream}.git"
+    return settings.fork_upstream_url or at_github
+
+
+def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
+    """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
+    remote, web = settings.fork_remote, web_address(settings.github_api_url)
+    create: Callable[[], str] | None = None
+    if settings.repo_path is None and remote is None:
+        owner, name = settings.github_username, settings.github_fork_name
+        token = settings.github_token
+        if not owner or token is None:
+            raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
+        remote = f"{web}/{owner}/{name}.git"
+        api, parent, secret = settings.github_api_url, settings.github_upstream, token
+
+        def create() -> str:
+            return ensure_fork(api, parent, owner, name, secret.get_secret_value(), stop=stop)
+
+    return Fork(
+        remote,
+        upstream_address(settings),
+        settings.state_dir / "fork",
+        settings.fork_branch,
+        token=settings.github_token,
+        token_host=urlsplit(web).netloc.lower(),
+        repo_path=settings.repo_path,
+        create=create,
+        scope=settings.fork_scope,
+        stop=stop,
+        overlay=Kept(settings.state_dir, settings.fork_scope).root,
+    )

@@ -1,0 +1,259 @@
+"""GitHub's REST API, as far as a miner needs it: check the token, find or make the fork.
+
+Waits can be interrupted. GitHub's clock, not this machine's, tells how long a limit lasts.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from neurons.runtime.errors import ConfigError, Held, Retry
+from neurons.runtime.git.faults import SCOPE_REMEDY
+from neurons.runtime.observe import redact_text, register_secret
+from neurons.runtime.values import LOOPBACK
+from neurons.wire.outcomes import http_date, retry_after
+
+LONGEST_WAIT = 3600.0
+"""Seconds: the longest pause that a limit of GitHub's is believed to ask for."""
+
+_FORK_REMEDY = (
+    "Make the fork by hand on the upstream's page at GitHub, or use a classic token with the scope "
+    "`public_repo` (a fine-grained one needs Administration: read and write)."
+)
+
+
+def web_address(api_url: str) -> str:
+    """Return where the repositories of an API lie, without a slash at the end."""
+    parts = urlsplit(api_url)
+    host = "github.com" if parts.netloc == "api.github.com" else parts.netloc
+    return f"{parts.scheme}://{host}"
+
+
+def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
+    """Return the scopes of a classic token; None for a fine-grained one, which names none.
+
+    Raises:
+        Held: GitHub does not accept the token, or it is another account's or may not push.
+        Retry: GitHub is out of reach or limits the rate.
+        ConfigError: the API's address would show the token.
+    """
+    with _session(api_url, token) as session:
+        user = session.ask("GET", "/user")
+        _check_token(user, owner)
+        return _scopes(user)
+
+
+def ensure_fork(
+    api_url: str,
+    upstream: str,
+    owner: str,
+    fork_name: str,
+    token: str,
+    *,
+    stop: threading.Event | None = None,
+    first_wait: float = 1.0,
+    patience: float = 600.0,
+) -> str:
+    """Find the fork `owner/fork_name` of `upstream` or have it made; return its clone address.
+
+    GitHub makes a fork in its own time: it is asked again with pauses that double.
+
+    Args:
+        upstream: `owner/name` of the repository to fork.
+        owner: the account of the token.
+        stop: ends a wait when set.
+        first_wait: seconds before the first look at a fork in the making.
+        patience: seconds after which the caller is told to come back later.
+
+    Raises:
+        Held: the token, the account, the upstream or a repository of that name is the wrong one.
+        Retry: GitHub is out of reach, limits the rate, or is not done yet.
+    """
+    stop = stop or threading.Event()
+    with _session(api_url, token) as session:
+        user = session.ask("GET", "/user")
+        _check_token(user, owner)
+        source = session.repository(upstream)
+        if source is None:
+            raise Held(
+                f"GitHub shows no repository {upstream}.",
+                "Correct GITHUB_UPSTREAM; a private one needs a token that may see it.",
+            )
+        name = f"{owner}/{fork_name}"
+        fork = session.repository(name)
+        if fork is None:
+            _request_fork(session, upstream, name)
+        if fork is None or not fork.get("default_branch"):
+            fork = _await_fork(session, name, stop, first_wait, patience)
+        _check_fork(fork, source, name)
+        return _clone_url(fork, api_url)
+
+
+class _Session:
+    """One connection to the API; turns every bad answer into Held or Retry."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def ask(
+        self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()
+    ) -> httpx.Response:
+        try:
+            reply = self.client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Retry(f"GitHub is out of reach: {type(error).__name__}.") from None
+        if reply.is_success or reply.status_code in allow:
+            return reply
+        raise _fault(reply, f"{method} {path}")
+
+    def repository(self, name: str) -> dict[str, Any] | None:
+        reply = self.ask("GET", f"/repos/{name}", allow=(404,))
+        return None if reply.status_code == 404 else _content(reply)
+
+
+@contextmanager
+def _session(api_url: str, token: str) -> Iterator[_Session]:
+    parts = urlsplit(api_url)
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+        raise ConfigError(f"GITHUB_API_URL={api_url} is not https: the token would be readable.")
+    register_secret(token)
+    headers = {
+        "Accept": "application/vnd.github+json",
+        "Authorization": f"Bearer {token}",
+        "X-GitHub-Api-Version": "2022-11-28",
+        "User-Agent": "quasar-miner",
+    }
+    # Redirects are not followed: the token is for this host.
+    with httpx.Client(base_url=api_url.rstrip("/"), headers=headers, timeout=30.0) as client:
+        yield _Session(client)
+
+
+def _content(reply: httpx.Response) -> dict[str, Any]:
+    try:
+        content = reply.json()
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise Retry(f"GitHub's answer to {reply.request.url.path} is no JSON object.")
+    return content
+
+
+def _message(reply: httpx.Response) -> str:
+    try:
+        return redact_text(str(reply.json()["message"]))
+    except (ValueError, KeyError, TypeError):
+        return reply.reason_phrase
+
+
+def _fault(reply: httpx.Response, asked: str) -> Held | Retry:
+    status, said = reply.status_code, _message(reply)
+    limited = reply.headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in said.lower()
+    if status == 429 or (status == 403 and (limited or "Retry-After" in reply.headers)):
+        return Retry(f"GitHub limits the rate ({asked}): {said}", after=_pause(reply))
+    if status >= 500 or status == 408:
+        return Retry(f"GitHub failed ({asked}): {status} {said}", after=_pause(reply))
+    if status == 401:
+        return Held(f"GitHub does not accept the token: {said}.", SCOPE_REMEDY)
+    if status == 403:
+        return Held(f"GitHub does not allow {asked}: {said}.", SCOPE_REMEDY)
+    if reply.is_redirect:
+        return Held(
+            f"GitHub moved what {asked} asks for.",
+            "Set GITHUB_UPSTREAM, GITHUB_USERNAME and GITHUB_FORK_NAME to the present names.",
+        )
+    return Held(f"GitHub refused {asked}: {status} {said}.", _FORK_REMEDY)
+
+
+def _pause(reply: httpx.Response) -> float | None:
+    """Return the seconds that GitHub asks to wait, or None where it names none."""
+    now = http_date(reply.headers.get("Date", "")) or time.time()
+    reset = reply.headers.get("X-RateLimit-Reset", "")
+    seconds = retry_after(reply.headers.get("Retry-After"), now)
+    if seconds is None and re.fullmatch(r"\d{1,12}", reset) and reply.status_code < 500:
+        seconds = float(reset) - now
+    return None if seconds is None else min(max(seconds, 1.0), LONGEST_WAIT)
+
+
+def _scopes(user: httpx.Response) -> frozenset[str] | None:
+    header = user.headers.get("X-OAuth-Scopes")
+    if header is None:
+        return None
+    return frozenset(scope.strip() for scope in header.split(",") if scope.strip())
+
+
+def _check_token(user: httpx.Response, owner: str) -> None:
+    scopes = _scopes(user)
+    if scopes is not None and not scopes & {"repo", "public_repo"}:
+        raise Held(
+            f"The token has the scopes {', '.join(sorted(scopes)) or '(none)'}, which do not "
+            "allow a push.",
+            SCOPE_REMEDY,
+        )
+    login = str(_content(user).get("login"))
+    if login.lower() != owner.lower():
+        raise Held(
+            f"The token belongs to {redact_text(login)}, and GITHUB_USERNAME is {owner}.",
+            "Set GITHUB_USERNAME to the token's account, or use that account's token.",
+        )
+
+
+def _request_fork(session: _Session, upstream: str, name: str) -> None:
+    body = {"name": name.partition("/")[2], "default_branch_only": False}
+    made = session.ask("POST", f"/repos/{upstream}/forks", body=body)
+    full_name = str(_content(made).get("full_name", name))
+    if full_name.lower() != name.lower():  # one fork an account and network is all GitHub makes
+        raise Held(
+            f"The account has a fork of {upstream} already: {redact_text(full_name)}.",
+            f"Set GITHUB_FORK_NAME={redact_text(full_name.partition('/')[2])}.",
+        )
+
+
+def _await_fork(
+    session: _Session, name: str, stop: threading.Event, wait: float, patience: float
+) -> dict[str, Any]:
+    waited = 0.0
+    while waited < patience:
+        if stop.wait(wait):
+            raise Retry("Stopped while GitHub makes the fork.")
+        waited += wait
+        fork = session.repository(name)
+        if fork is not None and fork.get("default_branch"):
+            return fork
+        wait = min(2 * wait, 30.0)
+    raise Retry(f"GitHub is still making the fork {name}.", after=60.0)
+
+
+def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None:
+    """Accept a fork of the upstream or of its network: GitHub makes one per account and network."""
+    if _network(fork) != _network(source):
+        raise Held(
+            f"The repository {name} exists and is no fork of {source.get('full_name')}.",
+            "Set GITHUB_FORK_NAME to a name that is free, or rename that repository.",
+        )
+    if fork.get("archived") or fork.get("disabled"):
+        raise Held(f"The fork {name} is archived or disabled.", "Unarchive it at GitHub.")
+    if fork.get("permissions", {}).get("push") is False:
+        raise Held(f"The token may not push to {name}.", SCOPE_REMEDY)
+
+
+def _network(repository: dict[str, Any]) -> str:
+    root = repository.get("source") or repository.get("parent") or repository
+    return str(root.get("full_name")).lower()
+
+
+def _clone_url(fork: dict[str, Any], api_url: str) -> str:
+    url = str(fork.get("clone_url"))
+    if urlsplit(url).netloc != urlsplit(web_address(api_url)).netloc:
+        raise Held(
+            f"GitHub gives the fork an address at another host: {redact_text(url)}.",
+            "Check GITHUB_API_URL.",
+        )
+    return url

@@ -1,0 +1,164 @@
+"""The overlay in a fork: lay it over the worktree, commit it byte for byte, find it in a commit.
+
+Commits are written with git's plumbing, which runs no hooks, filters or signing programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import git
+
+from neurons.runtime.errors import Held
+from neurons.runtime.git.checkout import changed_files, destination
+from neurons.runtime.git.command import HardenedGit, commit_environment
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, Scope, overlay_files
+
+SUBJECT = "Lay the QuasarAttention kernels over the fork"
+
+
+class Overlay:
+    """The files that are laid over a fork, and the identity that commits them.
+
+    Args:
+        scope: which of the files.
+        root: tells the folder that has them; None for the shipped ones.
+    """
+
+    def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
+        self._scope, self._root = scope, root or (lambda: OVERLAY)
+        self._author = git.Actor._from_string(author)
+
+    @property
+    def files(self) -> tuple[PurePosixPath, ...]:
+        """What is laid over a fork, relative to its root."""
+        return tuple(overlay_files(self._scope, self._root()))
+
+    def lay(self, tool: HardenedGit, tip: str) -> None:
+        """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
+        scratch = Path(tool.rev_parse("--absolute-git-dir"))
+        for name, content in self._wanted(tool, tip).items():
+            target = destination(tool.folder, PurePosixPath(name))
+            if content is None:
+                target.unlink(missing_ok=True)
+                continue
+            if target.is_file() and target.read_bytes() == content:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=scratch, delete=False) as file:
+                file.write(content)
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, target)
+
+    def commit(self, tool: HardenedGit, tip: str) -> str:
+        """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
+
+        Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
+        same content on the same parent has the same hash, also in a clone that was made anew.
+        """
+        root, names = self._root(), self.files
+        sources = [root / name for name in names]
+        blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
+        files = self.undone_files(tool, tip) | dict(zip(map(str, names), blobs, strict=True))
+        gone = [name for name, blob in files.items() if blob is None]
+        if gone:
+            tool.update_index("--force-remove", "--", *gone)
+        entries = [
+            word
+            for name, blob in files.items()
+            if blob is not None
+            for word in ("--cacheinfo", f"100644,{blob},{name}")
+        ]
+        tool.update_index("--add", *entries)
+        tree = tool.write_tree()
+        if tree == tool.rev_parse(f"{tip}^{{tree}}"):
+            return tip
+        seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
+        env = commit_environment(str(self._author.name), str(self._author.email), seconds)
+        message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
+        return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
+
+    def differing(self, tool: HardenedGit, commit: str) -> list[str]:
+        """Return the files whose bytes the commit does not hold.
+
+        A commit of another version of the overlay passes by the digest in its own message.
+        """
+        held = self._blobs(tool, commit)
+        root = self._root()
+        wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(root / name)]
+        if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
+            return []
+        return wrong
+
+    def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
+        """Return what an earlier overlay changed and this one does not have.
+
+        Path to the blob that was there before it, or to None where there was none: a file that
+        was dropped, or the layer after FORK_SCOPE has become `ops`.
+        """
+        files = set(map(str, self.files))
+        undone: dict[str, str | None] = {}
+        for name in self._blobs(tool, tip).keys() - files:
+            changes = iter(tool.rev_list(tip, "--", name).split())
+            if self._is_ours(tool, next(changes)):
+                before = next((x for x in changes if not self._is_ours(tool, x)), None)
+                undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
+        return undone
+
+    def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
+        """Refuse a checkout with changes, other than the overlay's of a run that was cut off."""
+        wanted = self._wanted(tool, tip)
+
+        def half_done(name: str) -> bool:
+            path = tool.folder / name
+            if wanted.get(name) is None:
+                return name in wanted and not path.exists()
+            return path.is_file() and path.read_bytes() == wanted[name]
+
+        dirty = [name for name in changed_files(tool) if not half_done(name)]
+        if dirty:
+            raise Held(
+                f"REPO_PATH={tool.folder} has uncommitted changes: {', '.join(dirty[:10])}.",
+                "Commit or remove them, or unset REPO_PATH.",
+            )
+
+    def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
+        """Return what the overlay's files and `undone_files` have to hold; None: not be there."""
+        root = self._root()
+        ours = {str(name): (root / name).read_bytes() for name in self.files}
+        undone = self.undone_files(tool, tip).items()
+        return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
+
+    def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
+        text = tool.cat_file("commit", commit)
+        author = f"\nauthor {self._author.name} <{self._author.email}> "
+        return author in text and f"\n\n{SUBJECT}\n" in text
+
+    def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
+        """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
+        paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
+        listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
+        rows = [row.split("\t", 1) for row in listing.split("\0") if row]
+        return {name: facts.split()[2] for facts, name in rows if facts.startswith("100")}
+
+
+def _blob(path: Path) -> str:
+    """Return the hash that git gives a file's bytes, computed without git."""
+    content = path.read_bytes()
+    head = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
+
+
+def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
+    content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
+    # the tool drops a newline at the end
+    return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
+
+
+def _digest(blobs: dict[str, str]) -> str:
+    lines = "".join(f"{blob} {name}\n" for name, blob in sorted(blobs.items()))
+    return "sha256:" + hashlib.sha256(lines.encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""Registers the hotkey with the validator API, once for each league and process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from neurons.miner.context import Context
+from neurons.wire.outcomes import NotRegistered, ServerFault
+from neurons.wire.rules import league_of
+
+REGISTRATIONS = 2
+
+Reply = TypeVar("Reply")
+
+
+def register(context: Context, target_sequence_length: int) -> None:
+    """Register in the league of the target, unless this process did.
+
+    The public server answers a second league of one hotkey with a 500 although the hotkey is
+    registered, so that is not a failure: the commitment will tell.
+    """
+    league, _ = league_of(target_sequence_length)
+    if league in context.registered:
+        return
+    try:
+        reply = context.client.register(context.settings.reference_model, league)
+        context.log.info("registered with the API", league=league, status=reply.status)
+    except ServerFault as fault:
+        context.log.warning("registration failed; going on", league=league, reason=fault.reason)
+    context.registered.add(league)
+
+
+def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
+    """Return `call()`; when the server does not know the hotkey, register and call again.
+
+    A server may lose its database just after it has registered a hotkey, so that one refusal more
+    is no answer yet.
+
+    Raises:
+        NotRegistered: it does not know the hotkey after `REGISTRATIONS` in a row either.
+    """
+    for _ in range(REGISTRATIONS):
+        try:
+            return call()
+        except NotRegistered:
+            context.registered.discard(league_of(target)[0])
+            register(context, target)
+    return call()

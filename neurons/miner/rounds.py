@@ -1,0 +1,47 @@
+"""How the server's present round stands to a submission's, and whether the next one is due."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from neurons.miner.cycle import VERDICTS, Submission
+from neurons.wire.client import ApiClient
+from neurons.wire.protocol import Round
+
+
+class RoundNow(str, Enum):
+    """How the server's present round stands to a submission's own."""
+
+    SAME = "same"
+    LATER = "later"
+    OTHER_DATABASE = "other database"  # the server forgot the round, and the submission with it
+
+
+def compare_round(submission: Submission, now: Round) -> RoundNow:
+    """Tell whether the round that the server names is the one that was submitted to."""
+    own = submission.round_id or 0
+    if now.id > own:
+        return RoundNow.LATER
+    if now.id == own and submission.round_start in (None, now.start_time):
+        return RoundNow.SAME
+    return RoundNow.OTHER_DATABASE
+
+
+def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
+    """Ask the server for its round and return how it stands to the submission's own."""
+    return compare_round(submission, client.current_round())
+
+
+def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
+    """Tell whether a new submission is worth making after `last`, the newest closed one.
+
+    The same content is submitted once a round; after a submission that ended without a verdict
+    there is nothing to repeat, so it is due as well. One that was judged before its reveal, and
+    so was never revealed, is worth a direct submission.
+    """
+    if last is None or last.state not in VERDICTS:
+        return True
+    if last.never_revealed and mode == "direct":
+        return True
+    same_round = compare_round(last, now) is RoundNow.SAME
+    return not same_round or last.content_digest != content_digest

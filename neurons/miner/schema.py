@@ -1,0 +1,206 @@
+"""The journal's database file: how it is opened, checked and brought up to date."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from neurons.runtime.errors import ConfigError, QuasarError
+
+BUSY_MILLISECONDS = 5000
+
+CLOSED_STATES = "('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')"
+"""The states of `cycle.CLOSED` in SQL; a change needs the index below made anew."""
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "submissions",
+        (
+            """CREATE TABLE submissions (
+                id INTEGER PRIMARY KEY AUTOINCREMENT,
+                hotkey TEXT NOT NULL,
+                target_sequence_length INTEGER NOT NULL,
+                mode TEXT NOT NULL,
+                publish_at TEXT NOT NULL,
+                api_url TEXT NOT NULL,
+                auto_target INTEGER NOT NULL,
+                state TEXT NOT NULL,
+                resume_state TEXT,
+                content_digest TEXT,
+                fork_url TEXT,
+                commit_hash TEXT,
+                report TEXT,
+                tokens_per_sec REAL,
+                vram_mb REAL,
+                benchmarks TEXT,
+                salt TEXT,
+                commitment_hash TEXT,
+                round_id INTEGER,
+                submission_id INTEGER,
+                reveal_block INTEGER,
+                rank INTEGER,
+                weight REAL,
+                score REAL,
+                weighted_score REAL,
+                reason TEXT,
+                remedy TEXT,
+                retry_at REAL,
+                attempts INTEGER NOT NULL,
+                created_at REAL NOT NULL,
+                updated_at REAL NOT NULL
+            )""",
+            """CREATE UNIQUE INDEX one_live_submission
+                ON submissions (hotkey, target_sequence_length)
+                WHERE state NOT IN ('VALIDATED', 'REJECTED', 'UNRANKED', 'ABANDONED')""",
+        ),
+    ),
+    (
+        "events",
+        (
+            """CREATE TABLE events (
+                id INTEGER PRIMARY KEY AUTOINCREMENT,
+                submission INTEGER NOT NULL REFERENCES submissions (id) ON DELETE CASCADE,
+                at REAL NOT NULL,
+                kind TEXT NOT NULL,
+                state TEXT NOT NULL,
+                note TEXT
+            )""",
+            "CREATE INDEX events_of_submission ON events (submission)",
+        ),
+    ),
+    (
+        "judged before the reveal",
+        (
+            "ALTER TABLE submissions ADD COLUMN round_start TEXT",
+            "ALTER TABLE submissions ADD COLUMN round_total INTEGER",
+            "ALTER TABLE submissions ADD COLUMN queued_at REAL",
+            "ALTER TABLE submissions ADD COLUMN judged_early_at REAL",
+            "DROP INDEX one_live_submission",
+            """CREATE UNIQUE INDEX one_live_submission
+                ON submissions (hotkey, target_sequence_length)
+                WHERE state NOT IN
+                ('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')""",
+            "CREATE TABLE apis (url TEXT PRIMARY KEY, judges_early_at REAL NOT NULL)",
+        ),
+    ),
+    (
+        "rows of the hotkey that another state folder sent",
+        (
+            """CREATE TABLE strangers (
+                api_url TEXT NOT NULL,
+                hotkey TEXT NOT NULL,
+                submission_id INTEGER NOT NULL,
+                seen_at REAL NOT NULL,
+                PRIMARY KEY (api_url, hotkey, submission_id)
+            )""",
+        ),
+    ),
+)
+"""In order, never edited once released: a change of the schema is a new entry."""
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open the journal at `path`, made with mode 0600 in a folder of mode 0700, up to date.
+
+    Raises:
+        ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
+        QuasarError: the disk is full or another process keeps the file locked; the file is sound.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.chmod(0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"The journal {path} cannot be opened ({error.strerror}). Check the owner and the mode "
+            "of the folder STATE_DIR, or give another one."
+        ) from error
+    database = sqlite3.connect(path, timeout=BUSY_MILLISECONDS / 1000, isolation_level=None)
+    with _explained(database, path):
+        _prepare(database, path)
+    return database
+
+
+def copy_database(path: Path) -> sqlite3.Connection:
+    """Return a copy of the journal at `path` in memory, up to date; the file is only read.
+
+    Raises:
+        ConfigError: the file is damaged, of a newer version, or cannot be opened.
+        QuasarError: another process keeps the file locked.
+    """
+    if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
+        raise ConfigError(f"The journal {path} cannot be read: it belongs to another user.")
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with _explained(copy, path):
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as file:
+            file.execute("PRAGMA query_only = ON")
+            file.backup(copy)
+        _prepare(copy, path)
+    return copy
+
+
+@contextmanager
+def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Close the database when the block fails, and say what is wrong with the file at `path`."""
+    database.row_factory = sqlite3.Row
+    try:
+        yield
+    except BaseException as error:
+        database.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise QuasarError(
+                f"The journal {path} cannot be used at the moment ({error}). It is sound. Make "
+                "space on its disk, or end what keeps it locked, and start again."
+            ) from error
+        if isinstance(error, sqlite3.DatabaseError):
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in "
+                f"its place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), "
+                "or move it away to start anew; then a commitment that waits for its reveal is "
+                "lost with its salt."
+            ) from error
+        raise
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise sqlite3.DatabaseError(str(problem))
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA foreign_keys = ON")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS applied "
+        "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, at TEXT DEFAULT CURRENT_TIMESTAMP)"
+    )
+    version = database.execute("SELECT coalesce(max(version), 0) FROM applied").fetchone()[0]
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"The journal {path} was written by a newer version of this program (schema "
+            f"{version}, this one knows {len(MIGRATIONS)}). It was left as it is. Update the "
+            "program, or put the copy from before the update in its place."
+        )
+    for number, (name, statements) in enumerate(MIGRATIONS[version:], start=version + 1):
+        with transaction(database):
+            for statement in statements:
+                database.execute(statement)
+            database.execute("INSERT INTO applied (version, name) VALUES (?, ?)", (number, name))
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block does as one unit, or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise

@@ -1,0 +1,115 @@
+"""Which submission a cycle works on: the live one, a new one, and those to other targets."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from neurons.miner import cycle
+from neurons.miner.context import Context
+from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
+from neurons.miner.premature import submission_mode
+
+LOOK_AGAIN_SECONDS = 600.0
+"""How long a commitment that is held before its reveal waits for its next try."""
+
+
+def begun(context: Context) -> Submission:
+    """Return the submission to go on with, made or resumed."""
+    submission = live(context)
+    if submission is None:
+        submission = create(context)
+    elif submission.state is State.HELD and submission.resume_state is not None:
+        submission = _resumed(submission, context)
+    elif submission.state is not State.HELD:
+        state = submission.position.value
+        context.log.info("going on", submission=submission.id, state=state)
+    return _refreshed(submission, context)
+
+
+def live(context: Context) -> Submission | None:
+    """Return the live submission of this hotkey and target, if there is one."""
+    return context.journal.live(context.identity.hotkey, context.target)
+
+
+def create(context: Context) -> Submission:
+    """Make a new submission: the last claim, where that can be sent directly, or an empty one."""
+    settings, journal = context.settings, context.journal
+    mode, now = submission_mode(context), context.now()
+    last = journal.last_closed(context.identity.hotkey, context.target)
+    if _claims_the_same(last, mode, context):
+        submission = journal.insert(cycle.directly(last, now))
+    else:
+        draft = Submission(
+            id=0,
+            hotkey=context.identity.hotkey,
+            target_sequence_length=context.target or 0,  # `auto` decides when it claims
+            mode=mode,
+            publish_at="before_commit" if mode == "direct" else settings.publish_at,
+            api_url=context.client.base_url,
+            auto_target=context.target is None,
+            created_at=now,
+            updated_at=now,
+        )
+        submission = journal.insert(draft)
+    context.log.info(
+        "new submission",
+        submission=submission.id,
+        target=submission.target_sequence_length or "auto",
+        mode=mode,
+    )
+    return submission
+
+
+def others(context: Context) -> list[Submission]:
+    """Return the commitments to other targets; what has not got that far is given up."""
+    own = live(context)
+    committed = []
+    for other in context.journal.live_submissions(context.identity.hotkey):
+        if own is not None and other.id == own.id:
+            continue
+        if other.position in BEFORE_COMMITMENT:
+            reason = "TARGET_SEQUENCE_LENGTH was changed before the commitment."
+            context.record(other, cycle.abandon(other, reason, context.now()))
+        elif other.state is not State.HELD:
+            committed.append(other)
+        elif looks_again(other, context.now()):
+            committed.append(_resumed(other, context))
+    return committed
+
+
+def looks_again(held: Submission, now: float) -> bool:
+    """Return whether a held commitment is due for another try without a person.
+
+    Its round ends whether or not a person comes. A submission that is held for good has no state
+    to go back to.
+    """
+    return (
+        held.state is State.HELD
+        and held.resume_state in (State.COMMITTED, State.REVEALING)
+        and now - held.updated_at >= LOOK_AGAIN_SECONDS
+    )
+
+
+def _resumed(held: Submission, context: Context) -> Submission:
+    context.log.info("trying again", submission=held.id, held_for=held.reason)
+    return context.record(held, cycle.resume(held, context.now()))
+
+
+def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
+    """Tell whether `last` was judged before its reveal and its claim can be sent directly."""
+    return (
+        last is not None
+        and last.never_revealed
+        and mode == "direct"
+        and last.content_digest == context.content_digest()
+        and last.api_url == context.client.base_url
+    )
+
+
+def _refreshed(submission: Submission, context: Context) -> Submission:
+    """Start over with kernels that changed while nothing was committed to yet."""
+    started = BEFORE_COMMITMENT - {State.NEW}
+    if submission.state in started and submission.content_digest != context.content_digest():
+        context.log.info("the kernels changed", submission=submission.id)
+        return context.move(submission, State.NEW)
+    return submission

@@ -1,0 +1,118 @@
+"""Where a submission stands with the validators, as far as the server's public lists show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neurons.miner.cycle import Submission
+from neurons.wire.client import ApiClient, Queue
+from neurons.wire.outcomes import Refused, TooLarge, Uncertain
+from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
+
+LIMITS = (100, 1_000, 10_000)
+"""Rows that are asked for, one after the other, until the list reaches back to the submission.
+
+This project's own server lists no more than the first.
+"""
+FEWEST_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the statistics show of one submission.
+
+    Attributes:
+        queued: whether it waits for a validator; None where the list does not tell.
+        performer: the row that shows its verdict. The public server lists the fastest claims
+            there, judged or not: such a row says nothing and is not taken.
+        queue_length: how many submissions were listed.
+        others: the numbers of this hotkey's other rows in the submission's round.
+    """
+
+    queued: bool | None = None
+    performer: Performer | None = None
+    queue_length: int = 0
+    others: frozenset[int] = frozenset()
+
+
+def look(submission: Submission, client: ApiClient) -> Standing:
+    """Return where `submission` stands; nothing where the statistics cannot be read.
+
+    Other people's rows can spoil them for days, so that nobody may wait for them.
+
+    Raises:
+        Retry: the server cannot be reached.
+    """
+    standing = Standing()
+    for limit in LIMITS:
+        try:
+            queue, limit = _fitting(client, limit)
+        except (Refused, Uncertain):  # our own server refuses a limit above the first
+            return standing
+        standing = Standing(
+            _is_queued(submission, queue, limit),
+            _verdict(submission, queue),
+            len(queue.listed),
+            _others(submission, queue),
+        )
+        if standing.queued is not None or standing.performer is not None:
+            return standing
+    return standing
+
+
+def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
+    """Return whether a public list shows the submission's row with what was revealed.
+
+    A row that is not revealed has neither the commit nor the claim.
+
+    Raises:
+        Retry: the server cannot be reached.
+    """
+    for limit in LIMITS:
+        try:
+            queue, _ = _fitting(client, limit)
+        except (Refused, Uncertain):  # our own server refuses a limit above the first
+            return False
+        revealed = [
+            *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
+            *(r.id for r in queue.performers if r.tokens_per_sec == submission.tokens_per_sec),
+        ]
+        if submission.submission_id in revealed:
+            return True
+    return False
+
+
+def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
+    """Return the list with as many rows, up to `limit`, as are not too long to read."""
+    while True:
+        try:
+            return client.queue(limit), limit
+        except TooLarge:
+            if limit <= FEWEST_ROWS:
+                raise
+            limit //= 3
+
+
+def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
+    """The list is newest first and cut off: a full list that ends before ours proves nothing."""
+    if any(row.id == submission.submission_id for row in queue.rows):
+        return True
+    reached = min((number for number in queue.listed if number >= 0), default=0)
+    if len(queue.listed) < limit or reached < int(submission.submission_id or 0):
+        return False
+    return None
+
+
+def _others(submission: Submission, queue: Queue) -> frozenset[int]:
+    since = unix_time(submission.round_start or "")
+    rows: list[QueuedSubmission | Performer] = [*queue.rows, *queue.performers]
+    return frozenset(row.id for row in rows if unix_time(row.created_at) >= since) - {
+        submission.submission_id or 0
+    }
+
+
+def _verdict(submission: Submission, queue: Queue) -> Performer | None:
+    for row in queue.performers:
+        if row.id == submission.submission_id and (row.rank or row.score is not None):
+            return row
+    return None

@@ -1,0 +1,93 @@
+"""CLAIMED to COMMITTED: sends the commitment hash; the salt is on the disk before it goes out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.register import when_registered
+from neurons.miner.signing import commit_request, commitment_of
+from neurons.runtime.errors import Held
+from neurons.runtime.observe import register_secret
+from neurons.wire.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
+from neurons.wire.protocol import CommitReply, PendingReveal, Round
+
+SETTLE_SECONDS = 120.0
+"""How long a commitment that the server says it holds may be missing from its list."""
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Commit to the fork's URL, and on a server that offers it to the whole claim.
+
+    After a crash or a lost reply the server's list is asked first, and what is sent again is the
+    same commitment: the server holds at most one, and the journal holds its salt. The round is
+    asked for before each sending: the public server answers 500 until that has opened the next.
+    """
+    if submission.state is State.COMMITTING:
+        row = find(submission, context)
+        if row is not None:
+            return _committed(submission, context, row)
+    now = context.client.current_round()
+    if submission.state is State.CLAIMED:
+        salt = secrets.token_hex(32)
+        register_secret(salt)
+        submission = context.move(
+            submission,
+            State.COMMITTING,
+            salt=salt,
+            commitment_hash=commitment_of(submission, salt, now.wire_version),
+            round_id=now.id,
+            round_start=now.start_time,
+        )
+    return _send(submission, context, now)
+
+
+def find(submission: Submission, context: Context) -> PendingReveal | None:
+    """Return the server's row of this commitment, if it waits for its reveal there."""
+    pending = context.client.pending_reveals()
+    return pending.row_of(submission.hotkey, str(submission.commitment_hash))
+
+
+def _send(submission: Submission, context: Context, now: Round) -> Submission:
+    commitment = str(submission.commitment_hash)
+    target = submission.target_sequence_length
+    request = commit_request(submission, context.identity)
+    try:
+        reply = when_registered(context, target, lambda: context.client.commit(request))
+        if reply.commitment_hash != commitment:
+            raise ProtocolFault("/commit_submission answered with another commitment")
+    except AlreadyCommitted as refusal:
+        return _settle(submission, context, refusal)
+    except Uncertain:
+        row = find(submission, context)
+        if row is None:
+            raise  # the same commitment goes out again later
+        return _committed(submission, context, row)
+    return _committed(submission, context, reply, round_id=now.id, round_start=now.start_time)
+
+
+def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
+    """The server holds the commitment: find it in its list, or hold."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        row = find(submission, context)
+        if row is not None:
+            return _committed(submission, context, row)
+        if time.monotonic() >= deadline:
+            raise Held(
+                f"{refusal.reason} But /pending_reveals does not list it, so its number is "
+                "unknown.",
+                "`python -m neurons.miner release` looks again, `abandon` gives it up.",
+            )
+        context.wait(context.poll_seconds)
+
+
+def _committed(
+    submission: Submission, context: Context, held: PendingReveal | CommitReply, **facts: Any
+) -> Submission:
+    """Journal what the server holds, with further facts where its reply told them."""
+    facts |= {"submission_id": held.submission_id, "reveal_block": held.reveal_block}
+    return context.move(submission, State.COMMITTED, **facts)

@@ -1,0 +1,223 @@
+"""REVEALED to its verdict: watches the queue, then reads rank and score off what is public."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neurons.miner import cycle
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.premature import suspect_early_judgement
+from neurons.miner.rounds import RoundNow, ask_round
+from neurons.miner.signing import reveal_request
+from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
+from neurons.wire.protocol import Performer, Weight
+from neurons.wire.rules import weighted_score
+
+ROUND_EVERY_SECONDS = 300.0
+LOG_EVERY_SECONDS = 600.0
+BLIND_LOOKS = 40
+"""Looks at statistics that do not tell, 10 minutes of them, before the rest decides.
+
+A fault that passes would hide the score, above all one of 0.
+"""
+
+JUDGED_EARLY = (
+    "A validator judged it before its reveal, when there was nothing to measure. Whatever rank the "
+    "API shows, nobody has measured the claim."
+)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the API shows of a submission that is no longer queued."""
+
+    state: State
+    rank: int | None = None
+    weight: float | None = None
+    score: float | None = None
+    reason: str | None = None
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Wait until a validator has taken the submission off the queue, and journal what is known.
+
+    Where the statistics do not tell for long, the round and its weights are looked at all the same.
+    """
+    logged = asked = -float("inf")
+    blind = 0
+    while True:
+        standing = context.look(submission)
+        if standing.queued and submission.queued_at is None:
+            submission = context.note(submission, queued_at=context.now())
+        if standing.performer is not None or standing.queued is False:
+            return _conclude(submission, context, standing.performer)
+        blind = blind + 1 if standing.queued is None else 0
+        now = time.monotonic()
+        if now - logged >= LOG_EVERY_SECONDS:
+            logged = now
+            context.log.info(
+                "queued for a validator" if standing.queued else "the queue does not tell",
+                submission_id=submission.submission_id,
+                queue=standing.queue_length,
+            )
+        if now - asked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
+            asked = now
+            ended = _ended(submission, context, bool(standing.queued))
+            if ended is not None:
+                return ended
+        context.wait(context.poll_seconds)
+
+
+def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
+    """Return the submission's end where the round, or its weights alone, show it."""
+    relation = ask_round(submission, context.client)
+    if relation is RoundNow.LATER and queued:
+        reason = f"Round {submission.round_id} ended before a validator looked at it."
+        return context.move(submission, State.UNRANKED, reason=reason)
+    if queued:
+        return None
+    if relation is not RoundNow.SAME or _place(submission, context, relation) is not None:
+        return _conclude(submission, context, None)
+    return None
+
+
+def _conclude(submission: Submission, context: Context, row: Performer | None) -> Submission:
+    relation = ask_round(submission, context.client)
+    if relation is RoundNow.OTHER_DATABASE and row is None and not _is_held(submission, context):
+        reason = f"The server has lost it: its round {submission.round_id} is another one now."
+        return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    place = _place(submission, context, relation)
+    strangers = context.journal.strangers(
+        submission.hotkey, submission.api_url, submission.created_at
+    )
+    found = conclude(submission, row, place, strangers)
+    if submission.mode == "commit_reveal" and may_be_early(found):
+        suspect_early_judgement(submission, context)
+    return context.move(submission, weighted_score=_claimed_score(submission), **vars(found))
+
+
+def _is_held(submission: Submission, context: Context) -> bool:
+    """Tell whether a server that counts its rounds anew holds the submission all the same.
+
+    Its database may have been emptied just before the commitment came in. A reveal that is sent
+    again is answered with 409 where it is held, and counts towards no ban.
+    """
+    if submission.salt is None:
+        return False
+    try:
+        context.client.reveal(reveal_request(submission, context.identity))
+    except (NotRegistered, SubmissionNotFound):
+        return False
+    except AlreadyRevealed:
+        pass
+    return True
+
+
+def _place(
+    submission: Submission, context: Context, relation: RoundNow
+) -> tuple[int, Weight] | None:
+    """Return the submission's rank and weight in its round, where the API shows them.
+
+    The weights name hotkeys, not submissions: the best of this hotkey's in the round come first.
+    Once the round is over, weights that cannot be read are not waited for.
+    """
+    try:
+        weights = context.client.weights(int(submission.round_id or 0)).weights
+    except Uncertain:
+        if relation is RoundNow.SAME:
+            raise
+        return None
+    places = [(i, row) for i, row in enumerate(weights, 1) if row.hotkey == submission.hotkey]
+    better = sum(
+        _is_ranked_before(other, submission) for other in _own_in_round(submission, context)
+    )
+    return places[better] if better < len(places) else None
+
+
+def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
+    """Return this hotkey's other submissions that its round may rank: this one is not judged."""
+    return [
+        other
+        for other in context.journal.in_round(submission.hotkey, submission.round_id)
+        if other.round_start == submission.round_start
+        and other.state in cycle.VERDICTS
+        and other.weighted_score is not None
+    ]
+
+
+def _is_ranked_before(other: Submission, submission: Submission) -> bool:
+    ours, theirs = _claimed_score(submission), float(other.weighted_score or 0.0)
+    return theirs > ours or (theirs == ours and other.id < submission.id)
+
+
+def _claimed_score(submission: Submission) -> float:
+    """Return what the ranking sorts the submission by, if its claim is believed."""
+    speed = float(submission.tokens_per_sec or 0.0)
+    return weighted_score(speed, submission.target_sequence_length)
+
+
+def may_be_early(found: Conclusion) -> bool:
+    """Return whether a validator may have fetched the commitment's row before its reveal.
+
+    The public validator fetches five rows, then measures one after the other: a row that was
+    revealed meanwhile is scored 0 unmeasured, and ranked all the same.
+    """
+    return found.state in (State.RANKED, State.REJECTED)
+
+
+def conclude(
+    submission: Submission,
+    row: Performer | None,
+    place: tuple[int, Weight] | None,
+    strangers: Sequence[int] = (),
+) -> Conclusion:
+    """Return what a row of the statistics and a place among the weights show of the verdict.
+
+    Args:
+        strangers: the API's rows of this hotkey that this state folder did not send. Weights name
+            the hotkey alone, so a place may be theirs.
+    """
+    rank, weight = (place[0], place[1].weight) if place and not strangers else (None, None)
+    if row is not None and row.rank:
+        rank = row.rank
+    if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
+        return Conclusion(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
+    if row is not None and row.score is not None and row.score <= 0:
+        return Conclusion(
+            State.REJECTED,
+            score=row.score,
+            reason="A validator scored it 0: it measured less than 90 % of the claim, could not "
+            "clone or import the fork, the logits differed, or it had fetched the row before the "
+            "reveal.",
+        )
+    if row is not None and row.score is not None:
+        return Conclusion(State.VALIDATED, rank=row.rank, weight=weight, score=row.score)
+    if rank is not None and submission.reveal_block is not None and submission.queued_at is None:
+        return Conclusion(
+            State.UNRANKED,
+            reason=f"The API ranks it {rank}, but it was never seen in the queue after its reveal: "
+            "it may have been judged before, when there was nothing to measure.",
+        )
+    if rank is not None:
+        return Conclusion(
+            State.RANKED,
+            rank=rank,
+            weight=weight,
+            reason="It left the validators' queue after it was revealed, and is ranked. The API "
+            "shows no score and ranks claims by what they say: whether it was measured is unknown.",
+        )
+    if place and strangers:
+        return Conclusion(
+            State.UNRANKED,
+            reason=f"The API ranks this hotkey {place[0]}, and holds submissions of it that this "
+            f"state folder did not send ({', '.join(map(str, strangers))}): the rank may be "
+            "theirs.",
+        )
+    return Conclusion(
+        State.UNRANKED,
+        reason="The API shows neither a score nor one of the first four ranks: it may rank lower, "
+        "or have scored 0.",
+    )

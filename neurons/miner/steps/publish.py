@@ -1,0 +1,42 @@
+"""NEW to PUBLISHED: puts the kernels into the fork, and onto the remote unless that comes later."""
+
+from __future__ import annotations
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.register import register
+from neurons.runtime.errors import Held
+from neurons.wire.rules import FAILURES_BEFORE_BAN
+
+REJECTIONS_ALLOWED = 3
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Commit the kernels in the fork's checkout and publish them.
+
+    Before work is spent: the miner stops at three rejections in a row, and is registered.
+    """
+    rejections = context.journal.rejections(submission.hotkey)
+    if rejections >= REJECTIONS_ALLOWED:
+        raise Held(
+            f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
+            "this machine's address for 24 hours.",
+            "Find out why (`bench` on the validators' kind of GPU, a lower claim by "
+            "CLAIM_HEADROOM), then run `python -m neurons.miner release`.",
+        )
+    if not submission.auto_target:
+        register(context, submission.target_sequence_length)
+    digest = context.content_digest()
+    context.fork.prepare()
+    commit = context.fork.commit()
+    if submission.publish_at == "before_commit":
+        context.fork.push(commit)
+        context.fork.verify(commit)
+    context.published = commit
+    return context.move(
+        submission,
+        State.PUBLISHED,
+        fork_url=context.fork.url,
+        commit_hash=commit,
+        content_digest=digest,
+    )

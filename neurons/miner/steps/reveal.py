@@ -1,0 +1,211 @@
+"""COMMITTED to REVEALED: waits for the server's block and shows what was committed to."""
+
+from __future__ import annotations
+
+from neurons.miner import cycle
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.premature import insists_on_reveal, note_early_judgement
+from neurons.miner.register import when_registered
+from neurons.miner.rounds import RoundNow, ask_round
+from neurons.miner.signing import committed_version, reveal_request
+from neurons.miner.standing import is_shown_revealed
+from neurons.runtime.errors import Held, Retry
+from neurons.wire.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
+from neurons.wire.protocol import PendingReveal
+from neurons.wire.rules import BLOCK_SECONDS, block_at
+
+LONGEST_WAIT_SECONDS = 60.0
+LOG_EVERY_BLOCKS = 25
+FRESH_LOOKS = 4
+"""Looks at the queue behind a reveal, a second apart, until one can be read."""
+LOST_REPLIES = 2
+"""Failures in a row after which a commitment that is no longer pending counts as revealed."""
+STUBBORN_SECONDS = 60.0
+"""The pause when the server says too early at the block that it named itself."""
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Reveal as soon as the server allows it, and only what a validator can clone.
+
+    A reveal that may have happened is sent again: the server answers 409 where it has, 404 where
+    it has lost the commitment, and counts neither towards a ban. What it no longer lists as
+    pending it has from us already, so that only what it lists is checked again before.
+    """
+    for last in (False, True):
+        if submission.state is State.COMMITTED:
+            submission = _wait_for_block(submission, context)
+            if submission.closed:
+                return submission
+            _check(submission, context)
+            submission = _watch_queue(submission, context)  # a look at GitHub may have taken long
+            if submission.closed:
+                return submission
+            submission = context.move(submission, State.REVEALING)
+        elif _own_row(submission, context)[1] is not None:
+            _check(submission, context)
+        try:
+            return _send(submission, context)
+        except TooEarly as early:
+            submission = context.move(submission, State.COMMITTED)
+            if last:
+                raise TooEarly(early.reason, early.after or STUBBORN_SECONDS) from early
+            context.log.info("too early, says the server; once more", reason=early.reason)
+            context.wait(context.poll_seconds)
+    raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReveal | None, bool]:
+    """Return the server's block, its row of this commitment, and whether it listed its rows.
+
+    Where the list cannot be read, the block is that of the server's clock; if that is wrong, the
+    server says that it is too early, which costs nothing.
+    """
+    try:
+        pending = context.client.pending_reveals()
+    except Uncertain as fault:
+        context.log.debug("the pending reveals cannot be read", reason=fault.reason)
+        return block_at(context.client.server_time()), None, False
+    row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
+    return pending.current_block, row, True
+
+
+def _wait_for_block(submission: Submission, context: Context) -> Submission:
+    """Return when the server's own block, not this machine's clock, has reached the reveal.
+
+    Meanwhile the queue is watched: what a validator judges now, it judges without having it.
+    Unless SUBMISSION_MODE=commit_reveal insists, that ends the submission.
+    """
+    logged: int | None = None
+    while True:
+        submission = _watch_queue(submission, context)
+        if submission.closed:
+            return submission
+        current, row, _ = _own_row(submission, context)
+        block = row.reveal_block if row else int(submission.reveal_block or 0)
+        left = block - current
+        if left <= 0:
+            return submission
+        if logged is None or logged - left >= LOG_EVERY_BLOCKS:
+            logged = left
+            context.log.info(
+                "waiting for the reveal block",
+                reveal_block=block,
+                blocks_left=left,
+                minutes_left=round(left * BLOCK_SECONDS / 60),
+            )
+        # A little short of the whole wait, since blocks start between two looks.
+        pause = min(0.8 * left * BLOCK_SECONDS, LONGEST_WAIT_SECONDS)
+        context.wait(
+            context.poll_seconds if context.client.on_loopback else max(pause, context.poll_seconds)
+        )
+
+
+def _watch_queue(submission: Submission, context: Context) -> Submission:
+    """Journal when the commitment is in the validators' queue, and when it has left it."""
+    if submission.judged_early_at is None:
+        queued = context.look(submission).queued
+        if queued and submission.queued_at is None:
+            submission = context.note(submission, queued_at=context.now())
+        gone = queued is False and submission.queued_at is not None
+        if gone and _is_held(submission, context):
+            submission = note_early_judgement(submission, context)
+    if submission.judged_early_at is None or insists_on_reveal(context):
+        return submission
+    return context.move(
+        submission,
+        State.PREMATURE,
+        reason="A validator judged the commitment before its reveal, when there was nothing to "
+        "measure. It is not revealed; the same claim is submitted directly.",
+    )
+
+
+def _is_held(submission: Submission, context: Context) -> bool:
+    """Tell whether the server still holds the commitment, asked after it had left the queue."""
+    _, row, listed = _own_row(submission, context)
+    if listed:
+        return row is not None
+    return ask_round(submission, context.client) is RoundNow.SAME
+
+
+def _check(submission: Submission, context: Context) -> None:
+    """Make sure, before anything is shown, that it matches the commitment and can be cloned."""
+    url = str(submission.fork_url)
+    if committed_version(submission) is None:
+        raise Held(
+            "The journal's salt, URL and claim do not give the commitment: it was altered.",
+            "Put a backup of it in place, or run `python -m neurons.miner abandon`.",
+        )
+    if context.fork.url != url:
+        raise Held(
+            f"The settings name the fork {context.fork.url}, the commitment {url}.",
+            "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH back until it is "
+            "revealed.",
+        )
+    context.verify_again(submission)
+
+
+def _send(submission: Submission, context: Context) -> Submission:
+    request = reveal_request(submission, context.identity)
+    target = submission.target_sequence_length
+    try:
+        when_registered(context, target, lambda: context.client.reveal(request))
+    except AlreadyRevealed:
+        context.log.info("revealed before, says the server")
+        return context.move(submission, State.REVEALED, queued_at=None)
+    except SubmissionNotFound as missing:
+        reason = f"The server has lost it: {missing.reason}"
+        return context.record(submission, cycle.abandon(submission, reason, context.now()))
+    except Uncertain:
+        if not _is_revealed(submission, context):
+            raise  # the same reveal is sent again later
+        context.log.info("the reply to the reveal was lost; the public list shows it")
+    return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
+
+
+def _is_revealed(submission: Submission, context: Context) -> bool:
+    """Return whether the public lists show that a reveal arrived whose reply was lost.
+
+    A row that was judged meanwhile stands in no list. After some lost replies it is enough that
+    the server, in the same round and so with the same database, no longer lists the commitment.
+    """
+    if is_shown_revealed(submission, context.client):
+        return True
+    if submission.attempts < LOST_REPLIES:
+        return False
+    _, row, listed = _own_row(submission, context)
+    return listed and row is None and ask_round(submission, context.client) is RoundNow.SAME
+
+
+def _seen_in_queue(submission: Submission, context: Context) -> Submission:
+    """Note whether what the server has just taken is in the queue, as it must be now.
+
+    No validator clones and measures within a moment: what is not there was judged before. It is
+    looked for twice, since a list may be a moment behind.
+    """
+    if submission.judged_early_at is not None:
+        return submission
+    try:
+        for _ in range(FRESH_LOOKS):
+            standing = context.look(submission)
+            if standing.queued:
+                return context.note(submission, queued_at=context.now())
+            if standing.performer is not None:
+                return submission
+            if standing.queued is False:
+                return _not_in_queue(submission, context)
+            context.wait(1.0)
+    except (Retry, Held):
+        pass  # the reveal counts, whatever cannot be looked at now
+    return submission
+
+
+def _not_in_queue(submission: Submission, context: Context) -> Submission:
+    context.wait(context.poll_seconds)
+    standing = context.look(submission)
+    if standing.queued:
+        return context.note(submission, queued_at=context.now())
+    gone = standing.queued is False and standing.performer is None
+    if gone and ask_round(submission, context.client) is RoundNow.SAME:
+        return note_early_judgement(submission, context)
+    return submission

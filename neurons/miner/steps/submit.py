@@ -1,0 +1,126 @@
+"""CLAIMED to REVEALED in one call: the direct submission without commitment."""
+
+from __future__ import annotations
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.register import when_registered
+from neurons.miner.rounds import RoundNow, compare_round
+from neurons.miner.signing import submit_request
+from neurons.miner.standing import LIMITS
+from neurons.runtime.errors import Held, Retry
+from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
+from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
+
+NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
+"""After these the server certainly holds nothing."""
+LATE_SECONDS = 90.0
+"""Longer than gateways hold a request whose sender has given up."""
+CLOCK_SLACK_SECONDS = 5.0
+"""How exactly a reply's Date tells the server's clock."""
+
+
+def run(submission: Submission, context: Context) -> Submission:
+    """Submit, and never twice what may have arrived: the server would store both."""
+    if submission.state is State.SUBMITTING:
+        found = _find_late(submission, context)
+        if found is not None:
+            return context.move(submission, State.REVEALED, submission_id=found)
+    now = context.client.current_round()
+    if submission.state is State.SUBMITTING and not _surely_absent(submission, now):
+        return context.move(
+            submission,
+            State.UNRANKED,
+            reason="Whether it arrived cannot be known: the reply was lost, it is not in the "
+            "queue, and others came in meanwhile. It is not sent a second time in this round.",
+        )
+    context.verify_again(submission)
+    facts = {
+        "round_id": now.id,
+        "round_start": now.start_time,
+        "round_total": now.total_submissions,
+    }
+    if submission.state is State.CLAIMED:
+        submission = context.move(submission, State.SUBMITTING, **facts)
+    else:
+        submission = context.note(submission, **facts)
+    return _send(submission, context, now.wire_version)
+
+
+def _send(submission: Submission, context: Context, wire_version: int) -> Submission:
+    target = submission.target_sequence_length
+    request = submit_request(submission, context.identity, wire_version)
+    try:
+        reply = when_registered(context, target, lambda: context.client.submit(request))
+    except NOT_SENT:
+        context.note(submission, round_total=None)
+        raise
+    except Uncertain:
+        found = _find(submission, context)
+        if found is None:
+            raise  # looked up once more after the pause, and only then sent again
+        return context.move(submission, State.REVEALED, submission_id=found)
+    submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
+    return _in_its_round(submission, context)
+
+
+def _in_its_round(submission: Submission, context: Context) -> Submission:
+    """Journal the round that it came into, where the server has started anew in between.
+
+    If it did so just before the submission came, the queue shows it; if just after, it is lost.
+    """
+    try:
+        now = context.client.current_round()
+        relation = compare_round(submission, now)
+        if relation is not RoundNow.OTHER_DATABASE or not context.look(submission).queued:
+            return submission
+    except (Retry, Held):
+        return submission
+    return context.note(submission, round_id=now.id, round_start=now.start_time)
+
+
+def _surely_absent(submission: Submission, now: Round) -> bool:
+    """Tell whether what was sent, and is not in the queue, cannot have been judged since.
+
+    The public server shows a judged submission nowhere for certain, but counts all of a round's.
+    In another round the claim is due again, whatever became of it in its own.
+    """
+    if submission.round_total is None:
+        return True
+    relation = compare_round(submission, now)
+    return relation is not RoundNow.SAME or now.total_submissions == submission.round_total
+
+
+def _find_late(submission: Submission, context: Context) -> int | None:
+    """Return what `_find` does, looked for again after a pause where that finds nothing.
+
+    What hangs in a gateway when its sender gives up may still arrive.
+    """
+    found = _find(submission, context)
+    if found is None and submission.round_total is not None:
+        context.log.info(
+            "its reply was lost; the queue is looked at again before it is sent once more",
+            submission=submission.id,
+            seconds=LATE_SECONDS,
+        )
+        context.wait(LATE_SECONDS)
+        found = _find(submission, context)
+    return found
+
+
+def _find(submission: Submission, context: Context) -> int | None:
+    """Return the server's number of this submission, queued or judged; None without it.
+
+    An earlier submission of the same claim is older than this one's row in the journal.
+    """
+    queue = context.client.queue(LIMITS[0])
+    since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS
+    rows: list[QueuedSubmission | Performer] = [
+        *(row for row in queue.rows if row.commit_hash == submission.commit_hash),
+        *(row for row in queue.performers if row.tokens_per_sec == submission.tokens_per_sec),
+    ]
+    for row in rows:
+        same_target = row.target_sequence_length == submission.target_sequence_length
+        if same_target and unix_time(row.created_at) >= since:
+            return row.id
+    return None

@@ -1,0 +1,161 @@
+"""Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
+
+A proposal is taken when it keeps the rules, passes the correctness gate, and `python -m harness
+compare` would call it faster than the present kernels. It is published with the next submission,
+which starts because the content has changed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from structlog.stdlib import BoundLogger
+
+from harness.analysis.ab_compare import BLOCKS, Comparison, Difference
+from harness.measuring.runner import Measure, MeasurementError, check, measure, probe
+from harness.measuring.together import Check
+from harness.report import Environment
+from neurons.miner.proposal import Refused, lay_out, propose, require_readable
+from neurons.miner.publishing.tuned_kernels import Evidence, Kept, copy_overlay
+from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
+from quasar_kernels.contract import overlay_digest
+
+SEARCH = PROJECT / "scripts/step2_kernel_tuning.py"
+
+
+@dataclass
+class Tuner:
+    """Tries one proposal of each command after each cycle, in a thread of its own.
+
+    Attributes:
+        host: the fork's worktree, which holds what the kernels import.
+        blocks: of three processes each, in which the trees are compared.
+        check, measure, probe: of the harness, or their stand-ins.
+        due: whether a cycle has ended since the last proposal.
+    """
+
+    settings: Settings
+    kept: Kept
+    host: Path
+    log: BoundLogger
+    blocks: int = BLOCKS
+    check: Check = check
+    measure: Measure = measure
+    probe: Callable[..., Environment] = probe
+    due: bool = True
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def commands(self) -> Iterator[Sequence[str]]:
+        """Yield who proposes: the search over tiles, and the operator's own command."""
+        if self.settings.agent_iterations:
+            yield (sys.executable, str(SEARCH), "--overlay", ".",
+                   "--more", str(self.settings.agent_iterations),
+                   "--seconds", str(self.settings.tune_seconds / 2),
+                   "--storage", str(self.kept.folder / "trials.sqlite"),
+                   "--out", str(self.kept.folder / "tuned-here.json"))  # fmt: skip
+        if self.settings.tune_command:
+            yield self.settings.tune_words
+
+    def start(self, length: int) -> None:
+        """Begin, where it is due and not yet at work, for a target of `length` tokens."""
+        commands = list(self.commands())
+        if not (self.due and commands) or (self._thread and self._thread.is_alive()):
+            return
+        self.due = False
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(commands, length), name="tuner", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End what is at work, all its processes too; return when nothing of it is left."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, commands: Sequence[Sequence[str]], length: int) -> None:
+        for command in commands:
+            if self._stop.is_set():
+                return
+            try:
+                self.log.info("looking for faster kernels", command=shlex.join(command))
+                found = self.try_one(command, length)
+                self.log.info("tuned kernels will be published", gain=str(found), length=length)
+            except Refused as refusal:
+                self.log.info("the present kernels stay", reason=str(refusal))
+            except MeasurementError as error:
+                self.log.info("the present kernels stay", reason=f"{error.reason}.")
+            except OSError as error:
+                self.log.warning("cannot tune", reason=str(error))
+
+    def try_one(self, command: Sequence[str], length: int) -> Difference:
+        """Have one overlay proposed, and take it where it is better; return by how much.
+
+        Raises:
+            Refused: it is not taken, and why.
+            MeasurementError: a tree failed its gate or could not be timed.
+            OSError: the disk takes no more.
+        """
+        self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scope, present, settings = self.settings.fork_scope, self.kept.root(), self.settings
+        shipped = overlay_digest()
+        with tempfile.TemporaryDirectory(prefix="tuning-") as name:
+            overlay, before, after = (Path(name, part) for part in ("overlay", "before", "after"))
+            copy_overlay(present, overlay)
+            propose(
+                command,
+                overlay,
+                variables={
+                    "AGENT_ITERATIONS": str(settings.agent_iterations),
+                    "TARGET_SEQUENCE_LENGTH": str(length),
+                },
+                device=settings.device,
+                seconds=settings.tune_seconds,
+                stop=self._stop,
+            )
+            require_readable(overlay, present, scope)
+            lay_out(self.host, present, overlay, scope, after)
+            lay_out(self.host, present, present, scope, before)
+            found = self._compare(before, after, length)
+            if not found.faster:
+                raise Refused(f"Its gain is not beyond the noise: {found}.")
+            if overlay_digest() != shipped:
+                raise Refused("The shipped kernels were changed meanwhile.")
+            machine = self.probe(device=settings.device)
+            evidence = Evidence(
+                shipped=shipped,
+                overlay=overlay_digest(root=overlay),
+                proposed_by=tuple(command),
+                gpu=machine.gpu,
+                length=length,
+                pairs=self.blocks,
+                ratio=found.ratio,
+                low=found.low,
+                high=found.high,
+                at=datetime.now(timezone.utc),
+            )
+            if self._stop.is_set():
+                raise Refused("It was stopped.")
+            self.kept.take(overlay, evidence)
+        return found
+
+    def _compare(self, before: Path, after: Path, length: int) -> Difference:
+        comparison = Comparison(
+            *(self.settings.device, self.blocks, self.settings.bench_timeout_seconds),
+            timer=self.measure,
+            checker=self.check,
+            stop=self._stop,
+        )
+        ((_, found),) = comparison.run(before, after, [length])
+        return found

@@ -1,1 +1,0 @@
-"""The mining daemon: journal, state machine, fork, client and the steps between them."""

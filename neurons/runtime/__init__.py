@@ -1,0 +1,1 @@
+"""What every process needs: settings, logs, lock, signals, children, git, identity, errors."""

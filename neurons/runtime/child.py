@@ -1,0 +1,88 @@
+"""A process that is started again when it dies, and that ends when the miner does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neurons.runtime.observe import get_logger
+
+STOP_SECONDS = 5.0
+RESTART_SECONDS = (1.0, 30.0)
+LOG_BYTES = 5 * 2**20
+
+log = get_logger("embedded")
+
+
+@dataclass
+class Child:
+    """One supervised process: its module and arguments, its environment, its log file."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log_file: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    due: float = field(default_factory=time.monotonic)
+    last_status: int | None = None
+
+    def watch(self) -> None:
+        """Start it when it is due; note when it has died; keep its log small."""
+        if self.process is None:
+            if time.monotonic() >= self.due:
+                self._start()
+            return
+        status = self.process.poll()
+        if status is not None:
+            self.last_status = status
+            first, longest = RESTART_SECONDS
+            pause = min(longest, first * 2.0 ** min(self.starts - 1, 10))
+            log.warning(
+                "an embedded process died and is started again",
+                process=self.name,
+                status=status,
+                seconds=pause,
+                log=str(self.log_file),
+            )
+            self.stop()
+            self.due = time.monotonic() + pause
+        elif self.log_file.stat().st_size > LOG_BYTES:
+            os.truncate(self.log_file, 0)  # it is written in append mode, so this is safe
+
+    def _start(self) -> None:
+        descriptor = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "neurons.runtime.tied", str(os.getpid()), *self.arguments],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        self.starts += 1
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the process and its group."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Wait for its end, at most `STOP_SECONDS`, then kill what is left of the group."""
+        if self.process is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):  # nobody is left in the group
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None

@@ -1,0 +1,105 @@
+"""Reads a .env file as text: nothing in it is evaluated, expanded or executed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from dotenv.parser import parse_stream
+
+from neurons.runtime.errors import Problem
+
+WITHOUT_EFFECT = {
+    "MODEL_NAME": "use REFERENCE_MODEL",
+    "MINER_MODEL_NAME": "no language model writes kernels here; REFERENCE_MODEL is registered",
+    "MINER_MAX_RETRIES": "no language model writes kernels here",
+    "MINER_USE_DEVICE_MAP": "no language model writes kernels here",
+    "USE_FULL_CONTEXT": "no language model writes kernels here",
+    "CONTEXT_MAX_FILES": "no language model writes kernels here",
+    "CONTEXT_MAX_SIZE": "no language model writes kernels here",
+    "BYOC_FILE_PATH": "edit quasar_kernels/overlay, or use REPO_PATH",
+    "HF_TOKEN": "no gated model is downloaded",
+    "DOCKER_USERNAME": "no Docker image is built",
+    "DEBUG": "use LOG_LEVEL=DEBUG",
+    "WALLET_NAME": "use WALLET_MINER_NAME or WALLET_VALIDATOR_NAME",
+    "HOTKEY_NAME": "use WALLET_HOTKEY",
+}
+"""Names that older .env files hold; accepted, each with the reason why it does nothing."""
+
+
+@dataclass
+class EnvFile:
+    """What a .env file says.
+
+    Attributes:
+        values: name to text, without empty ones (an empty value means unset).
+        ignored: names that are no settings; the remedy is the name that may have been meant.
+        unsafe: what is wrong with the file's mode.
+        problems: lines that cannot be read. None of these quotes a value.
+        unread: the names in such lines.
+    """
+
+    values: dict[str, str] = field(default_factory=dict)
+    ignored: list[Problem] = field(default_factory=list)
+    unsafe: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+
+
+def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
+    """Read `path` line by line; `known` are the names of the settings.
+
+    No value spans lines, so a quote that is left open hides no other line.
+    """
+    result = EnvFile()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
+        return result
+    except OSError as error:
+        found = f"{path} cannot be read ({error.strerror})"
+        remedy = f"give it to the user that starts this program, and chmod 600 {path}."
+        result.problems.append(Problem(found, remedy))
+        return result
+    open_quote = False
+    for number, line in enumerate(lines, 1):
+        for binding in parse_stream(StringIO(line)):
+            if binding.error or (binding.key is not None and binding.value is None):
+                open_quote |= _note_broken(result, line, f"line {number} of {path}", known)
+            elif binding.key and binding.value:
+                result.values[binding.key] = binding.value
+    if not open_quote:  # else a name may be part of a value that was meant to span lines
+        result.ignored += [_explain(name, known) for name in result.values if name not in known]
+    if path.stat().st_mode & 0o077:
+        result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {path}"))
+    return result
+
+
+def _note_broken(result: EnvFile, line: str, where: str, known: Collection[str]) -> bool:
+    """Add the problem of a line that cannot be read; return whether it leaves a quote open.
+
+    Only settings are named: another word may be part of a secret.
+    """
+    begun = re.match(r"\s*(?:export\s+)?(\w+)\s*=\s*[\"']?", line)
+    quote = begun[0][-1] if begun and begun[0][-1] in "\"'" else ""
+    if begun is None or begun[1] not in known:
+        remedy = "write NAME=value, its quotes closed."
+        result.problems.append(Problem(f"{where} cannot be read", remedy))
+        return bool(quote)
+    remedy = f"close the quote {quote} in its line." if quote else "correct its quotes."
+    result.problems.append(Problem(f"{begun[1]} cannot be read ({where})", remedy))
+    result.unread.add(begun[1])
+    return bool(quote)
+
+
+def _explain(name: str, known: Collection[str]) -> Problem:
+    if name in WITHOUT_EFFECT:
+        return Problem(f"{name} is ignored: {WITHOUT_EFFECT[name]}")
+    close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.75)
+    meant = f"is {close[0]} meant?" if close else ""
+    return Problem(f"{name} is not a setting and is ignored", meant)

@@ -1,0 +1,126 @@
+"""The command lines' one manner: what only a person can mend is a line and exit status 78."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from structlog.stdlib import BoundLogger
+
+from neurons.runtime import observe
+from neurons.runtime.errors import EX_CONFIG, ConfigError, not_writable
+from neurons.runtime.loading import Process, load_settings
+from neurons.runtime.settings import Settings
+from neurons.runtime.version import version
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+FILE = click.Path(path_type=Path)
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, which an error calls so."""
+
+    name = "whole number"
+
+
+class Folder(click.Path):
+    """A path that starts where the user is, kept as an absolute one.
+
+    Whether it can be read is left to who reads it, who knows the remedy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the absolute path."""
+        return Path(str(super().convert(value, param, ctx))).expanduser().absolute()
+
+
+@dataclass
+class Given:
+    """What a command line says: settings by their name, and where the others are read from."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    env_file: Path | None = None
+
+
+def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    """Put an option's value where the command finds it, given before its name or behind it."""
+    given: Given = context.ensure_object(Given)
+    if value is None:
+        return
+    if option.name == "env_file":
+        given.env_file = value
+    else:
+        given.settings[str(option.name)] = value
+
+
+def setting(*names: str, **options: Any) -> Callable[[Command], Command]:
+    """Declare a flag whose value replaces a setting of the same name."""
+    return click.option(*names, callback=keep, expose_value=False, **options)
+
+
+env_file = setting(
+    "--env-file", metavar="FILE", type=Folder(), help="Settings file (/dev/null: none)."
+)
+debug = setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log more.")
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(version())
+        context.exit()
+
+
+show_version = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and the commit.",
+)
+
+
+def run_command(command: click.Command, name: str, arguments: Sequence[str] | None) -> int:
+    """Run a command line and return its exit status; a mistake in it is one sentence and 78."""
+    try:
+        return int(command.main(arguments, prog_name=name, standalone_mode=False) or 0)
+    except click.ClickException as error:
+        said = " ".join(error.format_message().split())
+        sys.stderr.write(f"{name}: {said} (--help lists the flags)\n")
+        return EX_CONFIG
+    except click.Abort:
+        return 130
+
+
+def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Settings], int]) -> int:
+    """Return what `run` does with the settings, or 78 where a person has to act first."""
+    observe.configure()
+    try:
+        settings = load_settings(given.settings, given.env_file, process=process)
+        try:
+            observe.configure(
+                *(settings.log_level, settings.log_format, settings.secrets()),
+                file=settings.state_dir / "logs" / f"{process}.log",
+                ordinary=sys.stdout,
+            )
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # passes by itself
+                raise
+            raise not_writable(settings.state_dir, error) from None
+        for warning in settings.warnings:
+            log.warning(str(warning))
+        return run(settings)
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error(str(problem))
+        return EX_CONFIG

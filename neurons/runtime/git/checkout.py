@@ -1,0 +1,79 @@
+"""What an existing checkout may not do to the miner: run programs, redirect a push, lead outside.
+
+A clone that the miner made carries no settings of others. A checkout at REPO_PATH may: those that
+can be overruled are (hooks, filters, helpers); the rest are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from neurons.runtime.errors import Held
+from neurons.runtime.git.command import HardenedGit
+
+# Programs that a fetch, a push or a status would run, other places for a push to go to, and ways
+# to learn or weaken the connection that carries the token.
+_REFUSED = re.compile(
+    r"url\..*|hook\..*"
+    r"|remote\.(?:.*\.(?:vcs|uploadpack|receivepack|proxy|pushurl)|.*[/:].*)"
+    r"|http\.(?:.*\.)?(?:proxy|sslverify|sslcainfo|sslcapath|extraheader|cookiefile"
+    r"|curloptresolve)"
+    r"|core\.(?:worktree|alternaterefscommand|gitproxy)"
+)
+
+
+def checkout_config(tool: HardenedGit) -> dict[str, str]:
+    """Return the settings that disarm the checkout's filters.
+
+    Raises:
+        Held: the folder is no checkout of its own, or its settings cannot be overruled.
+    """
+    top = Path(tool.rev_parse("--show-toplevel"))
+    if top.resolve() != tool.folder.resolve():
+        raise Held(
+            f"REPO_PATH={tool.folder} is not the top of its checkout, which is {top}.",
+            "Set REPO_PATH to the top folder of your fork's checkout.",
+        )
+    names = set(tool.config("--list", "--name-only", "-z").split("\0"))
+    refused = sorted(name for name in names if _REFUSED.fullmatch(name.lower()))
+    if refused:
+        raise Held(
+            f"The git settings of REPO_PATH={tool.folder} can redirect a push or run a program: "
+            f"{', '.join(refused)}.",
+            "Remove them with `git config --unset-all <name>`, or unset REPO_PATH.",
+        )
+    drivers = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
+    off = {"clean": "", "smudge": "", "process": "", "required": "false"}
+    return {f"{driver}.{part}": value for driver in drivers for part, value in off.items()}
+
+
+def changed_files(tool: HardenedGit) -> list[str]:
+    """Return the paths that differ from the commit that is checked out, new files included."""
+    listing = tool.status(
+        *("--porcelain=v1", "-z", "--no-renames"),
+        *("--untracked-files=all", "--ignore-submodules=all"),
+    )
+    return [entry[3:] for entry in listing.split("\0") if entry]
+
+
+def destination(root: Path, name: PurePosixPath) -> Path:
+    """Return where the overlay's file `name` goes, when no link is on the way there.
+
+    Raises:
+        Held: a part of the path is a link, or a file where a folder is needed.
+    """
+    path = root
+    for part in name.parts:
+        path /= part
+        if path.is_symlink():
+            raise Held(
+                f"{path} is a symbolic link, which may lead out of the fork.",
+                "Replace it by a folder or a file in the fork, then start again.",
+            )
+        if path != root / name and path.exists() and not path.is_dir():
+            raise Held(
+                f"{path} has to be a folder and is a file (or a link) in the fork.",
+                "Remove it from the fork's branch, then start again.",
+            )
+    return path

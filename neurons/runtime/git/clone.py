@@ -1,0 +1,111 @@
+"""The miner's own clone: made whole or not at all, and brought back in order after a crash."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from neurons.runtime.errors import Retry
+from neurons.runtime.git.command import HardenedGit, scratch_beside
+from neurons.runtime.git.remote import Remote, Token
+
+_FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
+
+# Bytes as they are in the repository, whatever its .gitattributes says.
+_PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
+
+
+def read_heads(
+    tool: HardenedGit, remote: Remote, token: Token | None
+) -> tuple[dict[str, str], str]:
+    """Return the remote's branches with their commits, and its default branch ("": none)."""
+    listing = tool.online(
+        remote, token, "ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*"
+    )
+    rows = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
+    heads = {
+        name.removeprefix("refs/heads/"): value
+        for value, name in rows
+        if name.startswith("refs/heads/") and re.fullmatch(r"[0-9a-f]{40}", value)
+    }
+    named = [value.removeprefix("ref: refs/heads/") for value, name in rows if name == "HEAD"]
+    default = next((name for name in (*named, "main", "master", *heads) if name in heads), "")
+    return heads, default
+
+
+def fetch_branch(
+    tool: HardenedGit,
+    remote: Remote,
+    token: Token | None,
+    branch: str,
+    tip: str,
+    namespace: str = "origin",
+) -> None:
+    """Bring the remote's branch, which is at `tip`, here, unless it is here already."""
+    ref = f"refs/remotes/{namespace}/{branch}"
+    if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
+        return
+    tool.online(
+        remote,
+        token,
+        "fetch",
+        *("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules"),
+        *("--", remote.url, f"+refs/heads/{branch}:{ref}"),
+        timeout=_FETCH_FACTOR * tool.timeout,
+    )
+    if tool.probe("rev-parse", "--verify", "--quiet", ref) != tip:
+        raise Retry(f"The branch {branch} of {remote.public_url} moved while it was fetched.")
+
+
+def is_clone(tool: HardenedGit, remote: Remote) -> bool:
+    """Tell whether the tool's folder is a whole clone of this very remote."""
+    if not (tool.folder / ".git").is_dir():
+        return False
+    return tool.probe("config", "--get", "remote.origin.url") == remote.url
+
+
+def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: str) -> None:
+    """Clone into a sibling of the tool's folder, then rename it: whole, or not there at all."""
+    worktree = tool.folder
+    with scratch_beside(worktree) as scratch:
+        made = scratch / "clone"
+        made.mkdir()
+        inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop)
+        inside.init("--quiet", "--template=", f"--initial-branch={branch}")
+        inside.config("core.symlinks", "false")  # a link is a small text file: leads nowhere
+        inside.config("remote.origin.url", remote.url)
+        information = made / ".git" / "info"
+        information.mkdir(exist_ok=True)
+        (information / "attributes").write_text(_PLAIN_BYTES)
+        (information / "exclude").write_text("__pycache__/\n")
+        heads, default = read_heads(inside, remote, token)
+        for name in {default, branch} & heads.keys():
+            fetch_branch(inside, remote, token, name, heads[name])
+        set_aside(worktree)
+        made.rename(worktree)
+
+
+def set_aside(worktree: Path) -> None:
+    """Rename a clone that is damaged, or of another remote; one earlier clone is kept."""
+    if worktree.exists():
+        aside = worktree.with_name(f"{worktree.name}.previous")
+        shutil.rmtree(aside, ignore_errors=True)
+        worktree.rename(aside)
+
+
+def is_damaged(tool: HardenedGit) -> bool:
+    """Return whether git finds the tool's repository damaged, for example by a power cut."""
+    slow = HardenedGit(tool.folder, timeout=_FETCH_FACTOR * tool.timeout, stop=tool.stop)
+    return slow.probe("fsck", "--full", "--no-dangling", "--no-progress") is None
+
+
+def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
+    """Make the clone's branch and files those of `tip`, whatever a crash left there."""
+    folder = tool.folder / ".git"
+    for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
+        lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
+    tool.update_ref(f"refs/heads/{branch}", tip)
+    tool.symbolic_ref("HEAD", f"refs/heads/{branch}")
+    tool.reset("--hard", "--quiet")
+    tool.clean("-ffdxq")

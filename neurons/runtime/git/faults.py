@@ -1,0 +1,144 @@
+"""What git complains of, told apart: what passes, what a person has to mend, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from neurons.runtime.errors import Held, QuasarError, Retry
+from neurons.runtime.observe import redact_text
+
+SCOPE_REMEDY = (
+    "Put a token in GITHUB_TOKEN that may write to the fork: a classic one with the scope "
+    "`public_repo` (`repo` for a private fork), or a fine-grained one with the permission "
+    "Contents: read and write for the fork."
+)
+
+_PASSING = re.compile(
+    r"Could not resolve|Failed to connect|Couldn't connect|Connection (?:refused|reset|timed out)"
+    r"|Operation (?:timed out|too slow)|hung up|early EOF|unexpected disconnect|RPC failed"
+    r"|returned error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|gnutls_|SSL_ERROR|TLS connect"
+    r"|Empty reply|Network is unreachable|No route to host|Temporary failure|cannot lock ref",
+    re.IGNORECASE,
+)
+
+
+class HostRefused(Held):
+    """The git host refused access, did not show the repository, or failed its TLS check.
+
+    Lasting at the first contact. It passes, as an outage does, where the same access worked before.
+    """
+
+
+_LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
+    (
+        r"workflow` scope",
+        "GitHub refused the push because it changes a workflow file.",
+        "Give the token in GITHUB_TOKEN the scope `workflow` too.",
+        Held,
+    ),
+    (
+        r"\[rejected\]|non-fast-forward|fetch first",
+        "The fork's branch moved while it was being pushed to.",
+        "Look at who else pushes there; nothing was overwritten.",
+        Held,
+    ),
+    (
+        r"\[remote rejected\]|pre-receive hook declined|protected branch",
+        "The remote rejected the push.",
+        "Allow pushes to the branch on the remote, or set FORK_BRANCH to another name.",
+        Held,
+    ),
+    (
+        r"returned error: 40[13]|HTTP 40[13]|Authentication failed|could not read (?:User|Pass)"
+        r"|Invalid username or|Permission to .* denied|Write access to repository not granted",
+        "The remote refused the credentials: the token is missing, expired or lacks its scope.",
+        SCOPE_REMEDY,
+        HostRefused,
+    ),
+    (
+        r"Permission denied \(|Host key verification failed",
+        "The remote refused the ssh key, or its host key is not known.",
+        "Make `ssh -T git@github.com` work without questions, or set GITHUB_TOKEN.",
+        Held,
+    ),
+    (
+        r"returned error: 404|[Rr]epository .*not found|does not appear to be a git repository"
+        r"|does not exist",
+        "The remote repository is not there, or the token may not see it.",
+        "Check GITHUB_USERNAME, GITHUB_FORK_NAME or FORK_REMOTE. " + SCOPE_REMEDY,
+        HostRefused,
+    ),
+    (
+        r"SSL certificate|certificate verif|redirect",
+        "The remote is not who it should be: its certificate or a redirect was refused.",
+        "Check the address, the proxy and the clock of this machine.",
+        HostRefused,
+    ),
+    (
+        r"not a git repository|must be run in a work tree",
+        "{folder} is no git checkout.",
+        "Set REPO_PATH to the top folder of your fork's checkout, or unset it.",
+        Held,
+    ),
+    (
+        r"dubious ownership",
+        "The repository belongs to another user.",
+        "Give it to the user that runs the miner (chown -R).",
+        Held,
+    ),
+    (
+        r"\.lock'?: File exists",
+        "Another git process works in the repository, or died there.",
+        "Wait for it; when none runs, remove the .lock file that is named.",
+        Held,
+    ),
+    (
+        r"corrupt|bad object|object file .* is empty|unable to read tree|missing (?:blob|tree)"
+        r"|reference broken",
+        "The repository on this machine is damaged.",
+        "Move its folder away; it is cloned again.",
+        Held,
+    ),
+)
+
+
+def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
+    """Return Retry for a passing fault of git and Held, with a remedy, for a lasting one.
+
+    Args:
+        command: of git, such as `push`.
+        complaint: what it wrote to standard error.
+        folder: where it ran.
+    """
+    lines = [
+        line
+        for line in complaint.splitlines()
+        if re.match(r"fatal|error|remote:|ERROR| ! |ssh|git@|\S+: Permission", line)
+    ]
+    said = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
+    if re.search(r"No space left|Disk quota exceeded", complaint):
+        return Retry(f"The disk is full (git {command}): {said}")
+    for pattern, reason, remedy, kind in _LASTING:
+        if re.search(pattern, complaint):
+            return kind(f"{reason.format(folder=folder)} git {command} said: {said}.", remedy)
+    if _PASSING.search(complaint):
+        return Retry(f"git {command} could not reach the remote: {said}")
+    return Held(f"git {command} failed: {said}.", "Mend what git names, then start again.")
+
+
+@contextlib.contextmanager
+def disk_faults() -> Iterator[None]:
+    """Turn a full disk into Retry, and a folder that may not be written into Held."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Retry(f"The disk is full: {error.filename}") from error
+        raise Held(
+            f"{error.filename} cannot be used: {error.strerror}.",
+            "Give the user that runs the miner the right to read and write it.",
+        ) from error

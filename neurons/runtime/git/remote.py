@@ -1,0 +1,104 @@
+"""Addresses of forks, and the token that may travel to one of them alone."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from neurons.runtime.observe import redact_text, register_secret
+from neurons.runtime.values import LOOPBACK
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Where a fork lies: what git is given, and what is submitted to validators."""
+
+    url: str
+    public_url: str
+    protocol: str
+
+    @property
+    def origin(self) -> str:
+        """Scheme and host with a slash at the end: the only place that may see the token."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}/"
+
+    @property
+    def host(self) -> str:
+        """Host and port, in lower case."""
+        return urlsplit(self.url).netloc.lower()
+
+    @property
+    def path(self) -> Path:
+        """The folder of a file remote."""
+        return Path(unquote(urlsplit(self.url).path))
+
+
+def parse_remote(text: str, *, base: Path | None = None, with_token: bool = False) -> Remote:
+    """Return the remote that `text` names: an https, ssh or file address, or a path.
+
+    Args:
+        text: as an operator or a checkout's `origin` gives it.
+        base: the folder against which a relative path counts.
+        with_token: whether an ssh address of GitHub is turned into https, which takes a token.
+
+    Raises:
+        ValueError: with a sentence without secrets, for any other kind of address.
+    """
+    shown = redact_text(text)
+    if re.match(r"[A-Za-z0-9_+-]+::", text):
+        raise ValueError(f"{shown} names a remote helper, which can run programs.")
+    if "://" not in text:
+        scp = re.fullmatch(r"(?:[\w.-]+@)?([\w-][\w.-]+):([^:]+)", text)
+        local = Path(base or ".", text).expanduser().absolute()
+        if scp and not text.startswith(("/", ".")) and not local.exists():
+            return _ssh(text, scp[1], scp[2], with_token)
+        return Remote(local.as_uri(), local.as_uri(), "file")
+    parts = urlsplit(text)
+    if parts.scheme == "file" and parts.hostname in (None, "localhost"):
+        uri = Path(unquote(parts.path)).absolute().as_uri()
+        return Remote(uri, uri, "file")
+    if parts.scheme == "ssh" and parts.hostname:
+        return _ssh(text, parts.hostname, parts.path, with_token)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{shown} is no https or file address and no path.")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(f"{shown} carries a credential or a query.")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        raise ValueError(f"{shown} is http: a token would travel in the clear.")
+    url = text.rstrip("/")
+    return Remote(url, public_form(url), parts.scheme)
+
+
+def public_form(url: str) -> str:
+    """Return the address as it is submitted: no slash at the end, no `.git` at GitHub."""
+    url = url.rstrip("/")
+    return url.removesuffix(".git") if urlsplit(url).hostname == "github.com" else url
+
+
+def _ssh(text: str, host: str, path: str, with_token: bool) -> Remote:
+    name = path.strip("/")
+    url = f"https://{host}/{name}"
+    if host == "github.com" and with_token:
+        return Remote(url, public_form(url), "https")
+    return Remote(text, public_form(url), "ssh")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that prints as nothing, the one host it is for, and the header that carries it."""
+
+    value: str = field(repr=False)
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        register_secret(self.value)
+        register_secret(self.basic)
+
+    @property
+    def basic(self) -> str:
+        """The token as HTTP's basic authentication has it."""
+        return base64.b64encode(f"x-access-token:{self.value}".encode()).decode()

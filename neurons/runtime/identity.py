@@ -1,0 +1,303 @@
+"""Who this miner is: hotkey, signatures, registration. The one importer of bittensor.
+
+bittensor is imported when first used: half a second that `status` and `doctor` need not pay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.measuring.process import die_with_parent
+from neurons.runtime.errors import ConfigError, Problem, QuasarError
+
+CHAIN_SECONDS = 20.0
+WEIGHTS_SECONDS = 180.0
+"""Setting weights waits until its block is final."""
+OFFLINE = "offline"
+
+_PROJECT = Path(__file__).resolve().parents[2]
+
+
+class ChainUnreachable(QuasarError):
+    """The subtensor network did not answer; nothing is known about the registration."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A hotkey that can sign.
+
+    Attributes:
+        hotkey: the ss58 address, public.
+    """
+
+    hotkey: str
+    _keypair: Any = field(repr=False, compare=False)
+
+    def sign(self, text: str) -> str:
+        """Return the sr25519 signature of the UTF-8 text in hex, without 0x."""
+        return bytes(self._keypair.sign(text.encode())).hex()
+
+
+def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
+    """Return where the hotkey's private file lies."""
+    return path.expanduser() / name / "hotkeys" / hotkey
+
+
+def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
+    """Return the ss58 address that the hotkey's file shows; None where it cannot be read.
+
+    It neither imports bittensor nor needs the private key.
+    """
+    try:
+        address = json.loads(hotkey_file(name, hotkey, path).read_text())["ss58Address"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return address if isinstance(address, str) else None
+
+
+def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
+    """Return what is unsafe about the wallet's files."""
+    warnings = []
+    coldkey = path.expanduser() / name / "coldkey"
+    if coldkey.exists():
+        found = f"the coldkey's private file lies on this machine ({coldkey})"
+        reason = f"{found}; the miner does not need it"
+        warnings.append(Problem(reason, "keep it elsewhere and remove it here"))
+    private = hotkey_file(name, hotkey, path)
+    if private.exists() and private.stat().st_mode & 0o077:
+        warnings.append(Problem("others can read the hotkey file", f"chmod 600 {private}"))
+    return warnings
+
+
+def load_identity(
+    name: str, hotkey: str, path: Path, named_by: str = "WALLET_MINER_NAME"
+) -> Identity:
+    """Load the hotkey `hotkey` of the wallet `name` under `path`.
+
+    Args:
+        named_by: the setting that has the wallet's name.
+
+    Raises:
+        ConfigError: the file is missing, encrypted or unreadable; the text has the remedy.
+    """
+    private = hotkey_file(name, hotkey, path)
+    btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
+    setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
+    try:
+        there = private.is_file()
+    except PermissionError:
+        remedy = (
+            "Start the program as the user that owns the wallet, or give this user a copy of the "
+            "hotkey file."
+        )
+        found = f"The hotkey at {private} is out of this user's reach ({setting})."
+        raise ConfigError(Problem(found, remedy)) from None
+    if not there:
+        remedy = (
+            f"Create it with `btcli wallet new-hotkey {btcli}` or copy the hotkey file from where "
+            "it was made."
+        )
+        raise ConfigError(Problem(f"No hotkey at {private} ({setting}).", remedy))
+    import bittensor as bt
+
+    again = f"`btcli wallet regen-hotkey --overwrite {btcli}`"
+    wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path.expanduser()))
+    try:
+        if wallet.hotkey_file.is_encrypted():
+            found = f"The hotkey at {private} is encrypted ({setting})"
+            reason = f"{found} and a daemon cannot type its password."
+            raise ConfigError(Problem(reason, f"Write it again without one: {again}."))
+        keypair = wallet.hotkey
+    except ConfigError:
+        raise
+    except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
+        found = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
+        remedy = f"Check `chmod 600 {private}` and its owner, or write it again: {again}."
+        raise ConfigError(Problem(found, remedy)) from None  # the cause may quote the file
+    return Identity(keypair.ss58_address, keypair)
+
+
+def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
+    """Return the hotkey under `path`, made there without a password when it does not exist yet.
+
+    It belongs to nobody and is worth nothing: for the run that stays on this machine.
+    """
+    if not hotkey_file(name, hotkey, path).exists():
+        import bittensor as bt
+
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path))
+        # suppress: without it the mnemonic is printed
+        wallet.create_new_hotkey(use_password=False, overwrite=True, suppress=True)
+    return load_identity(name, hotkey, path)
+
+
+def prepare_to_verify() -> None:
+    """Import what `verify` needs, so that a server's first caller does not wait seconds for it."""
+    import bittensor.sp_core  # noqa: F401
+
+
+def verify(hotkey: str, text: str, signature_hex: str) -> bool:
+    """Tell whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
+    from bittensor.sp_core import Keypair
+
+    try:
+        signature = bytes.fromhex(signature_hex.removeprefix("0x"))
+        return bool(Keypair(ss58_address=hotkey).verify(text.encode(), signature))
+    except ValueError:  # not an address, not hex, not 64 bytes
+        return False
+
+
+def registered_uid(
+    hotkey: str, netuid: int, network: str, seconds: float = CHAIN_SECONDS
+) -> int | None:
+    """Ask the chain for the hotkey's uid on the subnet.
+
+    Returns:
+        The uid, or None when the hotkey is not registered there.
+
+    Raises:
+        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
+    """
+    answer = _ask_chain(network, seconds, "uid", str(netuid), hotkey)
+    return int(answer) if answer.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """A hotkey's place on the subnet: its uid, and its stake in whole tokens."""
+
+    uid: int
+    stake: float
+
+
+def subnet_neurons(netuid: int, network: str, seconds: float = CHAIN_SECONDS) -> dict[str, Neuron]:
+    """Ask the chain for all who are registered on the subnet, by hotkey.
+
+    Raises:
+        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
+    """
+    answer = _ask_chain(network, seconds, "neurons", str(netuid))
+    return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
+
+
+def set_weights(
+    shares: Mapping[str, float],
+    netuid: int,
+    network: str,
+    wallet: tuple[str, str, Path],
+    seconds: float = WEIGHTS_SECONDS,
+) -> dict[str, int]:
+    """Set the weights of the wallet's hotkey on the chain.
+
+    Args:
+        shares: hotkey to its share; only their proportions count.
+        wallet: its name, its hotkey, and where wallets lie.
+
+    Returns:
+        The hotkeys that are registered on the subnet, with their uids: what was set.
+
+    Raises:
+        ChainUnreachable: the chain did not take them, or not in time; one line.
+    """
+    name, hotkey, path = wallet
+    told = json.dumps(dict(shares))
+    words = ("weights", str(netuid), name, hotkey, str(path), told)
+    answer = _ask_chain(network, seconds, *words)
+    return {str(key): int(uid) for key, uid in json.loads(answer).items()}
+
+
+def _ask_chain(network: str, seconds: float, *words: str) -> str:
+    """Return the last line of a process that speaks with the chain."""
+    if network == OFFLINE:
+        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
+    # The client may retry without end, and after some failures its tasks write tracebacks when
+    # they are destroyed. A process of its own is ended in time, and its output is not shown.
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "neurons.runtime.identity", network, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env={**os.environ, "PYTHONPATH": str(_PROJECT)},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _out_of_reach(network, f"no answer in {seconds:g} s") from None
+    except OSError as error:
+        reason = f"{sys.executable} cannot be started: {error.strerror}"
+        raise _out_of_reach(network, reason) from None
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return lines[-1]
+    reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
+    raise _out_of_reach(network, reason)
+
+
+def _out_of_reach(network: str, reason: str) -> ChainUnreachable:
+    return ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
+
+
+def find_uid(client: Any, netuid: str, hotkey: str) -> str:
+    """Return the hotkey's uid by a client of the chain, as text."""
+    answer = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
+    return str(None if answer is None else int(answer))
+
+
+def list_neurons(client: Any, netuid: str) -> str:
+    """Return uid and stake of every hotkey of the subnet by a client of the chain, as JSON."""
+    rows = client.neurons.all(netuid=int(netuid))
+    return json.dumps(
+        {str(one.hotkey): [int(one.uid), int(one.total_stake.rao) / 1e9] for one in rows}
+    )
+
+
+def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
+    """Set the weights by a client of the chain; return the uids that have them, as JSON.
+
+    The client conforms them to the subnet's parameters and takes plain text or a timelocked
+    commitment, as the subnet wants.
+    """
+    import bittensor as bt
+
+    wanted: dict[str, float] = json.loads(shares)
+    found = {key: find_uid(client, netuid, key) for key in wanted}
+    uids = {key: int(uid) for key, uid in found.items() if uid.isdecimal()}
+    if uids:
+        weights = {uid: wanted[key] for key, uid in uids.items()}
+        wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)
+        intent = bt.SetWeights(netuid=int(netuid), weights=weights)
+        client.execute(intent, wallet, retries=2).raise_for_failure()
+    return json.dumps(uids)
+
+
+def _speak(network: str, task: str, *words: str) -> int:
+    """Print what the chain answers, or in one line why it does not; return the exit status."""
+    die_with_parent()
+    try:
+        import bittensor as bt
+
+        tasks: dict[str, Callable[..., str]] = {
+            "uid": find_uid,
+            "neurons": list_neurons,
+            "weights": submit_weights,
+        }
+        answer = tasks[task](bt.Subtensor(network), *words)
+    except Exception as error:  # any failure of the chain's client means the same here
+        said = " ".join(str(error).split())
+        sys.stdout.write(f"\n{type(error).__name__}{said and f': {said}'}\n")
+        return 1
+    sys.stdout.write(f"\n{answer}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_speak(*sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""The one reader of the environment: merges flags, environment, .env and defaults, and checks them.
+
+Precedence: flag, environment, .env, default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from neurons.runtime.env_file import EnvFile, read_env_file
+from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
+
+ENV_FILE = PROJECT / ".env"
+
+Process = Literal["miner", "validator", "api", "inference"]
+
+VARIABLES = {name.upper(): name for name in Settings.model_fields}
+
+
+def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the .env that `load_settings` reads; None when there is none.
+
+    Raises:
+        ConfigError: `named`, or the environment's ENV_FILE, does not exist.
+    """
+    chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+    if chosen is None:
+        return ENV_FILE if ENV_FILE.is_file() else None
+    if str(chosen) == os.devnull:
+        return None
+    if not chosen.is_file():
+        raise ConfigError(
+            Problem(f"No settings file at {chosen}.", "Copy .env.example there and fill it in.")
+        )
+    return chosen
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None,
+    env_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    process: Process | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Settings:
+    """Read, merge and check the settings.
+
+    Args:
+        flags: attribute name to value; None means not given.
+        env_file: the .env to read, which must exist; without it, the one that the environment's
+            ENV_FILE names, or the project's own if there. /dev/null stands for none.
+        environ: the environment; without it, this process's.
+        process: whose needs are checked besides each value on its own.
+        defaults: attribute name to a value that replaces the default.
+
+    Raises:
+        ConfigError: one line for every problem, each with the variable, the value, the remedy.
+    """
+    environment = os.environ if environ is None else environ
+    path = find_env_file(env_file, environment)
+    file = read_env_file(path, VARIABLES) if path else EnvFile()
+    sources: dict[str, dict[str, Any]] = {
+        "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
+        "environment": {
+            VARIABLES[key]: environment[key] for key in VARIABLES if environment.get(key)
+        },
+        str(path): {
+            VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
+        },
+        "default": dict(defaults or {}),
+    }
+    return _build(sources, file, process)
+
+
+def state_dir(
+    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
+) -> Path:
+    """Return the folder of the state, also where other settings are wrong or no file is there."""
+    values: Mapping[str, str] = {}
+    with suppress(ConfigError):
+        path = find_env_file(env_file, environ)
+        values = read_env_file(path, VARIABLES).values if path else {}
+    given = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
+    chosen = next(filter(None, given), Settings.model_fields["state_dir"].default)
+    return PROJECT / Path(str(chosen)).expanduser()
+
+
+def _build(
+    sources: Mapping[str, dict[str, Any]], file: EnvFile, process: Process | None
+) -> Settings:
+    problems = list(file.problems)
+    values = ChainMap(*sources.values())
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += _field_problems(error, sources)
+    missing = _missing(values, process)
+    problems += [problem for name, problem in missing.items() if name not in file.unread]
+    if problems:
+        # a misspelt name is the likely reason why something is missing
+        misspelt = (one for one in file.ignored if one.remedy)
+        raise ConfigError(*problems, *misspelt, *file.unsafe)
+    settings._warnings = (*file.ignored, *file.unsafe)
+    return settings
+
+
+def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]]) -> list[Problem]:
+    problems: dict[str, Problem] = {}
+    for detail in error.errors():
+        name = str(detail["loc"][0])
+        origin = next(source for source, values in sources.items() if name in values)
+        field = Settings.model_fields[name]
+        secret = "SecretStr" in str(field.annotation)
+        value = "[redacted]" if secret else repr(str(sources[origin][name]))
+        reason = f": {detail['ctx']['error']}" if detail["type"] == "value_error" else ""
+        form = dict(field.json_schema_extra or {})["form"]  # type: ignore[arg-type]
+        problem = Problem(f"{name.upper()}={value} ({origin}){reason}", f"give {form}.")
+        problems.setdefault(name, problem)
+    return list(problems.values())
+
+
+def _missing(values: Mapping[str, Any], process: Process | None) -> dict[str, Problem]:
+    """Return what this process needs and does not have, by the setting's name."""
+    remedies = {}
+    if process in ("miner", "validator"):
+        remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."
+    if process == "miner" and not (values.get("repo_path") or values.get("fork_remote")):
+        both = (
+            "the fork is published with GITHUB_TOKEN and GITHUB_USERNAME together (or set "
+            "REPO_PATH to a checkout of yours)."
+        )
+        remedies |= dict.fromkeys(("GITHUB_TOKEN", "GITHUB_USERNAME"), both)
+    return {
+        name: Problem(f"{name} is not set", remedy)
+        for name, remedy in remedies.items()
+        if not values.get(name.lower())
+    }

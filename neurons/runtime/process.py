@@ -1,0 +1,176 @@
+"""What keeps one daemon alive and stoppable: the lock, the signals, the waits."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from neurons.runtime.errors import ConfigError, QuasarError, not_writable
+from neurons.runtime.observe import get_logger
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PROGRESS = "measuring.json"
+"""File of a state folder with the progress of the measurement that the lock's holder makes."""
+
+GRACE_SECONDS = 8.0
+"""After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
+
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What a disk says when it takes no more for now."""
+START_BYTES = 2**18
+"""More than the lock, the journal and the first lines of the log take."""
+SPACE_SECONDS = 60.0
+
+log = get_logger("runtime")
+
+
+class Stopped(QuasarError):
+    """A person or the system asked the daemon to end; nothing is wrong."""
+
+
+def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
+    """Return once the state folder's disk takes what a start writes; say so while it does not.
+
+    A process manager gives a program up that ends again and again, and a full disk passes.
+
+    Args:
+        state_dir: is made where it is missing.
+        wait: waits that many seconds.
+
+    Raises:
+        Stopped: `wait` was ended.
+        ConfigError: the folder cannot be made or written for another reason.
+    """
+    probe = state_dir / f"space-{os.getpid()}"
+    while True:
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                probe.write_bytes(bytes(START_BYTES))
+            finally:
+                probe.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            if error.errno not in DISK_FAULTS:
+                raise not_writable(state_dir, error) from None
+            log.error(
+                "paused: the disk of the state folder takes nothing",
+                state=str(state_dir),
+                reason=error.strerror,
+                seconds=SPACE_SECONDS,
+            )
+            wait(SPACE_SECONDS)
+
+
+class StateLock:
+    """The right to use a state folder, held by one process.
+
+    It is the kernel's flock on an open file: it ends with the process, also by kill -9, so no
+    stale lock exists. The file stays and holds the last owner's pid.
+
+    Raises:
+        ConfigError: another process holds it, or the folder cannot be made or written.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "lock"
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise not_writable(state_dir, error) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 20).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise ConfigError(
+                f"Another process (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
+                "Stop it first, or give this one its own STATE_DIR."
+            ) from None
+        with suppress(OSError):  # a process that died while it measured has left it
+            (state_dir / PROGRESS).unlink(missing_ok=True)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> StateLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@contextmanager
+def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
+    """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.
+
+    Whatever still runs after `grace` seconds (a reply that does not come) is cut short: the
+    journal is as safe then as at any other moment.
+
+    The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
+    could not call `stop.set()` safely: it may interrupt the main thread inside `stop.wait()`, at
+    the moment when that holds the event's lock.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(
+        target=_watch, args=(reader, stop, grace), name="signals", daemon=True
+    )
+    thread.start()
+    previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # A signal reaches the wake-up descriptor only if it has a handler, which has nothing to do.
+    previous = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_descriptor)
+        os.close(writer)  # the thread reads the end of the pipe and returns
+        thread.join()
+        os.close(reader)
+
+
+def _watch(reader: int, stop: threading.Event, grace: float) -> None:
+    timers = []
+    while received := os.read(reader, 1):
+        if received[0] not in STOP_SIGNALS:
+            continue
+        if stop.is_set():
+            os._exit(128 + received[0])
+        stop.set()
+        timers.append(threading.Timer(grace, os._exit, (0,)))
+        timers[-1].daemon = True
+        timers[-1].start()
+    for timer in timers:
+        timer.cancel()
+
+
+class Waiter:
+    """Waits that a stop ends at once, on the monotonic clock."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, seconds: float) -> None:
+        """Wait `seconds`.
+
+        Raises:
+            Stopped: the stop came before or during the wait.
+        """
+        # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
+        if self._stop.wait(max(seconds, 0.0)):
+            raise Stopped("asked to stop")

@@ -1,0 +1,142 @@
+"""The kinds of value that settings have, each with the check that it needs."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from neurons.wire.rules import SHORTEST_TARGET
+
+PROJECT = Path(__file__).resolve().parents[2]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+YEAR = 366 * 24 * 3600
+"""The longest wait: the operating system takes no timeout of any length."""
+MOST = 2**31 - 1
+"""The largest whole number that the subnet's messages and every database hold."""
+HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
+"""The form of a hotkey's ss58 address."""
+TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
+"""How GitHub's tokens begin; those from before April 2021 are 40 hexadecimal digits."""
+NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
+
+
+def _url(value: str) -> str:
+    parts = urlsplit(value)
+    plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
+    if not plain or re.search(r"[\s\x00-\x1f]", value):
+        raise ValueError("not a plain http(s) address")
+    _ = parts.port  # its ValueError says what is wrong with the port
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        raise ValueError("http is for this machine only: the signature header is a credential")
+    return value.rstrip("/")
+
+
+def _no_password(value: str) -> str:
+    if re.search(r"://[^/]*@", value):
+        raise ValueError("holds a user or a password: GITHUB_TOKEN is the place for a credential")
+    return value
+
+
+def _not_placeholder(value: str) -> str:
+    if re.fullmatch(r"your[_-].*", value, re.IGNORECASE):
+        raise ValueError("is still the placeholder of the example file")
+    return value
+
+
+def _token(value: SecretStr) -> SecretStr:
+    text = _not_placeholder(value.get_secret_value())
+    if not re.fullmatch(r"[\x21-\x7e]+", text):  # it travels in a header
+        raise ValueError("holds a space or a letter that no token has")
+    if not TOKEN.match(text):
+        raise ValueError("does not have the form of a GitHub token")
+    return value
+
+
+def _no_folder_sign(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError("stands for a folder and is no name")
+    return value
+
+
+def _host(value: str) -> str:
+    if ":" in value:
+        ipaddress.IPv6Address(value)  # its ValueError names what is wrong
+    elif not re.fullmatch(r"[\w.\-]+", value):
+        raise ValueError("not the name or the address of a host")
+    return value
+
+
+def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if not re.fullmatch(r"[\w\-]+(\.[\w\-]+)*(:\d+)?", word):
+            raise ValueError(f"{word!r} is no host's name; it has neither https:// nor a path")
+    return value
+
+
+def _hotkeys(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if not HOTKEY.fullmatch(word):
+            raise ValueError(f"{word!r} is no ss58 address of a hotkey")
+    return value
+
+
+def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        hotkey, _, address = word.partition("=")
+        if not HOTKEY.fullmatch(hotkey) or urlsplit(address).scheme not in ("http", "https"):
+            raise ValueError(f"{word!r} is no hotkey=address")
+        if not urlsplit(address).hostname:
+            raise ValueError(f"{word!r} names no host")
+        _ = urlsplit(address).port
+    return value
+
+
+def _network(value: str) -> str:
+    if value not in NETWORKS and not re.fullmatch(r"wss?://\S+", value):
+        raise ValueError("unknown network")
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    return PROJECT / value.expanduser()  # the same folder wherever the process is started
+
+
+def _words(value: Any) -> Any:
+    return tuple(filter(None, re.split(r"[,\s]+", value))) if isinstance(value, str) else value
+
+
+def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    for word in value:
+        if word != "*":
+            ipaddress.ip_network(word, strict=False)  # its ValueError names the word
+    return value
+
+
+Token = Annotated[SecretStr, AfterValidator(_token)]
+Url = Annotated[str, AfterValidator(_url)]
+Folder = Annotated[Path, AfterValidator(_absolute)]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[\w.\-]+$"),
+    AfterValidator(_not_placeholder),
+    AfterValidator(_no_folder_sign),
+]
+Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$")]
+Remote = Annotated[str, AfterValidator(_no_password)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_networks)]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hosts)]
+Hotkeys = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hotkeys)]
+Servers = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_servers)]
+Host = Annotated[str, AfterValidator(_host)]
+Network = Annotated[str, AfterValidator(_network)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=YEAR, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, le=MOST)]
+Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST)]

@@ -1,1 +1,0 @@
-"""What the validator does to one submission: sandbox, import check, timing, verdict."""

@@ -1,0 +1,191 @@
+"""The validator's side of the API: the queue, and the verdicts that it writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import stamina
+from pydantic import ValidationError
+
+from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.observe import get_logger
+from neurons.wire.connection import Connection, Reply, Signer
+from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
+from neurons.wire.protocol import (
+    Benchmarks,
+    CreateRoundRequest,
+    FailureRequest,
+    MarkValidatedRequest,
+    Message,
+    QueuedSubmission,
+    Round,
+    Verification,
+    Weight,
+    Weights,
+)
+
+QUEUE_PAGES = 10
+"""The most pages that are read at a look; what is behind them is older at the next."""
+QUEUE_BYTES = 2**22
+REPLY_SECONDS = 8.0
+REASON_LETTERS = 2000
+DEVICE_LETTERS = 120
+ATTEMPTS = 3
+PAUSE_SECONDS = 2.0
+
+log = get_logger("validator")
+
+
+class _Queue(Message):
+    """A page of GET /validation_queue, its rows as they came."""
+
+    submissions: Sequence[Any]
+    next_after: int | None = None
+
+
+class ApiFault(QuasarError):
+    """The API did not answer, or not as the protocol says; the next poll tries again."""
+
+
+class ValidatorApi(Connection):
+    """Calls of one validator API with a validator's headers.
+
+    Args and errors are `Connection`'s.
+
+    Args:
+        identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
+        stop: when set, nothing is tried again.
+
+    Attributes:
+        signer: the identity.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        identity: Signer,
+        *,
+        stop: threading.Event | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(
+            *(base_url, identity),
+            transport=transport,
+            reply_seconds=REPLY_SECONDS,
+            reply_bytes=QUEUE_BYTES,
+        )
+        self.signer = identity
+        self._stop = stop or threading.Event()
+
+    def queue(self) -> list[QueuedSubmission]:
+        """Return the revealed submissions that nobody has judged, the oldest first.
+
+        A row that is not as the protocol says is left out, so that it cannot block the others.
+        """
+        queued = []
+        for row in self._queued_rows():
+            try:
+                queued.append(QueuedSubmission.model_validate(row))
+            except ValidationError as error:
+                log.warning("malformed row in the queue", problem=str(error.errors()[0]["msg"]))
+        return sorted(filter(_may_be_judged, queued), key=lambda row: (row.created_at, row.id))
+
+    def _queued_rows(self) -> Iterator[Any]:
+        after = 0
+        for _ in range(QUEUE_PAGES):
+            page = self._call("GET", "/validation_queue", _Queue, query={"after": after})
+            yield from page.submissions
+            if page.next_after is None or page.next_after <= after:
+                return
+            after = page.next_after
+
+    def mark(
+        self,
+        submission_id: int,
+        score: float,
+        reason: str | None = None,
+        measured: Benchmarks | None = None,
+        device: str | None = None,
+    ) -> None:
+        """Write the score, its reason, the figures by length, and the device that they are of."""
+        body = MarkValidatedRequest(
+            submission_id=submission_id,
+            score=score,
+            reason=reason and reason[:REASON_LETTERS],
+            measured=measured,
+            device=device and device[:DEVICE_LETTERS],
+        )
+        self._call("POST", "/mark_validated", Message, body=body)
+
+    def record_verification(self, found: Verification) -> None:
+        """Write the outcome of a logit verification; a failed one takes the row off the ranking."""
+        query = found.model_dump(exclude_none=True)
+        self._call("POST", "/record_verification", Message, query=query)
+
+    def record_failure(self, address: str) -> None:
+        """Count a failed submission against the address it was sent from."""
+        body = FailureRequest(ip_address=address)
+        self._call("POST", "/record_failure", Message, body=body)
+
+    def current_round(self) -> Round:
+        """Return the round that runs, or that is over and has not been finalized."""
+        return self._call("GET", "/get_current_round", Round)
+
+    def finalize_round(self, round_id: int) -> None:
+        """End a round that is over; somebody else may have done so."""
+        try:
+            self._call("POST", f"/finalize_round/{round_id}", Message)
+        except ApiFault as fault:
+            if "already finalized" not in str(fault):
+                raise
+
+    def create_round(self, hours: int) -> Round:
+        """End the round that runs, if any, and open the next; return that.
+
+        It is asked once: a second time would end the round just opened, without a winner.
+        """
+        body = CreateRoundRequest(duration_hours=hours)
+        return self._call("POST", "/create_round", Round, attempts=1, body=body)
+
+    def weights(self) -> list[Weight]:
+        """Return the shares of the last finalized round, the best rank first."""
+        return list(self._call("GET", "/get_weights", Weights).weights)
+
+    def _call(
+        self,
+        method: str,
+        route: str,
+        reply: type[Reply],
+        attempts: int = ATTEMPTS,
+        **options: Any,
+    ) -> Reply:
+        """Exchange a signed request for its reply; a passing fault is tried again at once.
+
+        A mark may arrive twice. A failure whose reply was lost then counts twice, which is rare.
+        """
+        quickly = stamina.RetryingCaller(
+            attempts=attempts, wait_initial=0.2, wait_max=PAUSE_SECONDS
+        )
+        try:
+            return quickly(
+                self._passes, lambda: self.exchange(method, route, reply, bound=True, **options)
+            )
+        except (Unauthorized, Forbidden) as refusal:
+            raise ConfigError(
+                f"{refusal.reason} Add the validator's hotkey {self.hotkey} to the "
+                "API's VALIDATOR_HOTKEYS."
+            ) from None
+        except (Retry, Held) as fault:
+            raise ApiFault(fault.reason) from None
+
+    def _passes(self, error: Exception) -> bool:
+        passing = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
+        return passing and not self._stop.is_set()
+
+
+def _may_be_judged(row: QueuedSubmission) -> bool:
+    """Tell a revealed submission from a commitment, which the public server lists as well."""
+    return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

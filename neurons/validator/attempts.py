@@ -1,0 +1,182 @@
+"""What the validator has tried: noted before it evaluates, so that it survives its own death."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+
+from neurons.validator.verdict import Verdict
+from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.rules import ROUND_HOURS
+
+DEATHS_ALLOWED = 3
+"""Evaluations of one submission that may end with the validator's own death."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds until an evaluation is tried again that this machine or the network has spoilt."""
+
+SPENT_SECONDS = ROUND_HOURS * 3600.0
+"""How long the time spent on a hotkey counts."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    submission TEXT PRIMARY KEY,
+    running INTEGER NOT NULL DEFAULT 0,
+    deaths INTEGER NOT NULL DEFAULT 0,
+    faults INTEGER NOT NULL DEFAULT 0,
+    due REAL NOT NULL DEFAULT 0,
+    reason TEXT NOT NULL DEFAULT '',
+    score REAL,
+    actual REAL,
+    measured TEXT,
+    device TEXT
+) STRICT
+"""
+_SPENT = """
+CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT
+"""
+_ADDED = ("measured", "device")
+"""Columns that a file of an earlier version may lack."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known of one submission.
+
+    Attributes:
+        deaths: evaluations during which the validator ended without a word.
+        faults: evaluations that this machine or the network has spoilt.
+        due: Unix seconds before which it is not tried again.
+        verdict: reached, and not yet written to the API.
+    """
+
+    deaths: int = 0
+    faults: int = 0
+    due: float = 0.0
+    reason: str = ""
+    verdict: Verdict | None = None
+
+    @property
+    def set_aside(self) -> bool:
+        """Whether only a person may have it tried again."""
+        return self.verdict is None and self.deaths >= DEATHS_ALLOWED
+
+
+class Attempts:
+    """The notes of one validator on the submissions of one API, in an SQLite file.
+
+    Args:
+        api_url: submissions of another API have the same numbers.
+    """
+
+    def __init__(self, file: Path, api_url: str, clock: Callable[[], float] = time) -> None:
+        self._api_url, self._clock = api_url, clock
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._database = sqlite3.connect(file, isolation_level=None)
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute(_SCHEMA)
+        self._database.execute(_SPENT)
+        columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
+        for name in _ADDED:
+            if name not in columns:
+                self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
+        # Who left these notes has died: a fork's doing, the kernel's, a power cut's.
+        self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def of(self, submission: QueuedSubmission) -> Attempt:
+        """Return what is known of a submission."""
+        columns = "deaths, faults, due, reason, score, actual, measured, device"
+        query = f"SELECT {columns} FROM attempts WHERE submission = ?"  # noqa: S608 # constants
+        row = self._database.execute(query, [self._name(submission)]).fetchone()
+        if row is None:
+            return Attempt()
+        deaths, faults, due, reason, score, actual, measured, device = row
+        verdict = None
+        if score is not None:
+            verdict = Verdict(score, reason, actual, json.loads(measured or "{}"), device)
+        return Attempt(deaths, faults, due, reason, verdict)
+
+    def begin(self, submission: QueuedSubmission) -> None:
+        """Note that an evaluation begins."""
+        self._write(submission, running=1)
+
+    def stop(self, submission: QueuedSubmission) -> None:
+        """Note that an evaluation was ended on request: it says nothing about the submission."""
+        self._write(submission, running=0)
+
+    def postpone(self, submission: QueuedSubmission, reason: str) -> float:
+        """Note a fault that is not the fork's; return the seconds until it is tried again."""
+        faults = self.of(submission).faults + 1
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(faults - 1, 10))
+        due = self._clock() + pause
+        self._write(submission, running=0, faults=faults, due=due, reason=reason)
+        return pause
+
+    def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
+        """Keep a verdict until it is written to the API."""
+        self._write(
+            submission,
+            running=0,
+            reason=verdict.reason,
+            score=verdict.score,
+            actual=verdict.actual,
+            measured=json.dumps(verdict.measured),
+            device=verdict.device,
+        )
+
+    def forget(self, submission: QueuedSubmission) -> None:
+        """Drop the notes on a submission whose verdict is written."""
+        self._database.execute(
+            "DELETE FROM attempts WHERE submission = ?", [self._name(submission)]
+        )
+
+    def forgive(self) -> int:
+        """Let what is set aside be tried again; return how many submissions that are."""
+        with closing(self._database.cursor()) as cursor:
+            cursor.execute("UPDATE attempts SET deaths = 0 WHERE deaths > 0")
+            return cursor.rowcount
+
+    def spend(self, submission: QueuedSubmission, seconds: float) -> None:
+        """Count the time that an evaluation took towards its hotkey, for a round's length."""
+        now = self._clock()
+        self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])
+        row = [submission.miner_hotkey, now, seconds]
+        self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
+
+    def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
+        """Return what the queue is sorted by.
+
+        What never failed comes first, then the hotkey on which the least time was spent, then the
+        oldest: nobody keeps others waiting by submitting much that is slow.
+        """
+        known = self.of(submission)
+        query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
+        (spent,) = self._database.execute(query, [submission.miner_hotkey]).fetchone()
+        return known.deaths + known.faults, spent, submission.created_at, submission.id
+
+    def is_due(self, submission: QueuedSubmission) -> bool:
+        """Tell whether a submission may be tried now."""
+        known = self.of(submission)
+        return not known.set_aside and known.due <= self._clock()
+
+    def _name(self, submission: QueuedSubmission) -> str:
+        parts = (self._api_url, submission.id, submission.commit_hash, submission.created_at)
+        return " ".join(map(str, parts))
+
+    def _write(self, submission: QueuedSubmission, **values: float | str | None) -> None:
+        names, marks = ", ".join(values), ", ".join("?" for _ in values)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in values)
+        self._database.execute(
+            f"INSERT INTO attempts (submission, {names}) VALUES (?, {marks}) "  # noqa: S608
+            f"ON CONFLICT (submission) DO UPDATE SET {changes}",
+            [self._name(submission), *values.values()],
+        )

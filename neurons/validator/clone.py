@@ -1,0 +1,191 @@
+"""A folder for each submission, and a clone of its fork in it. Nothing in it is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from harness.measuring.process import delete, scratch_folder
+from neurons.runtime.errors import Held, QuasarError, Retry
+from neurons.runtime.git.command import HardenedGit, Limits
+from neurons.runtime.git.gateway import AnyHost, Gateway
+from neurons.runtime.git.remote import Remote, parse_remote
+
+CLONE_SECONDS = 120.0
+CHECKOUT_SECONDS = 60.0
+
+FETCHED_BYTES = 2**28
+"""Bytes of one fork that may cross the network, and of its longest file here, git's included."""
+TREE_BYTES, TREE_FILES = 2**28, 20_000
+"""Bytes and files that a commit may unfold to."""
+PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
+"""The longest path in a commit, the deepest, and how many folders it may unfold to.
+
+The public fork has 478 files, none deeper than 5 parts or longer than 73 bytes.
+"""
+LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=120, output=2**24)
+
+_OVERRIDES = {
+    "core.symlinks": "false",  # a link out of the tree becomes a text file that names its target
+    "core.fsync": "none",  # deleted in a few minutes
+    "core.bigFileThreshold": "8m",  # longer objects are streamed, not held in memory
+    "http.followRedirects": "initial",  # a renamed account redirects; no credential is sent
+    "transfer.unpackLimit": "1",  # one pack, never thousands of files
+    "pack.threads": "1",
+}
+
+
+class BadFork(QuasarError):
+    """The fork cannot be judged, and trying again would not change that."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where forks may be cloned from.
+
+    Attributes:
+        hosts: names of hosts for https; empty for every host with a public address.
+        files: whether a fork on this machine's disk may be cloned.
+    """
+
+    hosts: tuple[str, ...] = ("github.com",)
+    files: bool = False
+
+    def check(self, fork_url: str) -> Remote:
+        """Return the remote of a submitted address.
+
+        Raises:
+            BadFork: nothing is cloned from there.
+        """
+        schemes = ("https", "file") if self.files else ("https",)
+        parts = urlsplit("")
+        try:
+            parts = urlsplit(fork_url)
+            remote = parse_remote(fork_url)
+        except ValueError as error:
+            if parts.scheme in schemes:
+                raise BadFork(f"The fork's address cannot be used: {error}") from error
+        if parts.scheme not in schemes:
+            begins = " or ".join(f"{scheme}://" for scheme in schemes)
+            raise BadFork(f"The fork's address must start with {begins}.")
+        if parts.scheme == "https" and self.hosts and parts.hostname not in self.hosts:
+            raise BadFork(f"Forks are cloned from {', '.join(self.hosts)} only.")
+        return remote
+
+
+@contextmanager
+def submission_folder(parent: Path) -> Iterator[Path]:
+    """Give an empty folder that is deleted afterwards, whatever happened in it."""
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with scratch_folder("submission-", parent) as folder:
+        yield folder
+
+
+def clear(parent: Path) -> None:
+    """Delete what a killed validator left behind, whatever it is."""
+    if parent.is_symlink() or not parent.is_dir():
+        delete(parent)
+        return
+    for leftover in parent.glob("submission-*"):
+        delete(leftover)
+
+
+def clone(
+    fork_url: str,
+    commit_hash: str,
+    folder: Path,
+    *,
+    sources: Sources,
+    stop: threading.Event | None = None,
+) -> Path:
+    """Clone the fork into `folder` at the commit, as a validator does, and return its root.
+
+    Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
+    submodule, filter, link or transport of the fork's own choice takes effect, and nothing unfolds
+    to more than this module's limits. Everybody may read the result.
+
+    Raises:
+        BadFork: the address or the commit is not there, or is not one that may be cloned.
+        Retry: the network or this machine failed for the moment.
+    """
+    remote = sources.check(fork_url)
+    if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):
+        raise BadFork(f"{commit_hash[:50]!r} is no full commit hash.")
+    with contextlib.ExitStack() as stack:
+        overrides, gateway = dict(_OVERRIDES), None
+        if remote.protocol == "https" and not urllib.request.getproxies().get("https"):
+            gateway = stack.enter_context(Gateway(sources.hosts or AnyHost(), FETCHED_BYTES))
+            overrides["http.proxy"] = gateway.url
+        try:
+            tree = _clone(remote, commit_hash, folder, overrides, stop)
+        except (Held, Retry) as error:
+            if gateway and gateway.refusal:
+                raise BadFork(gateway.refusal) from error
+            if gateway and gateway.unreachable:
+                raise Retry(gateway.unreachable) from error
+            if isinstance(error, Retry):
+                raise
+            if re.search(r"certificate", error.reason):  # this machine's clock or its store
+                raise Retry(error.reason) from error
+            raise BadFork(f"The fork cannot be cloned: {error.reason}") from error
+    for path in (tree, *tree.rglob("*")):  # another user reads it in the sandbox
+        if ".git" not in path.relative_to(tree).parts:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    return tree
+
+
+def _clone(
+    remote: Remote,
+    commit_hash: str,
+    folder: Path,
+    overrides: Mapping[str, str],
+    stop: threading.Event | None,
+) -> Path:
+    tree = folder / "tree"
+    above = HardenedGit(
+        folder, timeout=CLONE_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
+    )
+    options = ("--depth=1", "--no-tags", "--no-checkout", "--template=", "--quiet")
+    above.online(remote, None, "clone", *options, "--", remote.url, tree.name)
+    inside = HardenedGit(
+        tree, timeout=CHECKOUT_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
+    )
+    if inside.probe("cat-file", "-e", f"{commit_hash}^{{commit}}") is None:
+        fetch = ("--depth=1", "--no-tags", "--quiet", "origin", commit_hash)
+        inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
+    _check_size(inside, commit_hash)
+    inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
+    there = inside.execute(["git", "rev-parse", "HEAD"])
+    if there != commit_hash:
+        raise BadFork(f"The fork gave commit {there} for {commit_hash}.")
+    return tree
+
+
+def _check_size(tool: HardenedGit, commit_hash: str) -> None:
+    """Add up what the commit would unfold to, before it does."""
+    listing = tool.probe("ls-tree", "-r", "-l", "-z", "--full-tree", commit_hash)
+    if listing is None:
+        raise BadFork("The commit cannot be listed, or unfolds to too many files.")
+    rows = [row.partition("\t") for row in listing.split("\0") if row]
+    if len(rows) > TREE_FILES:
+        raise BadFork(f"The commit has more than {TREE_FILES} files.")
+    sizes = [facts.split()[-1] for facts, _, _ in rows]
+    if sum(int(size) for size in sizes if size != "-") > TREE_BYTES:
+        raise BadFork(f"The commit unfolds to more than {TREE_BYTES // 2**20} MiB.")
+    folders: set[str] = set()
+    for _, _, path in rows:
+        if len(path.encode(errors="surrogateescape")) > PATH_BYTES:
+            raise BadFork(f"The commit has a path of more than {PATH_BYTES} bytes.")
+        parts = path.split("/")
+        if len(parts) > PATH_PARTS:
+            raise BadFork(f"The commit has a path of more than {PATH_PARTS} parts.")
+        folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+        if len(folders) > TREE_FOLDERS:
+            raise BadFork(f"The commit has more than {TREE_FOLDERS} folders.")

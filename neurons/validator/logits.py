@@ -1,0 +1,228 @@
+"""Compares a miner's inference server with the validator's own by the logits of one step."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from neurons.runtime.errors import Postponed
+from neurons.wire.binding import request_text
+from neurons.wire.connection import Signer
+from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
+from neurons.wire.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    QueuedSubmission,
+    Verification,
+)
+
+PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
+"""What is asked for, as the public validator does; the step is drawn from 1 to the last."""
+
+TRIES = 3
+BUSY = (429, 503)
+"""Statuses of a server that may answer later."""
+REPLY_SECONDS = 180.0
+"""From the request to the last byte of its reply."""
+REPLY_BYTES = 2**23
+PAUSE_SECONDS = 2.0
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _NoAnswer(Exception):
+    """A server gave no answer that can be compared, and why."""
+
+
+class _Busy(_NoAnswer):
+    """A server that others keep busy, or a network that is slow: it may answer later."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two servers' logits are apart."""
+
+    cosine: float
+    difference: float
+
+
+@dataclass
+class LogitVerifier:
+    """Asks two servers for one secret prompt.
+
+    Attributes:
+        reference: address of the validator's own server.
+        servers: addresses by hotkey; who is not in it is not asked.
+        least_cosine, most_difference: what the logits have to keep.
+        new_tokens: how many are asked for.
+        signer: signs the requests, by which a server knows a validator's.
+    """
+
+    reference: str
+    servers: Mapping[str, str]
+    least_cosine: float = 0.99
+    most_difference: float = 0.1
+    stop: threading.Event = field(default_factory=threading.Event)
+    new_tokens: int = NEW_TOKENS
+    signer: Signer | None = None
+
+    def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
+        """Return whether the miner's server has the reference model; None where it has no server.
+
+        Args:
+            final: whether a server that is busy has failed, after earlier postponements.
+
+        Raises:
+            Postponed: the validator's own server does not answer, or the miner's is busy.
+        """
+        address = self.servers.get(submission.miner_hotkey)
+        if address is None:
+            return None
+        try:
+            request = self._request()
+            expected = _ask(self.reference, request, self.signer)
+        except _NoAnswer as error:
+            raise Postponed(f"The validator's own inference server {error}") from error
+        try:
+            found = self._ask_miner(address, request)
+        except _NoAnswer as error:
+            reason = f"The miner's inference server {error}"
+            if isinstance(error, _Busy) and not final:
+                raise Postponed(reason) from error
+            return _outcome(submission, False, reason)
+        return self._judge(submission, request, expected, found)
+
+    def _request(self) -> InferenceRequest:
+        """Draw a prompt that nobody can have answered before."""
+        info = _read("GET", f"{self.reference}/model_info", None, ModelInfo)
+        prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
+        step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
+        return InferenceRequest(prompt=prompt, gen_len=self.new_tokens, logits_at_step=step)
+
+    def _ask_miner(self, address: str, request: InferenceRequest) -> InferenceReply:
+        for number in range(1, TRIES + 1):
+            try:
+                return _ask(address, request, self.signer)
+            except _NoAnswer:
+                if number == TRIES or self.stop.wait(PAUSE_SECONDS):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _judge(
+        self,
+        submission: QueuedSubmission,
+        request: InferenceRequest,
+        expected: InferenceReply,
+        found: InferenceReply,
+    ) -> Verification:
+        ours, theirs = expected.captured_logits or [], found.captured_logits or []
+        if len(theirs) != len(ours):
+            said = f"gave {len(theirs)} logits, not {len(ours)}."
+            return _outcome(submission, False, f"The miner's inference server {said}")
+        if len(found.tokens) != request.gen_len:
+            said = f"gave {len(found.tokens)} tokens, not {request.gen_len}."
+            return _outcome(submission, False, f"The miner's inference server {said}")
+        chosen = found.tokens[(request.logits_at_step or 1) - 1]
+        if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
+            reason = "The logits are not those from which the token was chosen."
+            return _outcome(submission, False, reason)
+        apart = compare(ours, theirs)
+        passed = apart.cosine >= self.least_cosine and apart.difference <= self.most_difference
+        reason = (
+            f"Cosine {apart.cosine:.4f} (at least {self.least_cosine:g}), largest difference "
+            f"{apart.difference:.3g} (at most {self.most_difference:g})."
+        )
+        return Verification(
+            submission_id=submission.id,
+            verified=passed,
+            cosine_similarity=apart.cosine,
+            max_abs_diff=min(apart.difference, 1e9),
+            throughput=len(found.tokens) / max(found.elapsed_sec, 1e-6),
+            reason=reason,
+        )
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """Return the cosine of two lists of logits and the largest difference; NaN passes nothing."""
+    product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
+    lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
+    difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    if not math.isfinite(product) or not lengths or not math.isfinite(lengths):
+        return Comparison(-1.0, 1e9)
+    return Comparison(max(-1.0, min(1.0, product / lengths)), difference)
+
+
+def parse_servers(words: Sequence[str]) -> dict[str, str]:
+    """Return addresses by hotkey from `hotkey=address` words, as the settings checked them."""
+    pairs = (word.split("=", 1) for word in words)
+    return {hotkey: address.rstrip("/") for hotkey, address in pairs}
+
+
+def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verification:
+    return Verification(submission_id=submission.id, verified=verified, reason=reason[:2000])
+
+
+def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> InferenceReply:
+    body, url = request.model_dump_json().encode(), f"{address}/inference"
+    return _read("POST", url, body, InferenceReply, signer)
+
+
+def _signed(method: str, url: str, body: bytes, signer: Signer) -> dict[str, str]:
+    stamp, nonce = str(round(time.time())), secrets.token_hex(16)
+    text = request_text(method, urlsplit(url).path, stamp, nonce, body)
+    return {
+        HOTKEY_HEADER: signer.hotkey,
+        SIGNATURE_HEADER: signer.sign(text),
+        TIMESTAMP_HEADER: stamp,
+        NONCE_HEADER: nonce,
+    }
+
+
+def _read(
+    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
+) -> _Model:
+    """Return a checked reply of bounded length, within one deadline."""
+    headers = _signed(method, url, body or b"", signer) if signer else {}
+    reply = _reply(method, url, body, headers)
+    try:
+        status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
+    except (asyncio.TimeoutError, httpx.TimeoutException):
+        raise _Busy(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
+    except httpx.HTTPError as error:
+        raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
+    if status in BUSY:
+        raise _Busy(f"answered with status {status}.")
+    if status != 200:
+        raise _NoAnswer(f"answered with status {status}.")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise _NoAnswer("gave no answer that the protocol knows.") from error
+
+
+async def _reply(
+    method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    """Return a reply's status and body; it waits for as long as something comes now and then."""
+    async with (
+        httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
+        http.stream(method, url, content=body, headers=dict(headers)) as response,
+    ):
+        data = bytearray()
+        async for piece in response.aiter_bytes():
+            data += piece
+            if len(data) > REPLY_BYTES:
+                raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
+        return response.status_code, bytes(data)

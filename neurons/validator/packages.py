@@ -1,0 +1,187 @@
+"""The folders that workers import packages from, and which of them a sandbox may show.
+
+Workers find packages in a virtual environment, the user site, targets of `.pth` files, editable
+installs and PYTHONPATH. A folder that holds this user's secrets as well is withheld, and the hidden
+files at the top of every other folder (`.env`, `.git`) are masked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.measuring.process import Confinement
+from harness.measuring.runner import PROJECT, MeasurementError, call, child_environment
+from neurons.runtime.errors import ConfigError, Problem
+
+CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
+PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
+"""What is shown of an interpreter's prefix that is withheld as a whole, such as a home folder."""
+
+_LOOK = """
+import json, site, sys
+finders = [module for name, module in sys.modules.items() if name.startswith("__editable__")]
+targets = [path for module in finders for path in getattr(module, "MAPPING", {}).values()]
+base = site.getuserbase() if site.ENABLE_USER_SITE else ""
+print(json.dumps([sys.path, targets, base]))
+"""
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Where workers find what they import.
+
+    Attributes:
+        shown: folders and files that a sandbox shows.
+        withheld: entries of `sys.path` that it does not show, each with the reason.
+        user_base: PYTHONUSERBASE of the workers; "" without a user site.
+    """
+
+    shown: tuple[str, ...] = ()
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    user_base: str = ""
+
+
+def find_packages(private: Iterable[Path] = ()) -> Packages:
+    """Return where a worker with this process's environment finds packages.
+
+    Args:
+        private: folders and files that no fork may read: wallets, the state, settings.
+
+    Raises:
+        ConfigError: the interpreter does not start.
+    """
+    path, targets, user_base = _ask_worker()
+    kept = _private(private)
+    shown, withheld = [], {}
+    for entry in filter(os.path.exists, dict.fromkeys([*path, *targets])):
+        reason = _reason(entry, kept)
+        if not reason:
+            shown += [entry, os.path.realpath(entry)]
+        elif os.path.realpath(entry) != str(PROJECT.resolve()):  # its own code is shown by parts
+            withheld[entry] = reason
+    shown += [part for prefix in _prefixes() for part in _parts(prefix, kept)]
+    shown = [one for one in dict.fromkeys(shown) if not _is_within(one, ["/usr", *shown])]
+    return Packages(tuple(shown), withheld, user_base)
+
+
+def hidden_entries(folder: str) -> Iterator[str]:
+    """Yield the hidden files and folders directly in `folder`: no package lies in one."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and not entry.is_symlink():
+                yield entry.path
+
+
+def check_imports(confinement: Confinement | None, withheld: Mapping[str, str]) -> None:
+    """Return when a worker can import what measuring needs.
+
+    Args:
+        confinement: what shuts the workers in; None for workers with this user's rights.
+        withheld: as in `Packages`.
+
+    Raises:
+        ConfigError: it cannot, with the module and the remedy.
+    """
+    found = _missing(confinement)
+    if not found:
+        return
+    if confinement is None or _missing(None):
+        raise ConfigError(Problem(f"Workers cannot import {found}.", "Run scripts/install.sh."))
+    remedy = "Install the packages where every user may read them: scripts/install.sh makes .venv."
+    if withheld:
+        entry, reason = next(iter(withheld.items()))
+        remedy = (
+            f"{entry} is on Python's path, and the sandbox does not show it: {reason}. "
+            "Move the packages into a folder that holds nothing else, or run scripts/install.sh, "
+            "which makes .venv."
+        )
+    raise ConfigError(Problem(f"Workers in the sandbox cannot import {found}.", remedy))
+
+
+def _missing(confinement: Confinement | None) -> str:
+    """Return what a worker cannot import, with the error; "" when it can import everything."""
+    try:
+        reply = call(
+            "harness.worker.machine.imports:find_missing",
+            device="cpu",
+            timeout=CHECK_SECONDS,
+            confinement=confinement,
+        )
+    except MeasurementError as error:
+        last = error.log_tail.strip().splitlines()[-1:]
+        return f"the harness ({' '.join([error.reason, *last])})"
+    return ", ".join(map(str, reply["modules"]))  # type: ignore[arg-type]
+
+
+def _ask_worker() -> tuple[list[str], list[str], str]:
+    with tempfile.TemporaryDirectory(prefix="path-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOOK],
+            env=child_environment(os.environ, device="cpu"),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_SECONDS,
+            check=False,
+        )
+    try:
+        path, targets, user_base = json.loads(done.stdout)
+    except ValueError:
+        why = " ".join(done.stderr.split())[-300:]
+        problem = f"{sys.executable} does not start: {why}"
+        raise ConfigError(Problem(problem, "Run scripts/install.sh.")) from None
+    absolute = [one for one in path if os.path.isabs(one)]
+    return absolute, [one for one in targets if not Path(one).is_relative_to(PROJECT)], user_base
+
+
+def _private(named: Iterable[Path]) -> dict[str, str]:
+    """Return what no fork may read, by its real path, with what it is."""
+    kept = {tempfile.gettempdir(): "everybody's temporary files", "/etc": "this system's settings"}
+    homes = [os.path.expanduser("~")]
+    with suppress(KeyError):  # a user without an account
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    kept |= dict.fromkeys(homes, "this user's files")
+    kept |= {str(PROJECT): "this installation's settings"}
+    kept |= {str(one): str(one) for one in named}
+    return {os.path.realpath(path): what for path, what in kept.items()}
+
+
+def _reason(entry: str, kept: Mapping[str, str]) -> str:
+    """Return why an entry of the path is withheld; "" when it may be shown."""
+    real = Path(os.path.realpath(entry))
+    return next((f"it holds {what}" for path, what in kept.items() if real in _above(path)), "")
+
+
+def _is_within(path: str, folders: Iterable[str]) -> bool:
+    """Return whether `path` is seen in one of `folders`, where hidden entries are masked."""
+    return any(path.startswith(f"{one}/") and path[len(one) + 1] != "." for one in folders)
+
+
+def _above(path: str) -> tuple[Path, ...]:
+    return (Path(path), *Path(path).parents)
+
+
+def _prefixes() -> Iterator[str]:
+    """Yield where the interpreter lies, and each link on the way to it."""
+    program = sys.executable
+    while os.path.islink(program):
+        program = os.path.normpath(os.path.join(os.path.dirname(program), os.readlink(program)))
+        yield program
+    for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.prefix):
+        yield from (prefix, os.path.realpath(prefix))
+
+
+def _parts(prefix: str, kept: Mapping[str, str]) -> list[str]:
+    if not _reason(prefix, kept):
+        return [prefix]
+    parts = [os.path.join(prefix, part) for part in PREFIX_PARTS]
+    return [part for part in parts if os.path.exists(part)]

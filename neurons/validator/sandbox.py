@@ -1,0 +1,321 @@
+"""Shuts the code of a fork in: what it sees, what it may use, and how all of it ends.
+
+bubblewrap gives each process that runs a fork's code namespaces of its own: no network, no other
+process, a read-only system without this user's files, a small empty folder in memory, another user.
+A seccomp filter closes parts of the kernel that no measurement needs. Some cores are kept from it,
+for all that has to go on meanwhile. The GPU's devices are there. When its first process ends, the
+kernel ends all others with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neurons.runtime.errors import ConfigError, Problem
+from neurons.validator.packages import Packages, find_packages, hidden_entries
+from neurons.validator.seccomp import INSTALL, assemble, this_architecture
+
+USER = 60_999
+"""The user of a fork's code where this process is root: no account of a usual system has it."""
+
+FOLDER_BYTES = 4 * 2**30
+TEMPORARY_BYTES = 2**28
+FILE_BYTES = 2 * 2**30
+TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
+MEMORY_SHARE = 0.75
+MEMORY_LEFT = 2**28
+"""Bytes that the machine must have left: only this sees memory that belongs to no process."""
+KEPT_CORES = 8
+"""One core in so many is kept from forks, at least one."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+LOOK_SECONDS = 0.2
+
+_SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
+_LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
+
+_LOOK = """
+import json, os, sys
+secret, port, calls, *outside = json.loads(sys.argv[1])
+found = []
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+wanted = {
+    "unshare": (0x10000000, "user namespaces"),
+    "keyctl": (0, "kernel keyrings"),
+    "io_uring_setup": (1, "io_uring"),
+    "bpf": (0, "bpf"),
+    "perf_event_open": (0, "perf"),
+}
+if not calls:
+    found.append("system calls of " + os.uname().machine + " cannot be filtered")
+for name, (argument, what) in wanted.items():
+    asked = [ctypes.c_long(number) for number in (calls.get(name, -1), argument, -4, 0, 0, 0)]
+    if name in calls and libc.syscall(*asked) < 0 and ctypes.get_errno() in (1, 38):
+        continue
+    if name in calls:
+        found.append("it may use " + what)
+kinds = ("ipc", "mnt", "net", "pid", "uts")
+for kind, name in zip(kinds, outside):
+    if os.readlink("/proc/self/ns/" + kind) == name:
+        found.append("it shares this machine's " + kind + " namespace")
+if os.path.lexists(secret):
+    found.append("it sees this user's files")
+if not os.statvfs("/usr").f_flag & os.ST_RDONLY or os.access("/usr", os.W_OK):
+    found.append("it may write to the system")
+try:
+    import socket
+    socket.create_connection(("127.0.0.1", port), 2).close()
+    found.append("it reaches this machine's network")
+except OSError:
+    pass
+if "CapEff:\\t0000000000000000" not in open("/proc/self/status").read():
+    found.append("it has capabilities")
+print(json.dumps(found))
+"""
+
+
+@dataclass
+class Sandbox:
+    """A `harness.measuring.process.Confinement` by bubblewrap.
+
+    Attributes:
+        memory_bytes: what all processes of one child may hold together, shared memory included.
+        gpu: whether the GPU's devices are shown.
+        cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
+            for all of the machine's.
+        packages: where workers import packages from, which is shown read-only.
+    """
+
+    bubblewrap: str
+    memory_bytes: int
+    gpu: bool
+    parent: int = 1
+    cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
+    packages: Packages = field(default_factory=find_packages)
+    _looked: dict[int, float] = field(default_factory=dict)
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
+    ) -> list[str]:
+        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`.
+
+        `folder` is in memory and gone with the process; the one outside is not touched.
+        """
+        words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
+        words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
+        words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
+        words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
+        for name in ("HOME", "TMPDIR"):
+            words += ["--setenv", name, str(folder)]
+        for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
+            words += ["--setenv", name, str(folder / "cache" / name.lower())]
+        words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
+        if self.packages.user_base:  # else the user site would be sought below the new HOME
+            words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
+        return [*words, "--", *self._limits(), *_filtered(argv)]
+
+    def exceeded(self, pid: int) -> str:
+        """Return which limit the child `pid` and its descendants exceed; "" for none."""
+        now = time.monotonic()
+        if now - self._looked.get(pid, 0.0) < LOOK_SECONDS:
+            return ""
+        self._looked = {pid: now}
+        processes = list(_descendants(pid))
+        if len(processes) > PROCESSES:
+            return f"it started more than {PROCESSES} processes"
+        if self.cores and any(not cores <= self.cores for cores in _affinities(processes)):
+            return "it took cores that are kept for others"
+        if sum(map(_memory, processes)) > self.memory_bytes:
+            return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
+        if machine_memory("MemAvailable") < MEMORY_LEFT:
+            return "it left this machine without memory"
+        return ""
+
+    def leaks(self) -> list[str]:
+        """Return, from a process inside that tries, what the sandbox fails to keep from a fork."""
+        with tempfile.TemporaryDirectory(prefix="sandbox-") as name, socket.socket() as listener:
+            folder = Path(name)
+            secret, inside = folder / "secret", folder / "inside"
+            secret.touch(0o600)
+            inside.mkdir()
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
+            known = this_architecture()
+            calls = known.denied if known else {}
+            told = json.dumps([str(secret), listener.getsockname()[1], calls, *outside])
+            argv = [sys.executable, "-I", "-S", "-c", _LOOK, told]
+            done = subprocess.run(
+                self.command(argv, {}, inside, []),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        try:
+            return list(json.loads(done.stdout))
+        except ValueError:
+            said = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
+            return [f"nothing can be started in it: {said[:300]}"]
+
+    def _as_user(self) -> list[str]:
+        if os.geteuid() == 0:  # another user in earnest: the limit of processes is not for root
+            capabilities = ["--cap-drop", "ALL"]
+            return [*capabilities, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        names = ["--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
+        return [*names, "--uid", str(USER), "--gid", str(USER)]
+
+    def _limits(self) -> list[str]:
+        limits = ["prlimit", f"--nproc={TASKS}", f"--fsize={FILE_BYTES}", "--core=0"]
+        limits += [f"--nofile={OPEN_FILES}", "--"]
+        first = ["choom", "-n", "1000", "--"]  # what the kernel ends first when memory runs out
+        if os.geteuid() != 0:
+            return [*first, *limits]
+        user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
+        return [*first, *limits, "setpriv", *user, "--"]
+
+    def _files(self, env: Mapping[str, str], readable: Sequence[Path]) -> Iterator[str]:
+        shown = [*_SYSTEM, "/sys" if self.gpu else "/sys/devices/system"]
+        for path in _LINKED:
+            if os.path.islink(path):
+                yield from ("--symlink", os.readlink(path), path)
+            else:
+                shown.append(path)
+        yield from ("--proc", "/proc", "--dev", "/dev")
+        for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
+            yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
+        if self.gpu:
+            for pattern in _DEVICES:
+                for device in Path("/dev").glob(pattern):
+                    yield from ("--dev-bind", str(device), str(device))
+        libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
+        shown += [*libraries, *self.packages.shown, *map(str, readable)]
+        masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
+        for path in sorted(dict.fromkeys(shown), key=lambda path: path.count("/")):
+            if os.path.exists(path) and not path.startswith("/usr/"):
+                yield from _show(path)
+                for hidden in hidden_entries(path) if path in self.packages.shown else ():
+                    yield from _mask(hidden)
+                    masked.append(hidden)
+        for hidden in filter(os.path.isdir, masked):
+            yield from ("--remount-ro", hidden)
+
+
+def _filtered(argv: Sequence[str]) -> list[str]:
+    architecture = this_architecture()
+    if architecture is None:
+        return list(argv)
+    install = [sys.executable, "-I", "-S", "-c", INSTALL, assemble(architecture).hex()]
+    return [*install, *argv]
+
+
+def _show(path: str) -> Iterator[str]:
+    for parent in reversed(Path(path).parents):  # else they are for root alone
+        yield from ("--perms", "0755", "--dir", str(parent))
+    yield from ("--ro-bind", path, path)
+
+
+def _mask(path: str) -> Iterator[str]:
+    """Put an empty folder or file in the place of a hidden one."""
+    if os.path.isdir(path):
+        yield from ("--perms", "0755", "--tmpfs", path)
+    else:
+        yield from ("--ro-bind", "/dev/null", path)
+
+
+def cores_for_forks() -> frozenset[int]:
+    """Return the cores that forks may use; none are named where there is but one for all.
+
+    Of a container's share of the processors no more are counted than it may use at once.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no such limit
+        quota, period = map(int, QUOTA.read_text().split())
+        cores = cores[: max(1, quota // period)]
+    return frozenset(cores[max(1, len(cores) // KEPT_CORES) :])
+
+
+def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
+    """Return a sandbox that was seen to hold on this machine.
+
+    Args:
+        private: folders and files that no fork may read, wherever packages lie.
+
+    Raises:
+        ConfigError: this machine gives none, and why.
+    """
+    bubblewrap = shutil.which("bwrap")
+    memory = int(MEMORY_SHARE * machine_memory("MemTotal"))
+    if bubblewrap is None:
+        found = ["bubblewrap is not installed"]
+    else:
+        sandbox = Sandbox(bubblewrap, memory, gpu, packages=find_packages(private))
+        found = sandbox.leaks()
+        if not found:
+            return sandbox
+    raise ConfigError(
+        Problem(
+            f"The code of forks cannot be shut in on this machine: {'; '.join(found)}.",
+            "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
+            "namespaces, which containers often forbid. SANDBOX=off runs strangers' code with this "
+            "user's rights: only for forks that you trust.",
+        )
+    )
+
+
+def machine_memory(name: str) -> int:
+    """Return a figure of /proc/meminfo in bytes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`, at most a few more than are allowed."""
+    open_pids, count = [pid], 0
+    while open_pids and count <= 2 * PROCESSES:
+        for task in _read_children(open_pids.pop()):
+            count += 1
+            open_pids.append(task)
+            yield task
+
+
+def _read_children(pid: int) -> Iterator[int]:
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    except OSError:  # it has ended
+        return
+
+
+def _affinities(pids: Iterable[int]) -> Iterator[set[int]]:
+    """Yield the cores on which each thread may run, those of the kernel for a process included."""
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{pid}/task"):
+                yield os.sched_getaffinity(int(task))
+
+
+def _memory(pid: int) -> int:
+    """Return the bytes of memory that a process holds, without the files that it has mapped."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    kinds = ("RssAnon:", "RssShmem:")
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))

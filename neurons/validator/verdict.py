@@ -1,0 +1,76 @@
+"""The verdict: what a submission scores for what was measured. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from neurons.wire.protocol import Benchmarks
+
+TOLERANCE = 0.9
+"""A claim holds when the measured speed reaches this share of it."""
+
+CONFIRMED = "Confirmed: "
+TIMES = 2.0
+"""From this score on, the verdict gives a multiple of the claim instead of a percentage."""
+WHOLE = 1000.0
+"""From this speed on, the verdict gives tokens per second without a decimal place."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A score, and the sentence that explains it.
+
+    Attributes:
+        score: measured over claimed speed, or 0.0 for a submission that failed.
+        actual: tokens per second measured at the target length, when it came to that.
+        measured: everything that was timed, by length.
+        device: the GPU or CPU that timed it, when it came to that.
+    """
+
+    score: float
+    reason: str
+    actual: float | None = None
+    measured: Benchmarks = field(default_factory=dict)
+    device: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the submission may rank."""
+        return self.score > 0.0
+
+
+def reject(reason: str) -> Verdict:
+    """Return the verdict on a submission that could not be measured."""
+    return Verdict(0.0, reason)
+
+
+def is_claim(claim: float | None) -> bool:
+    """Tell whether a claim is a speed at all."""
+    return claim is not None and math.isfinite(claim) and claim > 0.0
+
+
+def judge(claim: float | None, actual: float) -> Verdict:
+    """Compare the claimed with the measured speed at the target length, in tokens per second."""
+    if claim is None or not is_claim(claim):
+        return reject(f"The claim of {claim} tokens/s is no speed.")
+    speeds = f"{_figure(actual)} tokens/s measured, {_figure(claim)} claimed"
+    if not math.isfinite(actual):
+        return Verdict(0.0, f"Rejected: {speeds}.", actual)
+    score = actual / claim
+    if actual < TOLERANCE * claim:
+        share = f"{math.floor(1000 * score) / 10:g}% of the claim, at least {TOLERANCE:.0%} needed"
+        return Verdict(0.0, f"Rejected: {speeds} ({share}).", actual)
+    share = f"{score:,.1f} times the claim" if score >= TIMES else f"{score:.0%} of the claim"
+    return Verdict(score, f"{CONFIRMED}{speeds} ({share}).", actual)
+
+
+def refute(verdict: Verdict) -> Verdict:
+    """Return a confirmed verdict with the reason for which the API does not rank it."""
+    speeds = verdict.reason.removeprefix(CONFIRMED)
+    reason = f"Rejected: the logit verification failed. Speed: {speeds}"
+    return replace(verdict, reason=reason)
+
+
+def _figure(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= WHOLE else f"{speed:,.1f}"

@@ -1,0 +1,81 @@
+"""Ends rounds that are over, and sets the weights on the chain to the shares of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from time import time
+
+from neurons.runtime.identity import ChainUnreachable
+from neurons.runtime.observe import get_logger
+from neurons.validator.api import ValidatorApi
+from neurons.wire.protocol import Round, Weight
+from neurons.wire.rules import TOP_SHARES
+
+AGAIN_SECONDS = 600.0
+"""After this long weights that the chain did not take are sent again."""
+
+log = get_logger("validator")
+
+
+@dataclass
+class WeightSetter:
+    """Keeps the chain's weights at the shares of the last round that has ended.
+
+    Args:
+        set_weights: sets shares by hotkey on the chain, and returns the uids that it has set; None
+            where the weights are shown in the log and not set.
+        interval: seconds after which the same weights are set again, so that they stay in force.
+    """
+
+    api: ValidatorApi
+    set_weights: Callable[[Mapping[str, float]], Mapping[str, int]] | None
+    interval: float
+    clock: Callable[[], float] = time
+    _last: Mapping[str, float] | None = None
+    _due: float = 0.0
+
+    def run_once(self) -> None:
+        """Finalize what is over; set the weights where they have changed or it is time.
+
+        Raises:
+            ApiFault: the API does not answer.
+        """
+        current = self.api.current_round()
+        if _is_over(current, self.clock()):
+            self.api.finalize_round(current.id)
+        shares = shares_of(self.api.weights())
+        if not shares or (shares == self._last and self.clock() < self._due):
+            return
+        if self.set_weights is None:
+            log.info("weights", shares=shares, chain="not asked")
+            self._last, self._due = shares, self.clock() + self.interval
+            return
+        if self.clock() < self._due and self._last is None:
+            return  # refused a moment ago
+        try:
+            uids = self.set_weights(shares)
+        except ChainUnreachable as error:
+            log.warning("weights not set", reason=str(error), seconds=AGAIN_SECONDS)
+            self._last, self._due = None, self.clock() + AGAIN_SECONDS
+            return
+        unknown = sorted(set(shares) - set(uids))
+        log.info("weights set", shares=shares, uids=dict(uids), not_registered=unknown)
+        self._last, self._due = shares, self.clock() + self.interval
+
+
+def shares_of(weights: list[Weight]) -> dict[str, float]:
+    """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred.
+
+    The server's own figures do not count. A hotkey that holds several ranks has their sum.
+    """
+    shares: dict[str, float] = {}
+    for row, share in zip(weights, TOP_SHARES, strict=False):
+        shares[row.hotkey] = shares.get(row.hotkey, 0.0) + share
+    return shares
+
+
+def _is_over(row: Round, now: float) -> bool:
+    end = datetime.fromisoformat(row.end_time).replace(tzinfo=timezone.utc)
+    return row.status == "active" and end.timestamp() <= now

@@ -1,0 +1,1 @@
+"""What miner, validator and API exchange: messages, signatures, rules, and the HTTP client."""

@@ -1,0 +1,181 @@
+"""The miner's side of the validator API: one method a call, one exception type an outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import stamina
+from pydantic import BaseModel
+
+from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply, Signer
+from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
+from neurons.wire.protocol import (
+    Block,
+    CommitReply,
+    CommitRequest,
+    Message,
+    PendingReveal,
+    PendingReveals,
+    Performer,
+    QueuedSubmission,
+    RegisterReply,
+    RegisterRequest,
+    RevealReply,
+    RevealRequest,
+    Round,
+    SubmitReply,
+    SubmitRequest,
+    Weights,
+)
+
+REQUESTS_A_MINUTE = 9
+"""One under the documented limit of 10."""
+LIST_BYTES = 2**25
+"""The most that is read of a list that everybody's rows are in: some 140,000 open commitments."""
+QUICK_ATTEMPTS = 3
+QUICK_SECONDS = 8.0
+_QUICKLY = stamina.RetryingCaller(
+    attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
+)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What GET /get_submission_stats shows of one hotkey, and how far its list reaches.
+
+    Attributes:
+        rows: this hotkey's submissions that no validator has marked yet.
+        performers: this hotkey's rows of `top_performers`.
+        listed: the numbers of all submissions in the list, which is newest first and cut off.
+        total: how many submissions the server has ever stored.
+    """
+
+    rows: Sequence[QueuedSubmission]
+    performers: Sequence[Performer]
+    listed: Sequence[int]
+    total: int
+
+
+class ApiClient(Connection):
+    """Calls of one validator API by one hotkey.
+
+    Every method raises the types of `neurons.wire.outcomes`. GETs are tried a few times; a POST
+    only when it certainly did not reach the server. Longer pauses are the caller's.
+
+    Args and errors are `Connection`'s; the two headers go to the four routes that need them only.
+
+    Args:
+        wait: the limiter's wait in seconds, so that a stop ends it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        identity: Signer,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        wait: Callable[[float], object] = time.sleep,
+        now: Callable[[], float] = time.time,
+        reply_seconds: float = REPLY_SECONDS,
+    ) -> None:
+        super().__init__(
+            base_url, identity, transport=transport, now=now, reply_seconds=reply_seconds
+        )
+        self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
+
+    def current_round(self) -> Round:
+        """GET /get_current_round, which also starts a round where none is active."""
+        return self._get("/get_current_round", Round)
+
+    def pending_reveals(self) -> PendingReveals:
+        """GET /pending_reveals: this hotkey's open commitments, and the server's block.
+
+        The public server does not know the question for one hotkey, and lists everybody's.
+        """
+        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
+
+    def queue(self, limit: int) -> Queue:
+        """GET /get_submission_stats with up to `limit` submissions that await a validator."""
+        return self._list("/get_submission_stats", _Stats, {"limit": limit}).own()
+
+    def weights(self, round_id: int) -> Weights:
+        """GET /get_weights of one round, best rank first."""
+        return self._get("/get_weights", Weights, {"round_id": round_id})
+
+    def register(self, model_name: str, league: str) -> RegisterReply:
+        """POST /register_miner; a second time is harmless."""
+        body = RegisterRequest(hotkey=self.hotkey, model_name=model_name, league=league)
+        return self._post("/register_miner", body, RegisterReply)
+
+    def commit(self, request: CommitRequest) -> CommitReply:
+        """POST /commit_submission."""
+        return self._post("/commit_submission", request, CommitReply)
+
+    def reveal(self, request: RevealRequest) -> RevealReply:
+        """POST /reveal_submission."""
+        return self._post("/reveal_submission", request, RevealReply)
+
+    def submit(self, request: SubmitRequest) -> SubmitReply:
+        """POST /submit_kernel, which the server does not recognise when it comes twice."""
+        return self._post("/submit_kernel", request, SubmitReply)
+
+    def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
+        """GET a list in which only this hotkey's rows matter, whatever the others hold."""
+        return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
+
+    def _own_or_number(self, row: dict[str, Any]) -> object:
+        if row.get("miner_hotkey", self.hotkey) == self.hotkey:
+            return row
+        number = row.get("id")
+        return number if type(number) is int else None
+
+    def _get(
+        self, route: str, reply: type[Reply], query: Query | None = None, **options: Any
+    ) -> Reply:
+        retried = (Unreachable, ReplyLost, ServerFault)
+        return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))
+
+    def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
+        return _QUICKLY(
+            Unreachable, lambda: self._once("POST", route, reply, body=body, signed=True)
+        )
+
+    def _once(self, method: str, route: str, reply: type[Reply], **options: Any) -> Reply:
+        if self._limit:
+            self._limit()
+        return self.exchange(method, route, reply, **options)
+
+
+class _Pending(Message):
+    """GET /pending_reveals with the rows of others taken out as they were read."""
+
+    current_block: Block
+    pending_reveals: Sequence[PendingReveal | int | None]
+
+    def own(self) -> PendingReveals:
+        rows = [row for row in self.pending_reveals if isinstance(row, PendingReveal)]
+        return PendingReveals(current_block=self.current_block, pending_reveals=rows)
+
+
+class _Stats(Message):
+    """GET /get_submission_stats with the numbers of others' rows in place of the rows."""
+
+    total_submissions: int
+    recent_submissions: Sequence[QueuedSubmission | int | None] = ()
+    top_performers: Sequence[Performer | int | None] = ()
+
+    def own(self) -> Queue:
+        rows = [row for row in self.recent_submissions if isinstance(row, QueuedSubmission)]
+        numbers = [
+            row.id if isinstance(row, QueuedSubmission) else row for row in self.recent_submissions
+        ]
+        return Queue(
+            rows=[row for row in rows if not row.validated],
+            performers=[row for row in self.top_performers if isinstance(row, Performer)],
+            listed=[-1 if number is None else number for number in numbers],
+            total=self.total_submissions,
+        )

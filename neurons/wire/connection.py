@@ -1,0 +1,299 @@
+"""Below the calls of the API: which addresses are safe, how often, and what a reply may hold.
+
+The miner's and the validator's side both stand on `Connection`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.observe import get_logger, redact, register_secret
+from neurons.runtime.values import LOOPBACK
+from neurons.wire.binding import request_text
+from neurons.wire.outcomes import (
+    ProtocolFault,
+    ReplyLost,
+    TooLarge,
+    Unreachable,
+    Untrusted,
+    fault_of,
+    http_date,
+)
+from neurons.wire.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
+
+Query = Mapping[str, str | int | float | bool]
+
+REPLY_BYTES = 2**20
+REPLY_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+CLOCK_SECONDS = 30.0
+"""A difference of the clocks that is worth a warning."""
+
+Reply = TypeVar("Reply", bound=BaseModel)
+
+log = get_logger("client")
+
+
+class Signer(Protocol):
+    """What the wire needs of an identity."""
+
+    @property
+    def hotkey(self) -> str:
+        """The ss58 address."""
+
+    def sign(self, text: str) -> str:
+        """Return the signature of `text` in hex, without 0x."""
+
+
+class Connection:
+    """HTTP to one validator API: two headers, one bounded reply, one type for each outcome.
+
+    Args:
+        base_url: https, or http on this machine.
+        identity: signs the two headers, which go to this host alone.
+        transport: replaces the network in tests.
+        now: Unix seconds of this machine, compared with the server's Date.
+        reply_seconds: how long a reply may take to begin, and then to end.
+        reply_bytes: the largest body that is read.
+
+    Raises:
+        ConfigError: the address would show the signature header to others.
+
+    Attributes:
+        clock_offset: seconds by which the server's clock is ahead; None before the first reply.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        identity: Signer,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        now: Callable[[], float] = time.time,
+        reply_seconds: float = REPLY_SECONDS,
+        reply_bytes: int = REPLY_BYTES,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.hotkey = identity.hotkey
+        self.on_loopback = check_address(self.base_url)
+        self.clock_offset: float | None = None
+        self._now, self._reply_seconds, self._reply_bytes = now, reply_seconds, reply_bytes
+        signature = identity.sign(identity.hotkey)
+        register_secret(signature)
+        self._identity = identity
+        self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            transport=transport,
+            timeout=httpx.Timeout(reply_seconds, connect=min(CONNECT_SECONDS, reply_seconds)),
+            follow_redirects=False,
+            trust_env=not self.on_loopback,  # a proxy has no business with this machine's server
+            headers={"Accept": "application/json"},
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def exchange(
+        self,
+        method: str,
+        route: str,
+        reply: type[Reply],
+        *,
+        query: Query | None = None,
+        body: BaseModel | None = None,
+        signed: bool = False,
+        bound: bool = False,
+        each: Callable[[dict[str, Any]], object] | None = None,
+        reply_bytes: int | None = None,
+    ) -> Reply:
+        """Send one request, with the two headers when `signed`, and return its checked reply.
+
+        Args:
+            bound: whether the headers sign this request as a whole, as a validator's must.
+            each: makes of every JSON object in the reply what is kept of it, as it is read, so
+                that what others put into a list neither fills the memory nor spoils the rest.
+            reply_bytes: the largest body that is read of this reply.
+
+        Raises:
+            Retry, Held: one of the types of `neurons.wire.outcomes`.
+            ValueError: `body` has a number that is not finite; nothing was sent.
+        """
+        headers = dict(self._credentials) if signed else {}
+        content = b""
+        if body is not None:
+            values = body.model_dump(mode="json", exclude_none=True)
+            content = json.dumps(values, allow_nan=False).encode()
+            headers["Content-Type"] = "application/json"
+        if bound:
+            headers |= self._bound_headers(method, route, query, content)
+        sent = self._http.stream(
+            method, route, params=query, content=content or None, headers=headers
+        )
+        try:
+            with sent as response:
+                data = self._read(route, response, reply_bytes or self._reply_bytes)
+        except httpx.HTTPError as error:
+            raise_transport(self.base_url, route, error)
+        self._note_clock(response.headers.get("Date"))
+        if not response.is_success:
+            raise fault_of(route, response.status_code, response.headers, data, self.server_time())
+        return parse_reply(route, data, reply, each)
+
+    def _bound_headers(
+        self, method: str, route: str, query: Query | None, content: bytes
+    ) -> dict[str, str]:
+        """Return headers that sign this one request, by the server's clock where it is known."""
+        target = httpx.URL(route, params=query).raw_path.decode()
+        timestamp, nonce = str(round(self.server_time())), secrets.token_hex(16)
+        text = request_text(method, target, timestamp, nonce, content)
+        return {
+            HOTKEY_HEADER: self.hotkey,
+            SIGNATURE_HEADER: self._identity.sign(text),
+            TIMESTAMP_HEADER: timestamp,
+            NONCE_HEADER: nonce,
+        }
+
+    def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
+        """Return the body within one deadline; httpx's own starts anew with every packet."""
+        deadline = time.monotonic() + self._reply_seconds
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            if len(data) > most:
+                raise TooLarge(f"{route} answered with more than {most} bytes")
+            if time.monotonic() > deadline:
+                raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
+        return bytes(data)
+
+    def server_time(self) -> float:
+        """Return the server's clock as Unix seconds, this machine's before the first reply."""
+        return self._now() + (self.clock_offset or 0.0)
+
+    def _note_clock(self, date: str | None) -> None:
+        moment = http_date(date) if date else None
+        if moment is None:
+            return
+        first = self.clock_offset is None
+        self.clock_offset = moment - self._now()
+        if first and abs(self.clock_offset) > CLOCK_SECONDS:
+            log.warning(
+                "this machine's clock and the server's differ; set it with NTP",
+                server_ahead_seconds=round(self.clock_offset),
+            )
+
+
+class Limiter:
+    """At most `count` requests in any `window` seconds; what comes too soon waits.
+
+    Args:
+        wait: waits that many seconds.
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        wait: Callable[[float], object],
+        clock: Callable[[], float] = time.monotonic,
+        window: float = 60.0,
+    ) -> None:
+        self._sent: deque[float] = deque(maxlen=count)
+        self._wait, self._clock, self._window = wait, clock, window
+
+    def __call__(self) -> None:
+        """Wait until a request may go out, and count it."""
+        if len(self._sent) == self._sent.maxlen:
+            self._wait(max(0.0, self._sent[0] + self._window - self._clock()))
+        self._sent.append(self._clock())
+
+
+def check_address(base_url: str) -> bool:
+    """Return whether `base_url` is on this machine; raise ConfigError unless it is safe."""
+    parts = urlsplit(base_url)
+    on_loopback = parts.hostname in LOOPBACK
+    if not parts.hostname or parts.username or parts.password:
+        raise ConfigError(
+            f"VALIDATOR_API_URL={redact(base_url)!r}: give an address like https://host."
+        )
+    if parts.scheme != "https" and not (parts.scheme == "http" and on_loopback):
+        raise ConfigError(
+            f"VALIDATOR_API_URL={redact(base_url)!r}: use https://, because every call carries a "
+            "credential; http:// is for this machine only."
+        )
+    return on_loopback
+
+
+def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
+    """Raise what a failure below HTTP means: untrusted, never sent, or sent without a reply."""
+    said = f"{route}: {type(error).__name__}: {error}"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise Untrusted(
+                f"The certificate of {base_url} is not trusted ({cause.verify_message}); nothing "
+                "was sent. If it stays so, check VALIDATOR_API_URL and this machine's clock"
+            ) from None
+        cause = cause.__cause__ or cause.__context__
+    never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+    if isinstance(error, never_sent):
+        raise Unreachable(said) from None
+    if isinstance(error, httpx.DecodingError):
+        raise ProtocolFault(said) from None
+    raise ReplyLost(said) from None
+
+
+def parse_reply(
+    route: str,
+    data: bytes,
+    reply: type[Reply],
+    each: Callable[[dict[str, Any]], object] | None = None,
+) -> Reply:
+    """Return the checked message in `data`; raise ProtocolFault when it is anything else.
+
+    NaN and Infinity are refused, but in a list whose objects `each` looks through: there they may
+    stand in a row of somebody else's, and a message of this wire has no field that takes them.
+    """
+    try:
+        if each is None:
+            content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        else:
+            content = json.loads(data, object_hook=each)
+        return reply.model_validate(content)
+    except ValidationError as error:
+        fields = ", ".join(
+            f"{'.'.join(map(str, row['loc'])) or 'the reply'} ({row['type']})"
+            for row in error.errors(include_input=False, include_url=False)[:3]
+        )
+        raise ProtocolFault(f"{route} answered with wrong fields: {fields}") from None
+    except (ValueError, RecursionError):
+        raise ProtocolFault(f"{route} answered with something that is not JSON") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999
+        raise ValueError(f"{text} is out of range")
+    return value

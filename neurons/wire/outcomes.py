@@ -1,0 +1,251 @@
+"""What can come back from the validator API other than the answer, one type each.
+
+Each is a Retry or a Held, so that a caller that knows no better does the right thing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+
+from neurons.runtime.errors import Held, Retry
+from neurons.runtime.observe import redact_text
+
+DETAIL_BYTES = 2**13
+TITLE_LETTERS = 80
+BROKEN_SERVER_SECONDS = 600.0
+
+_LONG_HEX = re.compile(r"[0-9a-fA-F]{64,}")  # a salt or a signature that the server echoes
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_HOURS_LEFT = re.compile(r"([0-9]+(?:\.[0-9]+)?) more hours")
+
+
+class Unreachable(Retry):
+    """The request certainly did not reach the server: no address, refused, no connection."""
+
+
+class Untrusted(Retry):
+    """The certificate is not trusted, so nothing was sent."""
+
+
+class Banned(Retry):
+    """403: the server refuses this machine's address until a moment that it may have named."""
+
+
+class Busy(Retry):
+    """429 or 503: the server did not take the request, and may have named a pause."""
+
+
+class TooEarly(Retry):
+    """425: the reveal block has not come yet."""
+
+
+class Uncertain(Retry):
+    """The request may have been carried out, and no usable reply says so: look it up first."""
+
+
+class ReplyLost(Uncertain):
+    """The request was sent and the connection broke, or no reply came in time."""
+
+
+class ServerFault(Uncertain):
+    """A 5xx."""
+
+
+class ForeignPage(Uncertain):
+    """An answer that is not the API's own: a proxy's page, a redirect, a route that is not there.
+
+    It says nothing about the submission, and it passes when whoever stands between does.
+    """
+
+
+class ProtocolFault(Uncertain):
+    """A reply that is not what the protocol says: not JSON, NaN, wrong types."""
+
+
+class TooLarge(ProtocolFault):
+    """A reply that is longer than is read."""
+
+
+class Refused(Held):
+    """A 4xx in the API's own words that trying again would not change."""
+
+
+class Unauthorized(Refused):
+    """401: the server does not accept the signature."""
+
+
+class Forbidden(Refused):
+    """403: this caller may not do that."""
+
+
+class HotkeyMismatch(Forbidden):
+    """403: the body names another hotkey than the header."""
+
+
+class NotRegistered(Refused):
+    """404: the hotkey has to be registered first."""
+
+
+class SubmissionNotFound(Refused):
+    """404: the server does not know this submission of this hotkey."""
+
+
+class AlreadyCommitted(Refused):
+    """409: the server holds this commitment hash already."""
+
+
+class AlreadyRevealed(Refused):
+    """409: the server holds this reveal already."""
+
+
+class HashMismatch(Refused):
+    """400: salt and URL do not give the commitment. Five of these ban the address."""
+
+
+def fault_of(
+    route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
+) -> Retry | Held:
+    """Return what the reply `status` to a request of `route` means.
+
+    Args:
+        status: the HTTP status, not a 2xx.
+        headers: of the reply, with case-insensitive names.
+        now: Unix seconds, against which a Retry-After date counts.
+    """
+    detail = api_detail(body)
+    text = page_title(body) if detail is None else detail
+    said = f"{route} answered {status}" + (f": {text}" if text else "")
+    after = retry_after(headers.get("Retry-After"), now)
+    if status in (429, 503):
+        return Busy(said, after)
+    if status >= 500:
+        return ServerFault(said, after)
+    if status == 408:
+        return ReplyLost(said, after)
+    if 300 <= status < 400:
+        target = redact_text(headers.get("Location", "nowhere"))
+        return ForeignPage(
+            f"{route} is redirected to {target}, and redirects are not followed, because the "
+            "signature header is a credential. If it stays so, VALIDATOR_API_URL must be the "
+            "address that answers itself",
+            after,
+        )
+    if detail is None or (status, detail) in _WORDS_OF_ANY_SERVER:
+        return ForeignPage(
+            f"{said} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
+        )
+    if status == 425:
+        return TooEarly(said, after)
+    if status == 401 and "Keypair was removed" in detail:
+        return Busy(
+            f"{said} (the server's own fault: it cannot verify any signature)",
+            after or BROKEN_SERVER_SECONDS,
+        )
+    if (status, detail) in _FAULTS_BEFORE_THE_ROUTE or (
+        status == 401 and detail.startswith("Authentication error")
+    ):
+        return Busy(f"{said} (the server's own fault: the request did not reach its route)", after)
+    if status == 403 and "banned" in detail.lower():
+        hours = _HOURS_LEFT.search(detail)
+        return Banned(
+            f"{said} (five failures ban an address for 24 hours; find out why the last "
+            "submissions failed)",
+            3600.0 * float(hours[1] if hours else 1.0),
+        )
+    return _refusal(status, detail, f"{said}.")
+
+
+_WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
+"""What FastAPI itself says where a route is missing: another version or another program."""
+
+
+_FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)
+"""FastAPI's answer when a request body breaks off or is damaged on the way."""
+
+
+def _refusal(status: int, detail: str, said: str) -> Refused:
+    text = detail.lower()
+    if status == 401:
+        return Unauthorized(
+            said, "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date."
+        )
+    if status == 403 and "mismatch" in text:
+        return HotkeyMismatch(said, "Check that one wallet is used: WALLET_HOTKEY.")
+    if status == 403 and "not registered on subnet" in text:
+        return Forbidden(
+            said,
+            "Register the hotkey on the chain, then start the miner again: `btcli subnets register "
+            "--netuid NETUID --wallet WALLET_MINER_NAME --wallet-hotkey WALLET_HOTKEY`.",
+        )
+    if status == 403:
+        return Forbidden(said, "Check that WALLET_HOTKEY is the hotkey that may do this.")
+    if status == 404 and "not registered" in text:
+        return NotRegistered(said, "Register the hotkey with the subnet (btcli subnets register).")
+    if status == 404 and "submission not found" in text:
+        return SubmissionNotFound(said, "Check VALIDATOR_API_URL: it is another server.")
+    if status == 409 and "already revealed" in text:
+        return AlreadyRevealed(said, "Nothing: it is done.")
+    if status == 409 and "already exists" in text:
+        return AlreadyCommitted(said, "Look for the commitment in /pending_reveals.")
+    if status == 400 and "mismatch" in text:
+        return HashMismatch(
+            said, "Do not reveal it again: five such failures ban this address for 24 hours."
+        )
+    if status == 422:
+        return Refused(said, "The server's message format has changed: update this program.")
+    return Refused(said, "Read the server's message; then let the submission go on, or abandon it.")
+
+
+def api_detail(body: bytes) -> str | None:
+    """Return the reply's `detail` on one line, without what it may echo of the request.
+
+    None where the body is not the API's JSON with a `detail`: somebody else answered.
+    """
+    try:
+        detail = json.loads(body)["detail"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if isinstance(detail, list):  # FastAPI's 422: `input` repeats the body, so take the rest
+        rows = [row for row in detail if isinstance(row, dict)]
+        detail = "; ".join(f"{_place(row.get('loc'))}: {row.get('msg')}" for row in rows)
+    return _on_one_line(str(detail)[:DETAIL_BYTES])
+
+
+def page_title(body: bytes) -> str:
+    """Return the title of an HTML page, or the beginning of any other text, on one line."""
+    text = body[:DETAIL_BYTES].decode(errors="replace")
+    title = _TITLE.search(text)
+    return _on_one_line(" ".join((title[1] if title else text).split())[:TITLE_LETTERS])
+
+
+def _on_one_line(text: str) -> str:
+    return redact_text(_LONG_HEX.sub("[redacted]", text))
+
+
+def _place(location: object) -> str:
+    return ".".join(map(str, location)) if isinstance(location, list) else "?"
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """Return a Retry-After header, seconds or an HTTP date, as seconds from `now`."""
+    if not value:
+        return None
+    if re.fullmatch(r"[0-9]+", value.strip()):
+        return float(value.strip()[:9])
+    moment = http_date(value)
+    return None if moment is None else max(0.0, moment - now)
+
+
+def http_date(value: str) -> float | None:
+    """Return an HTTP date as Unix seconds, None when it is not one."""
+    try:
+        moment = parsedate_to_datetime(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=timezone.utc)
+        return moment.timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,428 @@
+"""The wire of the validator API: messages, commitment and signed texts.
+
+Shared by the miner, the validator and the API server, so that one change serves all three.
+Times on this wire are naive UTC in ISO form. No number on it may be NaN or infinite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from neurons.wire.rules import ROUND_HOURS, SHORTEST_TARGET
+
+HOTKEY_HEADER = "Hotkey"
+SIGNATURE_HEADER = "Signature"
+TIMESTAMP_HEADER = "Timestamp"
+NONCE_HEADER = "Nonce"
+"""The last two go with a validator's request, which `binding.request_text` signs as a whole."""
+
+WIRE_VERSION = 2
+"""What this project's own server offers beside the public wire, which is version 1: commitments
+and signatures that bind all of a submission (`neurons.wire.binding`)."""
+
+HIGHEST_CLAIM = 1e10
+"""The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
+
+MOST_HOURS = 24 * 366
+"""The longest round."""
+
+KNOWN_LENGTHS = frozenset(
+    {*(2**n for n in range(7, 25)), *range(100_000, 1_000_001, 100_000), 250_000}
+)
+"""The lengths, beside a submission's own target, whose figures the server keeps."""
+
+
+def commitment_hash(salt: str, fork_url: str) -> str:
+    """Return the lower-case SHA-256 hex of the salt's text followed by the URL, to the letter."""
+    return hashlib.sha256((salt + fork_url).encode()).hexdigest()
+
+
+FIGURES = ("tokens_per_sec", "vram_mb")
+LARGEST = 1e12
+"""No figure of a request is larger: sums and means of what is stored stay finite."""
+
+Benchmarks = dict[str, dict[str, float]]
+"""Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
+
+
+def submission_text(
+    fork_url: str,
+    commit_hash: str,
+    tokens_per_sec: float,
+    benchmarks: Mapping[str, Mapping[str, float]] | None,
+    repo_hash: str | None = None,
+) -> str:
+    """Return the text that a submission's or a reveal's body `signature` signs."""
+    figures = json.dumps(benchmarks or {}, sort_keys=True)
+    return f"{fork_url}{commit_hash}{tokens_per_sec}{figures}{repo_hash or ''}"
+
+
+def _hex(digits: int, meaning: str) -> AfterValidator:
+    def checked(value: str) -> str:
+        if not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+            raise ValueError(f"must be a {meaning}")
+        return value
+
+    return AfterValidator(checked)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")
+
+
+def _plain(value: str) -> str:
+    if _CONTROL.search(value):
+        raise ValueError("must not contain control characters")
+    return value
+
+
+def _printable(value: str | None) -> str | None:
+    """Take out what a database or a page cannot show of a reason that others' code may word."""
+    if value is None:
+        return None
+    return "".join(c for c in value if c == "\n" or c.isprintable())
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL, and nothing needs the others
+
+Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
+"""A name, a hotkey or another short text."""
+
+Address = Annotated[str, Field(min_length=1, max_length=512), _Plain]
+"""Where a fork or an image lies."""
+
+Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
+
+SignatureText = Annotated[str, Field(min_length=1, max_length=160), _Plain]
+"""A signature in hex: 128 digits, and a little room."""
+
+Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=2**31 - 1)]
+"""A sequence length in tokens that can be submitted."""
+
+RowId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""A row of the server's database."""
+
+Block = Annotated[int, Field(ge=0, le=2**53)]
+"""A block number, of the server's clock; larger ones would not survive every JSON reader."""
+
+Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A rank, 1 for the best."""
+
+CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
+Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
+Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
+"""A figure that a server shows; what is not a finite number says nothing."""
+
+Cosine = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
+"""A cosine, with room for its rounding."""
+Magnitude = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Speed = Annotated[float, Field(gt=0, le=HIGHEST_CLAIM, allow_inf_nan=False)]
+Mebibytes = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+LengthText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]
+"""A sequence length as the key of a JSON object."""
+
+FiniteBenchmarks = Annotated[
+    dict[
+        LengthText,
+        Annotated[dict[Annotated[str, Field(max_length=32)], Magnitude], Field(max_length=8)],
+    ],
+    Field(max_length=32),
+]
+"""`Benchmarks` as a request may carry them: finite, not negative, and few enough to list."""
+
+
+def known_figures(benchmarks: Benchmarks | None, target: int) -> Benchmarks | None:
+    """Return the figures that a server keeps: those of known lengths and of the target."""
+    if benchmarks is None:
+        return None
+    return {
+        length: {name: row[name] for name in FIGURES if name in row}
+        for length, row in benchmarks.items()
+        if int(length) in KNOWN_LENGTHS or int(length) == target
+    }
+
+
+def unix_time(moment: str) -> float:
+    """Return a time of the wire, naive UTC in ISO form, as Unix seconds; 0 for anything else."""
+    try:
+        return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return 0.0
+
+
+class Message(BaseModel):
+    """Base of every message: unknown fields of a newer server are kept out, not refused."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class RegisterRequest(Message):
+    """Body of POST /register_miner."""
+
+    hotkey: Text
+    model_name: Text
+    league: str
+
+
+class RegisterReply(Message):
+    """Reply of POST /register_miner; status is `registered` or `already_registered`.
+
+    `uid` is this project's own server's addition.
+    """
+
+    status: str
+    hotkey: str
+    model_name: str
+    league: str
+    uid: int | None = None
+
+
+class Round(Message):
+    """Reply of GET /get_current_round."""
+
+    id: RowId
+    round_number: int
+    start_time: str
+    end_time: str
+    status: str
+    time_remaining_seconds: int
+    baseline_submission_id: int | None = None
+    winner_hotkey: str | None = None
+    total_submissions: int = 0
+    wire_version: int = 1
+    """This project's own server's addition: the newest version of the wire that it takes."""
+
+
+Version = Literal[2] | None
+"""2 where `signature` signs `binding.bound_text`; the public wire has no such field."""
+
+
+class CommitRequest(Message):
+    """Body of POST /commit_submission; `signature` signs `commitment_hash` in version 1."""
+
+    miner_hotkey: Text
+    commitment_hash: Sha256
+    target_sequence_length: Target
+    signature: SignatureText
+    version: Version = None
+
+
+class CommitReply(Message):
+    """Reply of POST /commit_submission."""
+
+    submission_id: RowId
+    commitment_hash: str
+    reveal_block: Block
+    estimated_reveal_time: str
+    message: str = ""
+
+
+class ClaimRequest(Message):
+    """What a reveal and a direct submission say alike.
+
+    `signature` signs `submission_text(...)` in version 1.
+    """
+
+    miner_hotkey: Text
+    fork_url: Address
+    commit_hash: CommitHash
+    tokens_per_sec: Speed
+    signature: SignatureText
+    vram_mb: Mebibytes | None = None
+    benchmarks: FiniteBenchmarks | None = None
+    version: Version = None
+
+
+class RevealRequest(ClaimRequest):
+    """Body of POST /reveal_submission."""
+
+    submission_id: RowId
+    commitment_salt: Salt
+    docker_image: Address | None = None
+
+
+class RevealReply(Message):
+    """Reply of POST /reveal_submission."""
+
+    submission_id: int
+    miner_hotkey: str
+    fork_url: str
+    commit_hash: str
+    is_revealed: bool
+    message: str = ""
+
+
+class SubmitRequest(ClaimRequest):
+    """Body of POST /submit_kernel, the direct submission without commit and reveal."""
+
+    target_sequence_length: Target
+    repo_hash: Text | None = None
+
+
+class SubmitReply(Message):
+    """Reply of POST /submit_kernel; the server repeats what it stored."""
+
+    submission_id: RowId
+    created_at: str
+    miner_hotkey: str | None = None
+    fork_url: str | None = None
+    commit_hash: str | None = None
+    repo_hash: str | None = None
+    target_sequence_length: int | None = None
+    tokens_per_sec: float | None = None
+    vram_mb: float | None = None
+    benchmarks: Benchmarks | None = None
+
+
+class PendingReveal(Message):
+    """One commitment that waits for its reveal; the hash is its first 16 digits and `...`."""
+
+    submission_id: RowId
+    miner_hotkey: str
+    commitment_hash: str
+    reveal_block: Block
+    blocks_remaining: int
+    can_reveal: bool
+    created_at: str
+
+    def is_of(self, hotkey: str, commitment: str) -> bool:
+        """Tell whether this row is the commitment `commitment` of `hotkey`."""
+        prefix = self.commitment_hash.removesuffix("...")
+        return self.miner_hotkey == hotkey and len(prefix) >= 16 and commitment.startswith(prefix)
+
+
+class PendingReveals(Message):
+    """Reply of GET /pending_reveals."""
+
+    current_block: Block
+    pending_reveals: Sequence[PendingReveal] = ()
+
+    def row_of(self, hotkey: str, commitment: str) -> PendingReveal | None:
+        """Return the row of the commitment `commitment` of `hotkey`, if it is listed."""
+        return next((row for row in self.pending_reveals if row.is_of(hotkey, commitment)), None)
+
+
+class QueuedSubmission(Message):
+    """A submission that no validator has marked yet, as GET /get_submission_stats lists it.
+
+    A committed row that is not revealed has no `fork_url`, `commit_hash` and `tokens_per_sec`
+    of its own yet.
+    """
+
+    id: RowId
+    miner_hotkey: str
+    fork_url: str | None = None
+    commit_hash: str | None = None
+    repo_hash: str | None = None
+    target_sequence_length: int
+    tokens_per_sec: float | None = None
+    vram_mb: float | None = None
+    benchmarks: Benchmarks | None = None
+    validated: bool = False
+    is_revealed: bool = True
+    ip_address: str | None = None
+    created_at: str
+
+
+class Performer(Message):
+    """One row of `top_performers`.
+
+    `validated`, `rank`, `score` and `weighted_score` are this project's own server's additions;
+    the public server leaves them out. `rank` is the place in the submission's own round.
+    """
+
+    id: RowId
+    miner_hotkey: str
+    tokens_per_sec: float
+    target_sequence_length: int
+    created_at: str
+    validated: bool | None = None
+    rank: Place | None = None
+    score: Shown = None
+    weighted_score: Shown = None
+
+
+class SubmissionStats(Message):
+    """Reply of GET /get_submission_stats."""
+
+    total_submissions: int
+    recent_submissions: Sequence[QueuedSubmission] = ()
+    stats: dict[str, Any] = Field(default_factory=dict)
+    top_performers: Sequence[Performer] = ()
+
+
+class Weight(Message):
+    """One row of GET /get_weights, best rank first."""
+
+    uid: int
+    hotkey: str
+    weight: float
+
+
+class Weights(Message):
+    """Reply of GET /get_weights."""
+
+    epoch: int
+    weights: Sequence[Weight] = ()
+
+
+class ValidationQueue(Message):
+    """Reply of GET /validation_queue, this project's own server's list for validators.
+
+    Attributes:
+        submissions: the oldest first.
+        next_after: the `after` of the next page; None on the last.
+    """
+
+    submissions: Sequence[QueuedSubmission] = ()
+    next_after: RowId | None = None
+
+
+class MarkValidatedRequest(Message):
+    """Body of POST /mark_validated; a score of 0 excludes the submission from the ranking.
+
+    The server answers 400, not 422, when `submission_id` is missing. `reason`, `measured` (by
+    length, as `benchmarks`) and `device` (the GPU or CPU that timed it) are optional additions of
+    this project: the public wire has none of them.
+    """
+
+    submission_id: RowId | None = None
+    score: Magnitude
+    reason: Annotated[str | None, Field(max_length=2048), AfterValidator(_printable)] = None
+    measured: FiniteBenchmarks | None = None
+    device: Annotated[str | None, Field(max_length=128), AfterValidator(_printable)] = None
+
+
+class Verification(Message):
+    """Query of POST /record_verification: the outcome of a logit verification."""
+
+    submission_id: RowId
+    verified: bool
+    cosine_similarity: Cosine | None = None
+    max_abs_diff: Magnitude | None = None
+    throughput: Magnitude | None = None
+    reason: Annotated[str | None, Field(max_length=2048), AfterValidator(_printable)] = None
+
+
+class FailureRequest(Message):
+    """Body of POST /record_failure."""
+
+    ip_address: Text
+
+
+class CreateRoundRequest(Message):
+    """Body of POST /create_round."""
+
+    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=MOST_HOURS)
+    baseline_submission_id: RowId | None = None

@@ -1,0 +1,66 @@
+"""The decoder whose steps are compiled, with compilers that count and that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+PROMPT = list(range(7, 60, 5))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from neurons.inference_server.sample import SMALL
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval()
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    import torch
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) -> None:
+    from neurons.inference_server.model import BUCKET, Decoder
+
+    graphs: list[Any] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    plain, compiled = Decoder(model), Decoder(model, compiler=counting)
+    assert len(graphs) == 1  # before any request
+    for new in (9, BUCKET, 2 * BUCKET):
+        expected = plain.generate(PROMPT, new, capture_at=new)
+        found = compiled.generate(PROMPT, new, capture_at=new)
+        assert found.tokens == expected.tokens
+        assert found.captured == pytest.approx(expected.captured, abs=1e-5)
+    assert len(graphs) == 1
+
+
+def test_a_compiler_that_fails_is_told_and_done_without(model: Any) -> None:
+    from neurons.inference_server.model import Decoder
+
+    def failing(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no C compiler here\nand more lines")
+
+    with capture_logs() as logs:
+        decoder = Decoder(model, compiler=failing)
+    (told,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "not compiled" in told["event"]
+    assert "no C compiler here" in told["cause"]
+    assert "INFERENCE_COMPILE=false" in told["remedy"]
+    assert decoder.generate(PROMPT, 9).tokens == Decoder(model).generate(PROMPT, 9).tokens

@@ -1,0 +1,469 @@
+"""The inference server over a small Qwen2 that is made here, by real HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from neurons.inference_server.app import Limits, create_app
+from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
+from neurons.runtime import patience
+from neurons.validator import logits as logits_module
+from neurons.validator.logits import LogitVerifier
+from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
+from neurons.wire.protocol import QueuedSubmission
+from tests import PROJECT
+from tests.neurons.live_api import Hotkey
+from tests.processes import HANG, wait_for
+
+VOCABULARY = 512
+LIMITS = Limits(prompt=256, new=600)
+HEAD = b"POST /inference HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return torch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
+    """A small Qwen2 with weights large enough that its logits differ, as transformers saves one."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from neurons.inference_server.sample import SMALL
+
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.15) if weight.ndim > 1 else weight.fill_(1.0)
+        model.lm_head.weight.mul_(4.0)  # logits as far apart as a trained model's
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    return path
+
+
+@contextmanager
+def serving(
+    load: Callable[[], Decodes], most: int = 4, validators: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Run a server on a free port of loopback."""
+    app = create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)
+    config = uvicorn.Config(app, port=0, log_config=None, http=patience.ImpatientProtocol)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(HANG)
+
+
+@contextmanager
+def of(folder: Path, change: Callable[[Any], object] = lambda model: None) -> Iterator[str]:
+    """Serve the model of a folder, changed before it decodes, once it is loaded."""
+    from neurons.inference_server.model import Decoder, load_model
+
+    def load() -> Decodes:
+        model = load_model(str(folder), "cpu", "auto")
+        change(model)
+        return Decoder(model)
+
+    with serving(load) as url:
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        yield url
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with of(folder) as url:
+        yield url
+
+
+def ask(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/inference", json=body, timeout=HANG)
+
+
+def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any) -> None:
+    """Every token is the best one of a pass over the whole text without a cache."""
+    from transformers import AutoModelForCausalLM
+
+    prompt = torch.randint(0, VOCABULARY, (130,), generator=torch.Generator().manual_seed(3))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for step in (1, 2, 17, 40):
+        reply = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=step).json()
+        tokens = torch.tensor(reply["tokens"])
+        with torch.no_grad():
+            plain = model(torch.cat([prompt, tokens])[None]).logits[0, 129:-1]
+        chosen = plain.gather(1, tokens[:, None])[:, 0]
+        assert float((plain.amax(1) - chosen).max()) < 1e-3
+        found = torch.tensor(reply["captured_logits"])
+        assert float((found - plain[step - 1]).abs().max()) < 1e-3
+        assert found.std() > 1.0
+    again = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=40).json()
+    assert {**again, "elapsed_sec": 0} == {**reply, "elapsed_sec": 0}
+    assert ask(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
+
+
+def test_what_it_says_of_itself(url: str) -> None:
+    assert httpx.get(f"{url}/health", timeout=HANG).json() == {
+        "status": "healthy",
+        "model_name": "small",
+        "device": "cpu",
+    }
+    info = httpx.get(f"{url}/model_info", timeout=HANG).json()
+    assert (info["vocab_size"], info["max_prompt_tokens"]) == (VOCABULARY, LIMITS.prompt)
+    assert ask(url, prompt=[1], gen_len=2).status_code == 200
+    shown = httpx.get(f"{url}/metrics", timeout=HANG).text
+    assert 'inference_requests_total{outcome="answered"}' in shown
+    assert "inference_waiting 0.0" in shown
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"prompt": [], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1], "gen_len": 0}, 422, "gen_len"),
+        ({"prompt": [1], "gen_len": 601}, 422, "gen_len is more than 600"),
+        ({"prompt": [1] * 257, "gen_len": 1}, 422, "more than 256 tokens"),
+        ({"prompt": [VOCABULARY], "gen_len": 1}, 422, "not below 512"),
+        ({"prompt": [-1], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1.5], "gen_len": 1}, 422, "prompt"),
+        ({"prompt": "text", "gen_len": 1}, 422, "prompt"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "behind gen_len"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 0}, 422, "logits_at_step"),
+        ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
+    ],
+)
+def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str) -> None:
+    reply = ask(url, **body)
+    assert reply.status_code == status
+    assert words in reply.text
+    assert ask(url, prompt=[1], gen_len=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", "Invalid JSON: EOF while parsing a value at line 1 column 0"),
+        (b"[" * 3000, "Invalid JSON: recursion limit exceeded at line 1 column 202"),
+        (b"[]", "Input should be an object"),
+        (b'{"prompt": [1], "gen_len": 0}', "gen_len: Input should be greater than or equal to 1"),
+        (b'{"prompt": 1}', "prompt: Input should be a valid array; gen_len: Field required"),
+    ],
+)
+def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str) -> None:
+    reply = httpx.post(f"{url}/inference", content=body, timeout=HANG)
+    assert (reply.status_code, reply.json()) == (422, {"detail": detail})
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /inf", HEAD, HEAD + b"\r\n{"])
+def test_who_does_not_finish_a_request_is_cut_off(
+    url: str, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = httpx.URL(url)
+    with monkeypatch.context() as limit:
+        limit.setattr(patience, "REQUEST_SECONDS", 0.5)
+        with socket.create_connection((place.host, int(place.port or 0)), HANG) as client:
+            client.sendall(start)
+            with contextlib.suppress(ConnectionError):
+                assert not client.recv(4096)
+    assert ask(url, prompt=[1], gen_len=1).status_code == 200
+
+
+class Slow:
+    """Decodes until it is told that nobody waits."""
+
+    device, vocabulary, longest = "cpu", 10, 10**6
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+        self.release = threading.Event()
+        self.calls = 0
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        capture_at: int | None = None,
+        cancelled: Callable[[], bool] = bool,
+    ) -> Generation:
+        self.calls += 1
+        self.begun.set()
+        while not cancelled() and not self.release.is_set():
+            time.sleep(0.01)
+        self.ended.set()
+        raise InterruptedError
+
+
+def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
+    decoder = Slow()
+    with serving(lambda: decoder, most=1) as url:
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        with (
+            httpx.Client(timeout=httpx.Timeout(HANG, read=0.6)) as first,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            first.post(f"{url}/inference", json={"prompt": [1], "gen_len": 1})
+        assert decoder.ended.wait(HANG)
+        decoder.begun.clear()
+
+        def wait() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                ask(url, prompt=[1], gen_len=1)
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        threads[0].start()
+        assert decoder.begun.wait(HANG)
+        threads[1].start()
+        wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics", timeout=HANG).text)
+        refused = ask(url, prompt=[1], gen_len=1)
+        assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+        decoder.release.set()
+
+
+def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
+    release = threading.Event()
+
+    def load() -> Decodes:
+        release.wait(HANG)
+        raise OSError("no such model")
+
+    with serving(load) as url:
+        assert httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "loading"
+        refused = ask(url, prompt=[1], gen_len=1)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
+        assert httpx.get(f"{url}/model_info", timeout=HANG).status_code == 503
+        release.set()
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "failed")
+        assert ask(url, prompt=[1], gen_len=1).status_code == 503
+
+
+def scale(model: Any, factor: float) -> None:
+    model.lm_head.weight.data.mul_(factor)
+
+
+def other_weights(model: Any) -> None:
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data.normal_(0.0, 0.15)
+
+
+def truncate(model: Any) -> None:
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
+
+
+def quantise(model: Any) -> None:
+    """Round every matrix to 8 bits with one scale a row, as int8 weights are."""
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            step = weight.data.abs().amax(1, keepdim=True) / 127
+            weight.data.copy_((weight.data / step).round() * step)
+
+
+ROW = QueuedSubmission(id=7, miner_hotkey="miner", target_sequence_length=1, created_at="2026")
+
+
+def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -> Any:
+    verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60, **options)
+    return verifier.verify(ROW, final=final)
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (lambda model: None, True),
+        (other_weights, False),
+        (truncate, False),
+        (quantise, False),
+        (lambda model: scale(model, 1.05), False),
+    ],
+)
+def test_logits_tell_one_model_from_another(
+    url: str, folder: Path, change: Callable[[Any], object], passes: bool
+) -> None:
+    with of(folder, change) as miner:
+        found = verify(url, miner)
+    assert found.verified is passes, found.reason
+    assert (found.submission_id, found.throughput > 0) == (7, True)
+
+
+def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The miner's server answers every prompt as it once answered another."""
+    kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
+    real = logits_module._ask
+
+    def answer(address: str, request: Any, signer: Any) -> Any:
+        if address == "https://miner":
+            return InferenceReply.model_validate(kept)
+        return real(address, request, signer)
+
+    monkeypatch.setattr(logits_module, "_ask", answer)
+    assert not verify(url, "https://miner").verified
+
+
+def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neurons.runtime.errors import Postponed
+
+    monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
+    found = verify(url, "http://127.0.0.1:1")
+    assert (found.verified, "does not answer" in found.reason) == (False, True)
+    with pytest.raises(Postponed, match="validator's own inference server does not answer"):
+        verify("http://127.0.0.1:1", url)
+    assert LogitVerifier(url, {}).verify(ROW) is None
+
+
+def test_one_clients_connections_leave_a_validator_its_place() -> None:
+    """Forty requests of one address wait; a validator's, and another client's, still get in."""
+    decoder = Slow()
+    key = Hotkey("//Bob")
+    statuses: list[int] = []
+    body = b'{"prompt": [1], "gen_len": 1}'
+
+    def send(headers: dict[str, str]) -> None:
+        reply = httpx.post(f"{url}/inference", content=body, headers=headers, timeout=HANG)
+        statuses.append(reply.status_code)
+
+    def start(headers: dict[str, str], count: int = 1) -> None:
+        for _ in range(count):
+            threading.Thread(target=send, args=(headers,), daemon=True).start()
+
+    def queued() -> int:
+        shown = httpx.get(f"{url}/metrics", timeout=HANG).text
+        return round(float(shown.split("\ninference_waiting ")[1].split()[0]))
+
+    def after(requests: int) -> tuple[int, list[int]]:
+        """Return how many wait, and the answers, once the server has received the requests."""
+        wait_for(lambda: 1 + queued() + len(statuses) == requests)  # one is being answered
+        return queued(), statuses
+
+    with (
+        serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
+        contextlib.ExitStack() as leaving,
+    ):
+        # The server ends only when no client waits for an answer.
+        leaving.callback(decoder.release.set)
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        start({})
+        assert decoder.begun.wait(HANG)
+        start({}, 39)
+        assert after(40) == (2, [503] * 37)
+        signed = logits_module._signed("POST", f"{url}/inference", body, key)
+        start(signed)
+        assert after(41) == (3, [503] * 37)
+        start(signed)  # a signature counts only once
+        assert after(42) == (3, [503] * 38)
+    decoding = Decoding(lambda: decoder, 16)
+    request = InferenceRequest(prompt=[1], gen_len=1)
+    waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
+    with pytest.raises(Full):
+        decoding.put(request, "a")
+    first = decoding.put(request, "v", reserved=True)
+    assert [decoding._take() for _ in range(4)] == [first, *waiting]
+
+
+def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neurons.runtime.errors import Postponed
+
+    monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
+    with serving(Slow, most=0) as busy:
+        wait_for(lambda: httpx.get(f"{busy}/health", timeout=HANG).json()["status"] == "healthy")
+        with pytest.raises(Postponed, match="miner's inference server answered with status 503"):
+            verify(url, busy)
+        assert not verify(url, busy, final=True).verified
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_never_ends_keeps_nobody(
+    url: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte comes now and then: of the head that was begun, or of the body behind it."""
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(begun)
+            while not ended.wait(0.05):
+                client.sendall(b"x")
+
+    expected = verify(url, url)  # the reference's answer takes its time, too
+    assert expected.verified
+    monkeypatch.setattr(logits_module, "TRIES", 1)
+    monkeypatch.setattr(logits_module, "REPLY_SECONDS", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            found = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}", final=True)
+        finally:
+            ended.set()
+            thread.join()
+    assert not found.verified
+    assert found.reason == "The miner's inference server had not answered whole after 5 s."
+
+
+def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    environment = {
+        **os.environ,
+        "ENV_FILE": os.devnull,
+        "REFERENCE_MODEL": str(folder),
+        "DEVICE": "cpu",
+        "MINER_INFERENCE_PORT": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "INFERENCE_QUEUE": "1",
+        "NOTIFY_SOCKET": str(tmp_path / "systemd"),
+        "STATE_DIR": str(tmp_path / "state"),
+    }
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(environment["NOTIFY_SOCKET"])
+    command = [sys.executable, "-m", "neurons.inference_server", "--port-file", str(port_file)]
+    process = subprocess.Popen(
+        command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(port_file.exists, child=process)
+        with systemd:
+            assert systemd.recv(100) == b"READY=1"
+        url = f"http://127.0.0.1:{int(port_file.read_text())}"
+        wait_for(
+            lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy",
+            child=process,
+        )
+        address = ("127.0.0.1", int(port_file.read_text()))
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):  # a crowd that asks nothing
+                stack.enter_context(socket.create_connection(address, HANG))
+            assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+        process.terminate()
+        assert process.wait(HANG) == 0
+        assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
+    finally:
+        process.kill()
+    wrong = {**environment, "REFERENCE_MODEL": str(tmp_path / "none")}
+    done = subprocess.run(command, cwd=PROJECT, env=wrong, capture_output=True, timeout=HANG)
+    assert done.returncode == 78
+    assert b"REFERENCE_MODEL=" in done.stderr

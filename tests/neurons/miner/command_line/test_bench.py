@@ -1,0 +1,168 @@
+"""`bench` measures as the miner does: the same lengths, runs, repetitions and refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.measuring.runner import MeasurementError
+from harness.report import load_report
+from neurons.miner.command_line import commands
+from neurons.miner.command_line.status import Status, read_status
+from neurons.miner.daemon import run_cycle
+from neurons.miner.series import new_series
+from neurons.runtime.errors import Held
+from neurons.runtime.flags import Given
+from neurons.runtime.process import PROGRESS, StateLock
+from tests.neurons.miner.parts import (
+    ENVIRONMENT,
+    SETTLED,
+    FakeBench,
+    FakeFork,
+    make_context,
+    make_settings,
+)
+from tests.processes import started, wait_for
+
+CRASH = MeasurementError("died", "crash")
+
+
+def bench(
+    folder: Path,
+    measure: FakeBench,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    all_lengths: bool = False,
+    **flags: Any,
+) -> int:
+    """Return the exit status of `bench` with stand-ins for the fork and the harness."""
+    settings = make_settings(folder, **flags)
+    monkeypatch.setattr(commands, "read_settings", lambda _: (settings, False))
+    monkeypatch.setattr(commands, "open_fork", lambda _: FakeFork(folder / "fork"))
+    monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)
+    monkeypatch.setattr(
+        commands, "new_series", partial(new_series, measure=measure, check=measure.check)
+    )
+    monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
+    return commands.bench(Given(), all_lengths)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {},
+        {1024: [CRASH] * 2},
+        {1024: [CRASH] * 3},
+        {1024: [MeasurementError("no memory", "out_of_memory")]},
+        {512: [MeasurementError("wrong results", "gate")]},
+    ],
+)
+def test_bench_starts_the_processes_that_the_miner_starts(
+    tmp_path: Path,
+    url: str,
+    faults: dict[int, list[Exception | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = FakeBench(faults={length: list(errors) for length, errors in faults.items()})
+    try:
+        done = bench(tmp_path / "bench", shown, monkeypatch) == 0
+    except Held:
+        done = False
+    mined = FakeBench(faults=faults)
+    run_cycle(make_context(tmp_path / "mine", url, measure=mined))
+    assert sorted(shown.calls) == sorted(mined.calls)
+    assert done is (shown.calls.count(2048) == len(SETTLED))
+
+
+def test_bench_keeps_a_report_and_shows_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, FakeBench(), monkeypatch) == 0
+    report = load_report(tmp_path / "reports" / "bench.json")
+    assert [m.length for m in report.measurements] == [512, 1024, *SETTLED]
+    assert "slowest tokens/s" in capsys.readouterr().out
+
+
+def test_the_other_lengths_are_measured_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, flags = FakeBench(), {"claim_runs": 2, "target_sequence_length": 512}
+    assert bench(tmp_path, measure, monkeypatch, all_lengths=True, **flags) == 0
+    assert sorted(measure.calls) == [*[512] * 5, 1024, 1024, 2048, 2048]
+    report = load_report(tmp_path / "reports" / "bench.json")
+    assert len(report.measurements) == len(measure.calls)
+
+
+def test_bench_refuses_what_the_miner_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = FakeBench()
+    with pytest.raises(Held, match="TARGET_SEQUENCE_LENGTH=100000 cannot be measured"):
+        bench(tmp_path, measure, monkeypatch, target_sequence_length=100_000)
+    assert measure.calls == []
+
+
+@dataclass
+class Watched(FakeBench):
+    """Reads the status whenever a process is started."""
+
+    state_dir: Path = Path()
+    seen: list[tuple[int, Status]] = field(default_factory=list)
+
+    def _measured(self, tree: Path, length: int, gate: Any) -> Any:
+        self.seen.append((length, read_status(self.state_dir)))
+        return super()._measured(tree, length, gate)
+
+
+def test_status_shows_the_progress_of_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(state_dir=make_settings(tmp_path).state_dir)
+    assert bench(tmp_path, watched, monkeypatch, all_lengths=True) == 0
+    (report,) = watched.state_dir.glob("reports/*.json")
+    taken = {
+        n: [m.tokens_per_sec for m in runs] for n, runs in load_report(report).by_length().items()
+    }
+    for _, status in watched.seen:
+        assert status.measuring is not None
+        assert {512, 1024, 2048} <= {one.length for one in status.measuring.lengths}
+        for one in status.measuring.lengths:
+            assert set(one.speeds) <= set(taken[one.length])
+            assert len(one.speeds) <= one.planned
+    # the last processes run one by one: each look shows all speeds so far
+    length, last = watched.seen[-1]
+    speeds = ", ".join(f"{speed:,.0f}" for speed in taken[length][:-1])
+    runs = len(taken[length])
+    assert f"{length:>9,} tokens, run {runs} of {runs}: {speeds} tokens/s" in last.as_text()
+    assert "measuring for 0 s" in last.as_text()
+    assert last.as_json()["measuring"]["lengths"][-1]["planned"] == runs
+    assert read_status(watched.state_dir).measuring is None
+
+
+def test_progress_of_a_dead_process_is_not_shown(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from neurons.miner.progress import ProgressFile\n"
+        "from neurons.runtime.process import StateLock\n"
+        "lock = StateLock(Path(sys.argv[1]))\n"
+        "ProgressFile(Path(sys.argv[1])).publish({512: 3}, {512: [1000.0]})\n"
+        "time.sleep(600)\n"
+    )
+    with started("-c", code, str(tmp_path)) as process:
+        wait_for(lambda: read_status(tmp_path).measuring, child=process)
+        assert "512 tokens, run 2 of 3: 1,000 tokens/s" in read_status(tmp_path).as_text()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert (tmp_path / PROGRESS).exists()
+    assert read_status(tmp_path).measuring is None
+    with StateLock(tmp_path):  # nor as that of the next process
+        assert read_status(tmp_path).running
+        assert read_status(tmp_path).measuring is None
+        (tmp_path / PROGRESS).write_text('{"began": 1')
+        assert read_status(tmp_path).measuring is None

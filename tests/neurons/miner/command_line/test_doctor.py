@@ -1,0 +1,271 @@
+"""The doctor: each failure is found on a real counterpart and comes with its remedy."""
+
+from __future__ import annotations
+
+import sys
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from harness.imports import install_command
+from neurons.miner.command_line import doctor, machine_checks
+from neurons.runtime.identity import create_throwaway, hotkey_file
+from neurons.runtime.loading import load_settings
+from neurons.runtime.settings import Settings
+from tests import PROJECT
+from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, serve
+from tests.neurons.githost import CANARY, GitHub
+
+
+@pytest.fixture
+def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings:
+    host.login = "Ada"
+    create_throwaway(tmp_path, "w", "hot")
+    environ = {
+        "VALIDATOR_API_URL": url,
+        "GITHUB_API_URL": host.url,
+        "GITHUB_TOKEN": CANARY,
+        "GITHUB_USERNAME": "ada",
+        "FORK_UPSTREAM_URL": str(upstream),
+        "TARGET_SEQUENCE_LENGTH": "2048",
+        "WALLET_MINER_NAME": "w",
+        "WALLET_HOTKEY": "hot",
+        "WALLET_PATH": str(tmp_path),
+        "STATE_DIR": str(tmp_path / "state"),
+        "SUBTENSOR_NETWORK": "offline",
+        "DEVICE": "cpu",
+    }
+    return load_settings(environ=environ, env_file=Path("/dev/null"), process="miner")
+
+
+def test_a_good_machine_has_no_failure(settings: Settings) -> None:
+    checks = list(doctor.examine(settings, embedded=False))
+    names = [check.name for check in checks]
+    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
+    expected += ["target", "scope", "publishing", "upstream", "fork"]
+    assert names == [*expected, "wallet", "api", "clock", "token", "registration", "update"]
+    assert [check for check in checks if check.level == "failure"] == []
+    assert all(check.remedy for check in checks if check.level != "ok")
+
+
+def test_embedded_looks_at_this_machine_only(
+    settings: Settings, fake_api: FakeValidatorApi, host: GitHub
+) -> None:
+    names = {check.name for check in doctor.examine(settings, embedded=True)}
+    machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
+    assert names == machine | {"settings", "scope", "fork"}
+    assert (fake_api.requests, host.seen) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("scope", "embedded", "level", "word"),
+    [
+        ("layer", False, "ok", "layer"),
+        ("layer", True, "ok", "layer"),
+        ("ops", False, "ok", "alone"),
+        ("ops", True, "failure", "no layer"),
+    ],
+)
+def test_the_scope_says_what_is_published(
+    settings: Settings, scope: str, embedded: bool, level: str, word: str
+) -> None:
+    check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
+    assert check.level == level
+    assert word in check.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"fork_branch": ".."}, "FORK_BRANCH='..'"),
+        ({"fork_remote": "ext::sh"}, "FORK_REMOTE"),
+        ({"fork_upstream_url": "ext::sh"}, "FORK_UPSTREAM_URL"),
+        ({"repo_path": Path("/nonexistent")}, "/nonexistent"),
+        ({"repo_path": Path("/proc")}, "/proc is no git checkout"),
+    ],
+)
+def test_what_the_miner_would_refuse_to_publish_is_a_failure(
+    settings: Settings, changes: dict[str, object], word: str
+) -> None:
+    check = doctor.publishing(settings.model_copy(update=changes))
+    assert check.level == "failure"
+    assert word in check.detail
+    assert check.remedy
+
+
+def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> None:
+    def found(command: str) -> list[tuple[str, str]]:
+        checks = machine_checks.machine(settings.model_copy(update={"tune_command": command}))
+        return [(one.level, one.detail) for one in checks if one.name == "optimiser"]
+
+    assert found("no-such-optimiser --fast") == [
+        ("failure", "TUNE_COMMAND: there is no program no-such-optimiser")
+    ]
+    ((level, program),) = found("START_MINER.sh --version")  # as every path, from the checkout
+    assert (level, program) == ("ok", str(PROJECT / "START_MINER.sh"))
+
+
+def test_metrics_without_their_library_are_a_failure(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"metrics_port": 9464})
+    assert all(one.name != "metrics" for one in machine_checks.machine(settings))
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    (found,) = (one for one in machine_checks.machine(settings) if one.name == "metrics")
+    assert (found.level, "METRICS_PORT=9464" in found.detail) == ("failure", True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, settings: Settings) -> Path:
+    """The miner's own clone: the least that can be imported."""
+    root = settings.state_dir / "fork"
+    for name in ("fla", "fla/layers", "fla/ops", "fla/ops/quasar"):
+        (root / name).mkdir(parents=True)
+        (root / name / "__init__.py").touch()
+    (root / "fla/ops/quasar/chunk.py").write_text("def chunk_quasar(): ...\n")
+    (root / "fla/layers/quasar.py").write_text("class QuasarAttention: ...\n")
+    return root
+
+
+def test_before_there_is_a_fork_what_it_needs_is_looked_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = doctor.fork(settings)
+    assert check.level == "ok"
+    assert "transformers" in check.detail
+    monkeypatch.setattr(doctor, "fork_imports", lambda: {"torch": [], "no_such_module.x": ["y"]})
+    check = doctor.fork(settings)
+    assert check.level == "failure"
+    assert "no_such_module, which is not installed" in check.detail
+    assert "pip install no_such_module" in check.remedy
+
+
+def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None:
+    before = set(sys.modules)
+    check = doctor.fork(settings)
+    assert (check.level, str(tree) in check.detail) == ("ok", True)
+    assert not {"torch", "fla"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    ("code", "needs", "remedy"),
+    [
+        (
+            "from no_such_module.part import thing\n",
+            "no_such_module, which is not installed",
+            "Install what it names into this Python, if you trust it, or remove the import.",
+        ),
+        ("import einops.no_such_part\n", "another einops", f"Run {install_command('einops')}."),
+    ],
+)
+def test_a_module_that_the_fork_needs_is_named_and_a_known_one_with_its_command(
+    settings: Settings, tree: Path, code: str, needs: str, remedy: str
+) -> None:
+    """A package need not have its module's name, so an unknown module gets no command."""
+    (tree / "fla/layers/quasar.py").write_text(code)
+    elsewhere = tree.rename(tree.with_name("checkout"))
+    check = doctor.fork(settings.model_copy(update={"repo_path": elsewhere}))
+    assert check.level == "failure"
+    assert f"fla/layers/quasar.py needs {needs}" in check.detail
+    assert check.remedy == remedy
+
+
+def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, tree: Path) -> None:
+    (tree / "fla/layers/quasar.py").write_text("class QuasarAttention\n")
+    check = doctor.fork(settings)
+    assert check.level == "failure"
+    assert "SyntaxError" in check.detail
+    assert "python -m harness" in check.remedy
+
+
+def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("NETUID=24\nDEBUG=3\n")
+    file.chmod(0o644)
+    ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
+    assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Remove the line from .env.")
+    assert mode.remedy == f"chmod 600 {file}"
+
+
+def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(
+    settings: Settings, tmp_path: Path
+) -> None:
+    missing = settings.model_copy(update={"wallet_hotkey": "other"})
+    (check,) = doctor.wallet(missing)
+    assert check.level == "failure"
+    assert "btcli wallet new-hotkey" in check.remedy
+    assert [check.level for check in doctor.wallet(settings)] == ["ok"]
+    (tmp_path / "w" / "coldkey").write_text("{}")
+    hotkey_file("w", "hot", tmp_path).chmod(0o644)
+    found, coldkey, open_file = doctor.wallet(settings)
+    assert [check.level for check in (found, coldkey, open_file)] == ["ok", "warning", "warning"]
+    assert "coldkey" in coldkey.detail
+    assert "chmod 600" in open_file.remedy
+
+
+def test_an_api_out_of_reach(settings: Settings, fake_api: FakeValidatorApi) -> None:
+    (check,) = doctor.api(settings.model_copy(update={"validator_api_url": "http://127.0.0.1:9"}))
+    assert check.level == "failure"
+    assert "VALIDATOR_API_URL" in check.remedy
+    fake_api.faults["/health"].append(Fault(502))
+    (check,) = doctor.api(settings)
+    assert "answers 502" in check.detail
+
+
+@pytest.mark.parametrize(("offset", "level"), [(3600, "warning"), (-3600, "warning"), (5, "ok")])
+def test_clock(offset: float, level: str, settings: Settings, fake_api: FakeValidatorApi) -> None:
+    with serve(fake_api, formatdate(time.time() + offset, usegmt=True)) as url:
+        _, clock = doctor.api(settings.model_copy(update={"validator_api_url": url}))
+    assert (clock.name, clock.level) == ("clock", level)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "level"),
+    [("repo", "ok"), ("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")],
+)
+def test_token_scope(scopes: str | None, level: str, settings: Settings, host: GitHub) -> None:
+    host.scopes = scopes
+    check = doctor.token(settings)
+    assert check.level == level
+    assert [headers["Authorization"] for _, headers in host.seen] == [f"Bearer {CANARY}"]
+    assert CANARY not in check.detail + check.remedy
+
+
+def test_token_expired_or_of_another_account(settings: Settings) -> None:
+    other = settings.model_copy(update={"github_username": "bob"})
+    assert "belongs to Ada" in doctor.token(other).detail
+    expired = settings.model_copy(update={"github_token": SecretStr("expired")})
+    assert doctor.token(expired).level == "failure"
+    away = settings.model_copy(update={"github_api_url": "http://127.0.0.1:9"})
+    assert "does not answer" in doctor.token(away).detail
+
+
+def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings: Settings) -> None:
+    check = doctor.registration(
+        settings.model_copy(update={"subtensor_network": "ws://127.0.0.1:9"})
+    )
+    assert (check.name, check.level) == ("registration", "warning")
+    assert "ws://127.0.0.1:9" in check.detail
+    assert len(check.detail.splitlines()) == 1
+    assert "SUBTENSOR_NETWORK" in check.remedy
+
+
+def test_a_target_that_cannot_be_measured_here_is_a_failure(settings: Settings) -> None:
+    check = doctor.target(settings.model_copy(update={"target_sequence_length": 100_000}))
+    assert check.level == "failure"
+    assert "TARGET_SEQUENCE_LENGTH=100000 cannot be measured on a CPU" in check.detail
+    gpu = {"target_sequence_length": 100_000, "device": "cuda"}
+    assert doctor.target(settings.model_copy(update=gpu)).level == "ok"
+
+
+def test_an_upstream_that_is_not_there_is_a_failure(settings: Settings, tmp_path: Path) -> None:
+    for address in ("http://127.0.0.1:9/none.git", f"{tmp_path}/none.git", "ext::sh -c date"):
+        check = doctor.upstream(settings.model_copy(update={"fork_upstream_url": address}))
+        assert check.level == "failure", check
+        assert "FORK_UPSTREAM_URL" in check.remedy
+        assert (
+            "GITHUB_TOKEN" not in check.detail
+        )  # what pushes to the fork needs, and this does not

@@ -1,0 +1,198 @@
+"""`doctor --kernels`: real compilers and children where they are here, planted GPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.measuring.runner import MeasurementError
+from neurons.miner.command_line import kernel_checks
+from neurons.miner.command_line.findings import Finding
+from neurons.miner.command_line.kernel_checks import compile_kernels, find_paths
+from quasar_kernels import compile_failures as known
+from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
+from quasar_kernels.mount import mount
+from tests.neurons.miner.miner_command import run
+
+NO_NVRTC = "NVRTC was not found"
+
+
+def _doctor(*arguments: str, **environ: Any) -> subprocess.CompletedProcess[str]:
+    return run("doctor", "--kernels", *arguments, **environ)
+
+
+def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "libnvrtc.so")
+    done = _doctor("--device", "cpu", QUASAR_NVRTC=nowhere, STATE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["gpu", "nvrtc", "cpu", "cpu", "sm"]
+    assert all(" -> " in line for line in lines if not line.startswith("ok"))
+    assert known.NO_NVRTC.remedy in lines[1]
+    assert "torch serves: the tensors are not on a GPU" in lines[2]
+    assert "nothing was compiled for 8.0, 8.6, 8.9, 9.0, 10.0, 12.0" in lines[4]
+
+
+def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path: Path) -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "STATE_DIR": str(tmp_path)}
+    done = _doctor("--device", "cuda", "--json", **hidden)
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = json.loads(done.stdout)[-1]
+    assert (last["name"], last["level"]) == ("cuda", "failure")
+    assert last["remedy"] in (known.CPU_TORCH.remedy, known.DRIVER_MISSING.remedy)
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> str:
+    """The NVRTC that a worker finds."""
+    found = find_paths("cpu")
+    if found.nvrtc_error:
+        pytest.skip("NVRTC is not installed")
+    return found.nvrtc
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
+    builds = compile_kernels((8, 0))
+    assert all(one.seconds > 0.05 for one in builds.builds)  # reading a cache takes a millisecond
+    check = kernel_checks.compiles((8, 0), lambda _: builds, needed=True)
+    assert check.level == "ok", check
+    for program in ("operator", "operator 128", "gradients"):
+        for dtype in ("bf16", "fp16"):
+            assert f"{program} {dtype}: machine code" in check.detail
+
+
+def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount()
+    from fla.ops.quasar.cuda.program import CudaProgram
+
+    asked = []
+
+    def compile(program: Any, capability: tuple[int, int], dtype: str, options: Any = ()) -> bytes:
+        asked.append((program.name, capability, dtype, tuple(options)))
+        return b"\x7fELF"
+
+    monkeypatch.setattr(CudaProgram, "compile", compile)
+    both = {"operator", "operator 128", "gradients"}
+    for capability, more in (((8, 9), set()), ((9, 0), {"gradients 128", "layer"})):
+        asked.clear()
+        builds = compile_for(*capability).builds
+        assert {one.program for one in builds} == both | more
+        assert {one.dtype for one in builds} == {"bf16", "fp16"}
+        assert len(set(asked)) == len(builds) == 2 * len(both | more)
+        assert {of for _, of, *_ in asked} == {capability}
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_gpu_older_than_the_kernels_is_explained() -> None:
+    check = kernel_checks.compiles((7, 5), lambda of: compile_for(*of), needed=True)
+    assert (check.name, check.level) == ("sm_75", "failure")
+    assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
+    assert "QUASAR_BACKEND=triton" in check.remedy
+
+
+def _path(
+    capability: tuple[int, int] | None, backend: str, reason: str = "", **changes: Any
+) -> Any:
+    device = "cuda:0" if capability else "cpu"
+    values = {"rms": 1e-3, "reason": reason or "the CUDA kernels take this call", **changes}
+    return PathTaken(
+        device=device, name="GPU", capability=capability, dtype="bf16", backend=backend, **values
+    )
+
+
+def _examine(
+    *paths: PathTaken, broken: tuple[tuple[int, int], ...] = (), nvrtc_error: str = ""
+) -> dict[str, Finding]:
+    def build(capability: tuple[int, int]) -> Builds:
+        error = "nvrtc: error: invalid value for --gpu-architecture (-arch)"
+        bad = capability in broken
+        one = Build(program="operator", dtype="bf16", seconds=1, error=error if bad else "")
+        return Builds(builds=(one,))
+
+    found = PathsTaken(nvrtc="13.0", nvrtc_error=nvrtc_error, paths=paths)
+    device = "cuda" if any(path.capability for path in paths) else "cpu"
+    checks = kernel_checks.examine(device, look=lambda device: found, build=build)
+    return {check.name: check for check in checks}
+
+
+def _failed(checks: dict[str, Finding]) -> set[str]:
+    return {name for name, check in checks.items() if check.level == "failure"} - {"gpu"}
+
+
+def test_only_the_gpu_at_hand_decides() -> None:
+    checks = _examine(_path((9, 0), "cuda"), broken=((12, 0),))
+    assert _failed(checks) == set()
+    assert checks["sm_120"].level == "warning"
+    assert checks["sm_120"].remedy == known.TOOLKIT_OLD.remedy
+    assert _failed(_examine(_path((9, 0), "cuda"), broken=((9, 0),))) == {"sm_90"}
+
+
+def test_without_a_gpu_every_capability_decides() -> None:
+    assert _failed(_examine(_path(None, "torch"), broken=((12, 0),))) == {"sm_120"}
+
+
+def test_a_gpu_of_another_capability_is_compiled_for_too() -> None:
+    assert "sm_103" in _examine(_path((10, 3), "cuda"))
+
+
+def test_a_gpu_that_should_have_the_cuda_path_and_has_not() -> None:
+    path = _path((9, 0), "triton", NO_NVRTC, remedy="install nvidia-cuda-nvrtc")
+    checks = _examine(path, nvrtc_error=NO_NVRTC)
+    assert _failed(checks) == {"cuda:0 bf16", "nvrtc"}
+    check = checks["cuda:0 bf16"]
+    assert "triton serves, not cuda: NVRTC was not found" in check.detail
+    assert check.remedy == "Install nvidia-cuda-nvrtc"
+
+
+def test_an_older_gpu_is_served_by_triton_as_it_should_be() -> None:
+    checks = _examine(_path((7, 5), "triton", "the GPU is older than 8.0"), broken=((8, 0),))
+    assert _failed(checks) == set()
+    assert "older than 8.0" in checks["cuda:0 bf16"].detail
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rms": 0.5}, {"rms": float("nan")}, {"rms": None}, {"error": "RuntimeError: x"}]
+)
+def test_wrong_results_and_faults_are_failures(changes: dict[str, Any]) -> None:
+    assert _failed(_examine(_path((9, 0), "cuda", **changes))) == {"cuda:0 bf16"}
+
+
+def test_wider_heads_are_a_path_of_their_own() -> None:
+    wide = _path((9, 0), "cuda", call="operator 128", rms=0.5)
+    assert _failed(_examine(_path((9, 0), "cuda"), wide)) == {"cuda:0 bf16 128"}
+
+
+def test_the_layers_kernels_are_a_path_of_their_own() -> None:
+    broken = _path((9, 0), "", call="layer", error="CudaUnavailableError: no bulk copies")
+    checks = _examine(_path((9, 0), "cuda"), broken)
+    assert _failed(checks) == {"cuda:0 bf16 layer"}
+    assert "no bulk copies" in checks["cuda:0 bf16 layer"].detail
+
+
+def _raises(error: MeasurementError) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        raise error
+
+    return call
+
+
+def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
+    died = MeasurementError("the worker died with status -6", "crash", "LLVM ERROR: out of memory")
+    check = kernel_checks.compiles((9, 0), _raises(died), needed=True)
+    assert "status -6: the compiler ran out of memory" in check.detail
+    assert check.remedy == known.MEMORY.remedy
+    *_, last = kernel_checks.examine("cpu", look=_raises(died))
+    assert (last.name, last.level, last.remedy) == ("cpu", "failure", known.MEMORY.remedy)
+
+
+def test_what_is_not_known_is_told_in_its_own_words() -> None:
+    assert kernel_checks.told("odd\nmore", "do this") == ("odd", "Do this")
+    detail, remedy = kernel_checks.told("odd")
+    assert detail == "odd"
+    assert "Report this line" in remedy

@@ -1,0 +1,63 @@
+"""`logs` in a process of its own: the end of the log, followed through a rotation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import PROJECT
+from tests.neurons.miner.miner_command import run
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of a hundred lines in a state folder of an embedded run."""
+    path = tmp_path / "embedded/logs/miner.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    return path
+
+
+def test_the_last_lines_are_shown_without_following(log: Path) -> None:
+    state = str(log.parents[2])
+    shown = run("logs", "--no-follow", STATE_DIR=state)
+    assert shown.stdout.split("\n")[:-1] == [f"line {number}" for number in range(81, 101)]
+    shown = run("logs", "-n", "2", "--no-follow", STATE_DIR=state)
+    assert (shown.returncode, shown.stdout) == (0, "line 99\nline 100\n")
+    refused = run("logs", "-n", "-1", "--no-follow", STATE_DIR=state)
+    assert refused.returncode == 78
+
+
+def test_it_follows_the_log_through_a_rotation_until_ctrl_c(log: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "ENV_FILE": os.devnull}
+    command = [sys.executable, "-m", "neurons.miner", "logs", "-n", "1"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env={**env, "STATE_DIR": str(log.parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "line 100\n"
+            with log.open("a") as file:
+                file.write("written later\n")
+            assert process.stdout.readline() == "written later\n"
+            log.rename(log.with_suffix(".log.1"))
+            log.write_text("after the rotation\n")
+            assert process.stdout.readline() == "after the rotation\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
+def test_without_a_log_it_says_where_there_will_be_one(tmp_path: Path) -> None:
+    for state in (tmp_path, tmp_path / "file/state"):
+        (tmp_path / "file").touch()
+        shown = run("logs", STATE_DIR=str(state))
+        assert shown.returncode == 1
+        assert f"there is no log yet at {state}/embedded/logs/miner.log" in shown.stdout

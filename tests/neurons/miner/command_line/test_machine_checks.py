@@ -1,0 +1,99 @@
+"""What the doctor sees of a machine, planted where this one has it not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.measuring.runner import MeasurementError
+from harness.report import Environment
+from neurons.miner.command_line import machine_checks
+from neurons.miner.command_line.findings import ok
+from neurons.runtime.machine import Gpu
+from tests.harness.samples import environment
+
+
+def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
+    def broken(*, device: str) -> Environment:
+        raise MeasurementError("the worker died with status 1", "crash", "x\nNo module 'torch'")
+
+    (check,) = machine_checks.software("cpu", broken)
+    assert (check.name, check.level) == ("torch", "failure")
+    assert "No module 'torch'" in check.detail
+    assert "scripts/install.sh" in check.remedy
+
+
+def test_a_gpu_run_needs_a_cuda_build_and_triton() -> None:
+    torch, triton = machine_checks.software("cuda", lambda device: environment())
+    assert (torch.level, triton.level) == ("failure", "failure")
+    whole = environment(device="cuda", cuda="13.0", triton="3.5.0", gpu="H200")
+    torch, triton = machine_checks.software("cuda", lambda device: whole)
+    assert (torch.level, triton.level) == ("ok", "ok")
+    _, triton = machine_checks.software("cpu", lambda device: environment())
+    assert triton.level == "ok"
+
+
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "gpus", list)
+    assert machine_checks.gpu("cpu").level == "ok"
+    missing = machine_checks.gpu("cuda")
+    assert missing.level == "failure"
+    assert "nvidia-smi" in missing.remedy
+    monkeypatch.setattr(machine_checks, "gpus", lambda: [Gpu("NVIDIA H200", 143_360.0, "580.1")])
+    assert machine_checks.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
+
+
+def test_a_gpu_needs_a_c_compiler_and_the_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "neither gcc nor clang" in machine_checks.compiler().detail
+    (tmp_path / "clang").touch(mode=0o755)
+    assert (machine_checks.compiler().level, "Python.h" in machine_checks.compiler().detail) == (
+        "failure",
+        True,
+    )
+    (tmp_path / "Python.h").touch()
+    assert machine_checks.compiler() == ok("compiler", str(tmp_path / "clang"))
+
+
+@pytest.mark.parametrize(
+    ("script", "level"),
+    [
+        ("git version 2.31.8", "failure"),
+        ("git version 2.32.0", "ok"),
+        ("git version 3.0.1", "ok"),
+        ("", "failure"),
+    ],
+)
+def test_git_too_old_or_broken(
+    script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\necho '{script}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine_checks.git().level == level
+    program.unlink()
+    assert machine_checks.git().detail == "not found"
+
+
+@pytest.mark.parametrize(("free", "level"), [(0.5e9, "failure"), (2e9, "warning"), (9e9, "ok")])
+def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(total=1e12, used=0, free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert machine_checks.disk(tmp_path / "not" / "yet" / "made").level == level
+
+
+def test_what_searches_over_tiles_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_checks.optuna().level == "ok"
+    monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
+    missing = machine_checks.optuna()
+    assert missing.level == "failure"
+    assert "scripts/install.sh tuning" in missing.remedy

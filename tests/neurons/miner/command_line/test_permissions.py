@@ -1,0 +1,127 @@
+"""What a file or folder of another user is answered with: a sentence and its remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from neurons.miner import __main__ as miner
+from neurons.miner.command_line import doctor, machine_checks
+from neurons.miner.command_line.status import JOURNAL
+from neurons.miner.journal import Journal
+from neurons.runtime.identity import ChainUnreachable, registered_uid
+from neurons.runtime.settings import Settings
+
+NOBODY = 65534
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Lose root's right to everything, which some tests run with."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[Path]:
+    """A state folder with a journal that this user cannot look into."""
+    Journal(tmp_path / "embedded" / JOURNAL).close()
+    tmp_path.chmod(0)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("once", "cannot be written (Permission denied). Give its owner back"),
+        ("bench", "cannot be written (Permission denied). Give its owner back"),
+        ("status", "belongs to another user: ask as the one that runs the miner"),
+        ("logs", "belongs to another user: ask as the one that runs the miner"),
+        ("backup copy.sqlite", "belongs to another user: ask as the one that runs the miner"),
+        ("release", "belongs to another user: ask as the one that runs the miner"),
+        ("abandon", "belongs to another user: ask as the one that runs the miner"),
+    ],
+)
+def test_a_state_folder_of_another_user_is_told_by_every_command(
+    command: str, said: str, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with as_another_user():
+        flags = ["--env-file", os.devnull, "--state-dir", str(foreign), "--device", "cpu"]
+        status = miner.main([*flags, *command.split()])
+    told = capsys.readouterr()
+    assert status == 78
+    assert told.err.startswith(f"The state folder {foreign}/embedded ")
+    assert said in told.err
+    assert told.out == ""
+    assert not Path("copy.sqlite").exists()
+
+
+def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+    # pytest's own folders are closed to others, so that nobody would see which folder is meant
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        closed = Path(name, "state")
+        closed.mkdir(mode=0)
+        settings = Settings(state_dir=closed / "embedded", device="cpu")
+        with as_another_user():
+            found = {one.name: one for one in doctor.examine(settings, embedded=True)}
+    disk, fork = found["disk"], found["fork"]
+    assert disk.level == fork.level == "failure"
+    assert disk.detail == f"{closed} cannot be written (Permission denied)"
+    assert fork.detail == f"{closed}/embedded/fork cannot be read (Permission denied)"
+    assert "set STATE_DIR" in disk.remedy
+    assert "another STATE_DIR" in fork.remedy
+
+
+def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    shutil.copyfile(os.path.realpath(sys.executable), python)  # without the right to execute it
+    monkeypatch.setattr(sys, "executable", str(python))
+    (torch,) = machine_checks.software("cpu")
+    assert (torch.name, torch.level) == ("torch", "failure")
+    assert torch.detail == f"{python} cannot be started (Permission denied)"
+    assert "scripts/install.sh, where PYTHON names" in torch.remedy
+    with pytest.raises(ChainUnreachable, match=r"python cannot be started: Permission denied\)"):
+        registered_uid("5Hotkey", 24, "finney", 10.0)
+
+
+def test_settings_and_a_copy_of_another_user_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    # pytest's own folders are closed to others, so that nobody would see which file is meant
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings, copy, flags = (
+            folder / "a.env",
+            folder / "a.sqlite",
+            ["--state-dir", f"{name}/new"],
+        )
+        settings.touch(mode=0)
+        Journal(copy).close()
+        copy.chmod(0)
+        folder.chmod(0o711)
+        with as_another_user():
+            assert miner.main(["--env-file", str(settings), *flags, "status"]) == 78
+            assert miner.main(["--env-file", os.devnull, *flags, "restore", str(copy)]) == 78
+        assert not (folder / "new").exists()
+    assert capsys.readouterr().err.splitlines() == [
+        f"{settings} cannot be read (Permission denied): "
+        f"give it to the user that starts this program, and chmod 600 {settings}.",
+        f"The journal {copy} cannot be read: it belongs to another user.",
+    ]

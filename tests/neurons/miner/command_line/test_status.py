@@ -1,0 +1,57 @@
+"""What `status` says of a submission in each state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurons.miner.command_line.status import deadline_of, next_action
+from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, State
+from neurons.miner.journal import Journal
+from neurons.runtime.identity import create_throwaway
+from tests.neurons.miner.miner_command import run
+from tests.neurons.miner.parts import COMMITTING, draft, new
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_status_says_what_comes_next(state: State) -> None:
+    submission = draft(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
+    if state is State.FAILED:
+        submission = replace(submission, resume_state=State.CLAIMED)
+    said = next_action(submission)
+    assert said
+    assert (deadline_of(submission, 1.0) == 5.0) is (state is State.FAILED)
+    if state is State.HELD:
+        assert said == "do this"
+    if state is State.COMMITTED:
+        assert "77" in said
+
+
+def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
+    failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
+    assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
+    assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
+
+
+def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
+    wallets = tmp_path / "wallets"
+    hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
+    with Journal(tmp_path / "state/journal.sqlite") as journal:
+        own = new(journal, hotkey=hotkeys["mine"])
+        left = new(journal, hotkey=hotkeys["theirs"])
+        journal.transition(left, replace(left, state=State.COMMITTED, **COMMITTING))
+    settings |= {"WALLET_PATH": str(wallets), "WALLET_MINER_NAME": "mine"}
+    settings["VALIDATOR_API_URL"] = "https://api.example.org"
+    shown = run("status", **settings).stdout
+    lines = shown.splitlines()
+    assert f"({own.id} here" in lines[1]
+    other = f"submission {left.id} of the hotkey {hotkeys['theirs']} is COMMITTED"
+    assert [other in line for line in lines] == [False] * (len(lines) - 1) + [True]
+    as_json = json.loads(run("status", "--json", **settings).stdout)
+    assert as_json["submission"]["hotkey"] == hotkeys["mine"]
+    assert [one["hotkey"] for one in as_json["others"]] == [hotkeys["theirs"]]

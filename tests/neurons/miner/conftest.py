@@ -1,0 +1,59 @@
+"""Fixtures of the mining tests: a miner of the stand-in, with everything around it replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from neurons.miner.context import Context
+from neurons.miner.journal import Journal
+from tests.neurons.miner.parts import FakeBench, FakeFork, Miner, Waits, make_context
+
+
+@pytest.fixture(autouse=True)
+def _quick(quick_retries: None) -> None:
+    """Never wait between two tries."""
+
+
+@pytest.fixture
+def bench() -> FakeBench:
+    return FakeBench()
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> FakeFork:
+    """The fork that a miner publishes."""
+    return FakeFork(tmp_path / "fork")
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+@pytest.fixture
+def miner(tmp_path: Path, url: str, bench: FakeBench, kernels: FakeFork, waits: Waits) -> Miner:
+    """Begin a life of the miner on one state folder; it takes what `make_context` does."""
+    parts = {"measure": bench, "fork": kernels, "waiter": waits}
+    return partial(make_context, tmp_path / "state", url, **parts)
+
+
+@pytest.fixture
+def context(miner: Miner) -> Context:
+    """A miner with the settings of `make_settings`."""
+    return miner()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a journal."""
+    return tmp_path / "state" / "journal.sqlite"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[Journal]:
+    with Journal(path) as journal:
+        yield journal

@@ -1,0 +1,254 @@
+"""The counterparts of a cycle under test: a hotkey, a fork and a benchmark that need no machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.measuring.runner import Gate
+from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
+from harness.source import source_digest
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.journal import Journal
+from neurons.runtime.loading import load_settings
+from neurons.runtime.observe import get_logger
+from neurons.runtime.process import Stopped
+from neurons.runtime.settings import Settings
+from neurons.wire.client import ApiClient
+from tests.harness import samples
+
+HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
+SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
+ENVIRONMENT = samples.environment()
+SETTLED = [2048] * 5
+"""The processes that the target of the settings takes until its noise is known."""
+
+
+class Key:
+    """A hotkey whose signatures only the stand-in accepts."""
+
+    hotkey = HOTKEY
+
+    def sign(self, text: str) -> str:
+        return hashlib.sha512(text.encode()).hexdigest()
+
+
+@dataclass
+class FakeFork:
+    """A checkout with one file; `pushed` and `verified` record what was asked."""
+
+    worktree: Path
+    url: str = "https://github.com/alice/flash-linear-attention"
+    content: str = "kernel 1\n"
+    pushed: list[str] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        folder = self.worktree / "fla"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "chunk.py").write_text(self.content)
+
+    def commit(self) -> str:
+        return hashlib.sha1((self.worktree / "fla" / "chunk.py").read_bytes()).hexdigest()  # noqa: S324
+
+    def push(self, commit: str) -> None:
+        self.pushed.append(commit)
+
+    def verify(self, commit: str) -> None:
+        assert commit in self.pushed or self.pushed == []
+        self.verified.append(commit)
+
+    def digest(self) -> str:
+        """Name the content, as `overlay_digest` does for the real one."""
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+
+@dataclass
+class FakeBench:
+    """Measures nothing: gives `SPEEDS`, a little more at each call.
+
+    Attributes:
+        calls: the length of each call.
+        checks: the length of each check.
+        faults: by length, what its calls raise in their order; None for one that succeeds.
+        gate_faults: what checks raise.
+        alone: held by the call that is timed.
+        factor: how fast this machine is now.
+        disturbed: during how many of the first calls somebody else uses the GPU.
+        environment: the machine that is measured.
+    """
+
+    calls: list[int] = field(default_factory=list)
+    checks: list[int] = field(default_factory=list)
+    faults: dict[int, list[Exception | None]] = field(default_factory=dict)
+    disturbed: int = 0
+    environment: Environment = ENVIRONMENT
+    factor: float = 1.0
+    gate_faults: list[Exception] = field(default_factory=list)
+    alone: Any = field(default_factory=threading.Lock)
+
+    def __call__(self, tree: Path, length: int, *, gate: Gate, **_: Any) -> Measurement:
+        with self.alone:
+            return self._measured(tree, length, gate)
+
+    def check(self, tree: Path, length: int, **_: Any) -> GateResult:
+        """Find nothing wrong, or raise what `gate_faults` has left."""
+        self.checks.append(length)
+        fault = self.gate_faults.pop(0) if self.gate_faults else None
+        if fault:
+            raise fault
+        digest = source_digest(tree)
+        return samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
+
+    def _measured(self, tree: Path, length: int, gate: Gate) -> Measurement:
+        self.calls.append(length)
+        faults = self.faults.get(length)
+        fault = faults.pop(0) if faults else None
+        if fault:
+            raise fault
+        digest = source_digest(tree)
+        if callable(gate):
+            gate = gate()
+        elif isinstance(gate, bool):
+            gate = samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
+        file = str(tree / "fla" / "chunk.py")
+        measured = samples.measurement(
+            length,
+            self.factor * (SPEEDS.get(length, 4000.0) + len(self.calls)),
+            vram_mb=0.0,
+            source_file=file,
+            layer_file=file,
+            source_digest=digest,
+            gate=gate,
+            environment=self.environment,
+            started_at=datetime.now(timezone.utc),
+        )
+        if len(self.calls) > self.disturbed:
+            return measured
+        used = Snapshot(memory_used_mb=30_000.0)
+        telemetry = Telemetry(before=used, after=used)
+        return measured.model_copy(update={"telemetry": telemetry, "tokens_per_sec": 1e9})
+
+
+class Waits:
+    """Waits that pass at once; `then` is called at each and may raise `Stopped`."""
+
+    def __init__(self, then: Callable[[float], object] | None = None) -> None:
+        self.seconds: list[float] = []
+        self.then = then
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        if self.then:
+            self.then(seconds)
+        if len(self.seconds) > 2000:
+            raise AssertionError("a tight loop")
+
+
+def stop_after(count: int) -> Callable[[float], None]:
+    """Return a `then` that stops at the wait number `count`."""
+    left = iter(range(count - 1, -1, -1))
+
+    def then(seconds: float) -> None:
+        if next(left, 0) == 0:
+            raise Stopped("enough")
+
+    return then
+
+
+def make_settings(state_dir: Path, **flags: Any) -> Settings:
+    """Return settings that depend on nothing outside the test."""
+    env_file = state_dir / "empty.env"
+    state_dir.mkdir(parents=True, exist_ok=True)
+    env_file.touch(mode=0o600)
+    values = {
+        "state_dir": state_dir,
+        "target_sequence_length": 2048,
+        "claim_runs": 1,
+        "device": "cpu",
+        "optimization_interval": 5.0,
+        **flags,
+    }
+    return load_settings(values, env_file, {})
+
+
+Miner = Callable[..., Context]
+
+
+def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
+    """Return a context whose counterparts stand in, except the journal and the client.
+
+    Args:
+        given: fields of the context and of its settings, by name.
+    """
+    flags = {name: given.pop(name) for name in Settings.model_fields if name in given}
+    key, waits = Key(), given.get("waiter", Waits())
+    fork = given.get("fork") or FakeFork(state_dir / "fork")
+    bench = given.pop("measure", None) or FakeBench()
+    parts: dict[str, Any] = {
+        "settings": make_settings(state_dir, **flags),
+        "identity": key,
+        "journal": Journal(state_dir / "journal.sqlite"),
+        # A client that nobody asked for would still read all of the system's certificates.
+        "client": given.get("client") or ApiClient(api_url, key, wait=waits),
+        "fork": fork,
+        "log": get_logger("test"),
+        "measure": bench,
+        "check": bench.check,
+        "probe": lambda **_: ENVIRONMENT,
+        "content_digest": fork.digest,
+        "waiter": waits,
+        "jitter": lambda: 0.5,
+        **given,
+    }
+    return Context(**parts)
+
+
+def draft(**changes: Any) -> Submission:
+    """Return a submission at its beginning, except for what `changes` names."""
+    beginning: dict[str, Any] = {
+        "id": 1,
+        "hotkey": HOTKEY,
+        "target_sequence_length": 2048,
+        "mode": "commit_reveal",
+        "publish_at": "before_commit",
+        "api_url": "https://api.example",
+    }
+    return Submission(**{**beginning, **changes})
+
+
+def states(context: Context, key: int) -> list[State]:
+    """Return every state that a submission has been in, in order."""
+    return [event.state for event in context.journal.events(key) if event.kind != "noted"]
+
+
+COMMITTING: dict[str, Any] = {
+    "fork_url": "https://github.com/alice/fork",
+    "commit_hash": "a" * 40,
+    "content_digest": "d",
+    "report": "reports/a.json",
+    "tokens_per_sec": 1234.5678901234567,
+    "vram_mb": 12.25,
+    "benchmarks": {"512": {"tokens_per_sec": 0.1 + 0.2, "vram_mb": 0.0}},
+    "salt": "5" * 64,
+    "commitment_hash": "c" * 64,
+    "round_id": 7,
+}
+"""What a submission has from its claim on."""
+
+
+def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
+    """Have a journal begin a submission."""
+    first = draft(id=0, target_sequence_length=target, hotkey=hotkey, created_at=1.0)
+    return log.insert(replace(first, updated_at=1.0))
+
+
+def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
+    """Have a journal end a submission."""
+    return log.transition(submission, replace(submission, state=state, updated_at=2.0))

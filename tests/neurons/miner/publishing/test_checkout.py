@@ -1,0 +1,239 @@
+"""REPO_PATH: an existing checkout, used as it is, refused when dirty, and disarmed when hostile."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from neurons.miner.publishing.fork import Fork
+from neurons.runtime.errors import Held
+from quasar_kernels.contract import OVERLAY, overlay_files
+from tests.neurons.miner.publishing.forks import publish
+from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
+from tests.repositories import commit as commit_files
+
+CHUNK = "fla/ops/quasar/chunk.py"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    files = {"README.md": "fork\n", CHUNK: "# old\n", "data.bin": "plain\n"}
+    return make_repository(tmp_path / "fork.git", files)
+
+
+@pytest.fixture
+def checkout(remote: Path, tmp_path: Path) -> Path:
+    run_git(tmp_path, "clone", "-q", str(remote), "checkout")
+    return tmp_path / "checkout"
+
+
+def use(checkout: Path, token: str | None = None) -> Fork:
+    return Fork(None, None, checkout.parent / "unused", repo_path=checkout, token=token)
+
+
+def expect_held(checkout: Path, words: str | None = None) -> Held:
+    """Expect that the miner is held with `words` in the reason, and return what holds it."""
+    with pytest.raises(Held, match=words) as held:
+        use(checkout).prepare()
+    return held.value
+
+
+def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
+    run_git(checkout, "checkout", "-q", "-b", "mine")
+    commit_files(checkout, {"notes.txt": "a commit of the person's own\n"})
+    fork = use(checkout)
+    assert fork.url == f"file://{remote}"
+    assert fork.worktree == checkout
+    commit = publish(fork)
+    assert run_git(remote, "rev-parse", "mine") == commit
+    assert run_git(checkout, "rev-parse", "HEAD") == commit
+    assert run_git(checkout, "status", "--porcelain") == ""
+    assert publish(use(checkout)) == commit
+    for name in overlay_files():
+        assert (checkout / name).read_bytes() == (OVERLAY / name).read_bytes()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout: Path, staged: bool) -> None:
+    (checkout / "README.md").write_text("my unsaved work\n")
+    (checkout / "new file.txt").write_text("untracked\n")
+    if staged:
+        run_git(checkout, "add", "-A")
+    before = run_git(checkout, "status", "--porcelain")
+    held = expect_held(checkout, "uncommitted changes")
+    assert "README.md" in held.reason
+    assert "new file.txt" in held.reason
+    assert run_git(checkout, "status", "--porcelain") == before
+    assert (checkout / CHUNK).read_text() == "# old\n"
+
+
+def test_an_edited_kernel_is_refused_not_overwritten(checkout: Path) -> None:
+    (checkout / CHUNK).write_text("# my own idea\n")
+    expect_held(checkout, CHUNK)
+    assert (checkout / CHUNK).read_text() == "# my own idea\n"
+
+
+def test_a_run_that_was_cut_off_goes_on(checkout: Path) -> None:
+    names = overlay_files()
+    for name in names[: len(names) // 2]:  # laid, not committed
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_bytes((OVERLAY / name).read_bytes())
+    run_git(checkout, "add", CHUNK)
+    publish(use(checkout))
+    assert run_git(checkout, "status", "--porcelain") == ""
+
+
+def test_a_detached_head_is_refused(checkout: Path) -> None:
+    run_git(checkout, "checkout", "-q", "--detach")
+    expect_held(checkout, "not on a branch")
+
+
+def test_a_folder_inside_a_checkout_or_none_is_refused(checkout: Path, tmp_path: Path) -> None:
+    held = expect_held(checkout / "fla", "no git checkout")
+    assert "REPO_PATH" in str(held)
+    (tmp_path / "empty").mkdir()
+    expect_held(tmp_path / "empty", "no git checkout")
+    expect_held(tmp_path / "absent", "missing")
+
+
+def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Path) -> None:
+    run_git(tmp_path, "clone", "-q", str(checkout.parent / "fork.git"), "other")
+    run_git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "Later")
+    run_git(tmp_path / "other", "push", "-q")
+    before = run_git(checkout, "rev-parse", "HEAD")
+    held = expect_held(checkout, "behind its remote")
+    assert "git pull --ff-only" in held.remedy
+    assert run_git(checkout, "rev-parse", "HEAD") == before
+
+
+@pytest.mark.parametrize(
+    ("origin", "token", "url", "protocol"),
+    [
+        ("git@github.com:Me/fork.git", "t0ken", "https://github.com/Me/fork", "https"),
+        ("git@github.com:Me/fork.git", None, "https://github.com/Me/fork", "ssh"),
+        ("ssh://git@github.com/Me/fork", "t0ken", "https://github.com/Me/fork", "https"),
+        ("https://github.com/Me/fork.git/", None, "https://github.com/Me/fork", "https"),
+        ("../fork.git", None, None, "file"),
+    ],
+)
+def test_the_origin_as_a_validator_can_clone_it(
+    checkout: Path, origin: str, token: str | None, url: str | None, protocol: str
+) -> None:
+    run_git(checkout, "remote", "set-url", "origin", origin)
+    fork = use(checkout, token)
+    assert fork._remote.protocol == protocol
+    if url is None:
+        commit = publish(fork)
+        assert run_git(checkout.parent / "fork.git", "rev-parse", "main") == commit
+    else:
+        assert fork.url == url
+
+
+def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout: Path) -> None:
+    run_git(checkout, "remote", "set-url", "origin", "https://me:ghs-in-url@github.com/me/fork")
+    held = expect_held(checkout, "credential")
+    assert "ghs-in-url" not in str(held)
+    assert "remote set-url" in held.remedy
+
+
+def trap(checkout: Path) -> tuple[Path, Path]:
+    """Return a program that leaves a file behind, and that file."""
+    program, sprung = checkout.parent / "trap.sh", checkout.parent / "sprung"
+    program.write_text(f"#!/bin/sh\ntouch {sprung}\ncat\n")
+    program.chmod(0o755)
+    return program, sprung
+
+
+def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
+    program, sprung = trap(checkout)
+    hooks = checkout / ".git" / "hooks"
+    other_hooks = checkout.parent / "other-hooks"
+    for folder in (hooks, other_hooks):
+        folder.mkdir(exist_ok=True)
+        for name in (
+            *("pre-commit", "post-commit", "prepare-commit-msg", "commit-msg", "pre-push"),
+            *("reference-transaction", "post-index-change", "post-checkout", "fsmonitor-watchman"),
+        ):
+            (folder / name).write_text(program.read_text())
+            (folder / name).chmod(0o755)
+    (checkout / ".git/info").mkdir(exist_ok=True)
+    (checkout / ".git/info/attributes").write_text("* filter=evil diff=evil merge=evil\n")
+    for name, value in {
+        "core.hooksPath": str(other_hooks),
+        "core.fsmonitor": str(program),
+        "core.sshCommand": str(program),
+        "core.askPass": str(program),
+        "core.editor": str(program),
+        "core.pager": str(program),
+        "credential.helper": str(program),
+        "filter.evil.clean": str(program),
+        "filter.evil.smudge": str(program),
+        "filter.evil.process": str(program),
+        "filter.evil.required": "true",
+        "diff.external": str(program),
+        "diff.evil.textconv": str(program),
+        "gpg.program": str(program),
+        "commit.gpgSign": "true",
+    }.items():
+        run_git(checkout, "config", name, value)
+    (checkout / "data.bin").write_text("plain\n")  # a new time stamp: git looks into the file
+    publish(use(checkout))
+    assert not sprung.exists()
+    # The traps do work where git is not hardened.
+    subprocess.run(["git", "status"], cwd=checkout, env=GIT_ENVIRONMENT, capture_output=True)
+    assert sprung.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "url.https://evil.example/.insteadOf",
+        "url.ext::sh.pushInsteadOf",
+        "core.worktree",
+        "core.alternateRefsCommand",
+        "remote.origin.pushurl",
+        "remote.origin.receivepack",
+        "remote.origin.vcs",
+        "http.proxy",
+        "http.https://github.com/.extraheader",
+        "http.https://github.com/me.sslVerify",
+        "hook.evil.command",
+    ],
+)
+def test_settings_that_redirect_or_run_are_refused_by_name(checkout: Path, name: str) -> None:
+    value = str(checkout) if name == "core.worktree" else "https://github.com/"
+    run_git(checkout, "config", name, value)
+    held = expect_held(checkout)
+    assert name.lower() in held.reason.lower()
+    assert (checkout / CHUNK).read_text() == "# old\n"
+
+
+def test_a_worktree_set_elsewhere_is_refused(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    run_git(checkout, "config", "core.worktree", str(tmp_path / "victim"))
+    expect_held(checkout, "not the top of its checkout")
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_an_included_settings_file_is_looked_into(checkout: Path) -> None:
+    (checkout / ".git/more").write_text('[url "https://evil.example/"]\n\tinsteadOf = https://\n')
+    run_git(checkout, "config", "include.path", "more")
+    expect_held(checkout, "insteadof")
+
+
+@pytest.mark.parametrize("place", ["fla/ops/quasar", "fla", CHUNK])
+def test_nothing_is_written_through_a_link(checkout: Path, place: str) -> None:
+    outside = checkout.parent / "outside"
+    (outside / "ops/quasar").mkdir(parents=True)
+    (outside / "ops/quasar/chunk.py").write_text("untouched\n")
+    run_git(checkout, "rm", "-rq", place)
+    (checkout / place).parent.mkdir(parents=True, exist_ok=True)
+    target = outside / "ops/quasar/chunk.py" if place == CHUNK else outside
+    (checkout / place).symlink_to(target)
+    commit_files(checkout)
+    before = sorted(outside.rglob("*"))
+    expect_held(checkout, "symbolic link")
+    assert sorted(outside.rglob("*")) == before
+    assert (outside / "ops/quasar/chunk.py").read_text() == "untouched\n"

@@ -1,0 +1,364 @@
+"""Verdicts that other people's rows, a broken list or another database must not hide or forge."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import State, Submission
+from neurons.miner.daemon import run_cycle
+from neurons.miner.standing import look
+from neurons.miner.steps.follow import BLIND_LOOKS
+from neurons.miner.steps.submit import LATE_SECONDS
+from neurons.wire.client import ApiClient
+from tests.neurons.fake_validator_api import (
+    COMMIT,
+    LOST,
+    PENDING,
+    REVEAL,
+    ROUND,
+    STATS,
+    SUBMIT,
+    WEIGHTS,
+    FakeValidatorApi,
+    Fault,
+    Request,
+)
+from tests.neurons.miner.parts import HOTKEY, Miner, Waits, states, stop_after
+
+
+@pytest.fixture
+def revealed(context: Context, fake_api: FakeValidatorApi) -> Submission:
+    """What `context` has brought to where it waits for a validator."""
+    fake_api.verdict = None
+    context.waiter = Waits(stop_after(2))
+    submission = run_cycle(context)
+    assert submission.state is State.REVEALED
+    context.waiter = Waits()
+    return submission
+
+
+@pytest.fixture
+def direct(miner: Miner) -> Context:
+    """A miner that submits in one call."""
+    return miner(submission_mode="direct")
+
+
+@pytest.mark.parametrize("newer", [50, 900, 9_000])
+def test_newer_rows_hide_neither_queue_nor_verdict(
+    context: Context, fake_api: FakeValidatorApi, revealed: Submission, newer: int
+) -> None:
+    fake_api.add_foreign(newer)
+    assert look(revealed, context.client).queued is True
+    fake_api.rows[0]["validated"] = True
+    assert look(revealed, context.client).queued is False
+
+
+@pytest.mark.usefixtures("revealed")
+def test_a_list_that_ends_before_ours_proves_nothing(
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.miner.standing.LIMITS", (100,))
+    fake_api.add_foreign(900)
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).state is State.REVEALED
+
+
+def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
+    context: Context,
+    fake_api: FakeValidatorApi,
+    revealed: Submission,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
+    fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
+    assert look(revealed, context.client).queued is None  # the newest three are not ours
+    fake_api.rows.append(fake_api.rows.pop(0))
+    assert look(revealed, context.client).queued is True
+
+
+@pytest.mark.usefixtures("revealed")
+@pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
+def test_statistics_that_fail_for_a_moment_hide_no_score(
+    context: Context, fake_api: FakeValidatorApi, score: float, state: State
+) -> None:
+    """The weights name a rank meanwhile, by the claim alone."""
+    fake_api.judge(fake_api.rows[0], score)
+    fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
+    done = run_cycle(context)
+    assert (done.state, done.score) == (state, score)
+    assert not fake_api.faults[STATS]
+
+
+@pytest.mark.usefixtures("revealed")
+def test_statistics_that_one_row_has_broken_delay_no_end(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    """A row with NaN makes /get_submission_stats a 500 for everybody."""
+    fake_api.add_foreign(tokens_per_sec=float("nan"))
+    context.waiter = Waits(stop_after(3))
+    assert run_cycle(context).state is State.REVEALED  # nobody has judged it
+    fake_api.judge(fake_api.rows[0], 1.0)
+    context.waiter = Waits()
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.score) == (State.RANKED, 1, None)
+
+
+@pytest.mark.usefixtures("revealed")
+def test_with_broken_statistics_the_rounds_end_is_seen(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.add_foreign(tokens_per_sec=float("nan"))
+    fake_api.round_id = 2
+    fake_api.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
+    done = run_cycle(context)
+    assert done.state is State.UNRANKED
+    assert len(fake_api.faults[WEIGHTS]) >= 6  # they are asked for once, and not waited for
+    context.waiter = Waits(stop_after(4))
+    assert run_cycle(context).id == done.id + 1
+
+
+@pytest.mark.usefixtures("revealed")
+def test_an_empty_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
+    """The API comes back with round 1 again, and nothing of ours in its queue."""
+    fake_api.wipe()
+    lost = run_cycle(context)
+    assert lost.state is State.ABANDONED
+    assert "lost it" in str(lost.reason)
+    fake_api.verdict = 1.0
+    assert run_cycle(context).state is State.VALIDATED
+    assert len(fake_api.rows) == 1
+
+
+def test_an_empty_database_is_no_verdict_on_a_direct_submission(
+    direct: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
+    assert run_cycle(direct).state is State.REVEALED
+    fake_api.wipe()
+    direct.waiter = Waits()
+    assert run_cycle(direct).state is State.ABANDONED
+
+
+@pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
+def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
+    direct: Context,
+    fake_api: FakeValidatorApi,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    tries: int,
+) -> None:
+    carry_out = fake_api._carry_out
+
+    def spoil(request: Request) -> Any:
+        if request.path == SUBMIT:
+            fake_api.faults[ROUND].extend([Fault(status, "no")] * tries)
+        return carry_out(request)
+
+    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+    done = run_cycle(direct)
+    assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
+    assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
+
+
+def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
+    fake_api.faults[REVEAL].append(LOST)
+    waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
+    lost = run_cycle(context)
+    assert (lost.state, fake_api.count(REVEAL)) == (State.ABANDONED, 3)  # registered again between
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    fake_api.faults[COMMIT].append(LOST)
+    fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
+    assert run_cycle(context).state is State.VALIDATED
+    assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
+
+
+def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    """Stored, its reply lost, and judged before anybody could look: no list shows it."""
+    waits.then = lambda _: fake_api.rows[0].update(validated=True)
+    fake_api.verdict = None
+    fake_api.faults[SUBMIT].append(LOST)
+    fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
+    done = run_cycle(direct)
+    assert done.state is State.UNRANKED
+    assert "cannot be known" in str(done.reason)
+    assert fake_api.count(SUBMIT) == 1
+
+
+def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    def judged(_: float) -> None:
+        if not fake_api.performers:
+            fake_api.judge(fake_api.rows[0], 1.0)
+            ours = fake_api.performers[0]
+            others: list[dict[str, Any]] = [
+                {"id": 99, "miner_hotkey": "5Other"},
+                {"id": 98, "tokens_per_sec": 1e12},
+                {"id": 97, "tokens_per_sec": 1.0},
+            ]
+            others += [
+                {"id": 90 + by, "target_sequence_length": ours["target_sequence_length"] + by}
+                for by in (-1, 1)
+            ]
+            fake_api.performers[:0] = [{**ours, **one} for one in others]
+
+    waits.then = judged
+    fake_api.faults[SUBMIT].append(LOST)
+    fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
+    done = run_cycle(direct)
+    assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 1, 1)
+    assert LATE_SECONDS not in waits.seconds  # it was found at once
+
+
+def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
+
+    def arrives(seconds: float) -> None:
+        if seconds == LATE_SECONDS and not fake_api.rows:
+            body = fake_api.body_of(SUBMIT)
+            fake_api.handle(Request("POST", SUBMIT, {}, {"hotkey": HOTKEY}, body))
+
+    waits.then = arrives
+    fake_api.faults[SUBMIT].append(Fault(504, "gateway timeout"))
+    assert run_cycle(direct).state is State.VALIDATED
+    assert (len(fake_api.rows), waits.seconds.count(LATE_SECONDS)) == (1, 1)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
+    direct: Context, fake_api: FakeValidatorApi, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_api.registered.add(HOTKEY)
+    carry_out = fake_api._carry_out
+
+    def around(request: Request) -> Any:
+        if request.path != SUBMIT or fake_api.databases > 1:
+            return carry_out(request)
+        if when == "before":
+            fake_api.wipe()
+            fake_api.registered.add(HOTKEY)
+            return carry_out(request)
+        answer = carry_out(request)
+        fake_api.wipe()
+        return answer
+
+    monkeypatch.setattr(fake_api, "_carry_out", around)
+    done = run_cycle(direct)
+    assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
+    emptied = "2026-01-02T00:00:01"  # the first round of the second database
+    assert (done.round_start == emptied) is (when == "before")
+
+
+def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its round is of the old database, and the new one holds it all the same."""
+    fake_api.shows_scores = False
+    carry_out = fake_api._carry_out
+
+    def empty(request: Request) -> Any:
+        if request.path == COMMIT and fake_api.databases == 1:
+            fake_api.wipe()
+            fake_api.registered.add(HOTKEY)
+        return carry_out(request)
+
+    monkeypatch.setattr(fake_api, "_carry_out", empty)
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
+    assert fake_api.count(REVEAL) == 2  # the second asks whether it is held
+    assert len(fake_api.rows) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(
+    direct: Context, fake_api: FakeValidatorApi, fault: Fault
+) -> None:
+    fake_api.faults[SUBMIT].append(fault)
+    assert run_cycle(direct).state is State.VALIDATED
+    assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
+
+
+@pytest.mark.parametrize("digit", ["0", "f"])
+def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(
+    direct: Context, fake_api: FakeValidatorApi, digit: str
+) -> None:
+    """A second machine's: of the same target, as new, and in the queue."""
+    add = fake_api.add_foreign
+    add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash=digit * 40)
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
+    done = run_cycle(direct)
+    assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 2, 2)
+
+
+def test_a_round_that_counts_fewer_than_before_proves_nothing(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    fake_api.add_foreign(2)
+    waits.then = lambda _: fake_api.rows.clear()
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
+    done = run_cycle(direct)
+    assert (done.state, fake_api.count(SUBMIT)) == (State.UNRANKED, 1)
+
+
+def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    fake_api.faults[SUBMIT].append(Fault(429, "slow down"))
+    waits.then = lambda _: fake_api.add_foreign()
+    assert run_cycle(direct).state is State.VALIDATED
+    assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
+
+
+def test_an_emptied_database_gets_the_direct_submission_once_more(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    waits.then = lambda _: fake_api.wipe_once()
+    fake_api.faults[SUBMIT].append(LOST)
+    fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
+    assert run_cycle(direct).state is State.VALIDATED
+    assert len(fake_api.rows) == 1
+
+
+@pytest.mark.parametrize("told", ["2020-01-01T00:00:00", "some days ago"])
+def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
+    direct: Context, fake_api: FakeValidatorApi, told: str
+) -> None:
+    fake_api.verdict = None
+    direct.waiter = Waits(stop_after(1))
+    first = run_cycle(direct)
+    assert first.state is State.REVEALED
+    fake_api.rows[0]["created_at"] = told
+    direct.journal.transition(first, replace(first, state=State.UNRANKED))
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
+    stop = stop_after(1)
+    direct.waiter = Waits(lambda seconds: stop(seconds) if len(fake_api.rows) == 2 else None)
+    second = run_cycle(direct)
+    assert (second.state, second.submission_id) == (State.REVEALED, 2)
+
+
+def test_a_clock_ahead_of_the_servers_hides_no_submission(
+    direct: Context, fake_api: FakeValidatorApi, url: str
+) -> None:
+    ahead = time.time() + 7200
+    direct.now = lambda: ahead
+    direct.client = ApiClient(url, direct.identity, now=direct.now)
+    fake_api.faults[SUBMIT].append(LOST)
+    assert run_cycle(direct).state is State.VALIDATED
+    assert len(fake_api.rows) == 1

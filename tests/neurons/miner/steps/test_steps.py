@@ -1,0 +1,235 @@
+"""What single steps decide, where a whole cycle would hide it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.measuring.runner import MeasurementError
+from harness.measuring.series import Policy
+from neurons.miner.context import Context
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle
+from neurons.miner.signing import signed_claim
+from neurons.miner.steps.follow import conclude
+from neurons.runtime.identity import verify
+from neurons.wire.protocol import Performer, RevealRequest, Weight
+from tests.neurons.fake_validator_api import REVEAL, FakeValidatorApi, Fault
+from tests.neurons.live_api import ALICE
+from tests.neurons.miner.parts import (
+    ENVIRONMENT,
+    HOTKEY,
+    SETTLED,
+    FakeBench,
+    FakeFork,
+    Miner,
+    Waits,
+    draft,
+    stop_after,
+)
+
+FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
+
+
+@given(
+    speed=FIGURES,
+    benchmarks=st.dictionaries(
+        st.integers(1, 10**6).map(str),
+        st.fixed_dictionaries({"tokens_per_sec": FIGURES, "vram_mb": st.just(0.0) | FIGURES}),
+        max_size=12,
+    ),
+)
+def test_the_signature_is_over_the_very_figures_that_travel(
+    speed: float, benchmarks: dict[str, dict[str, float]]
+) -> None:
+    submission = draft(
+        hotkey=ALICE.hotkey,
+        fork_url="https://github.com/alice/fork",
+        commit_hash="a" * 40,
+        tokens_per_sec=speed,
+        vram_mb=0.0,
+        benchmarks=benchmarks,
+    )
+    claim = signed_claim(submission, ALICE)
+    sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
+    got = json.loads(json.dumps(sent))
+    text = f"{got['fork_url']}{got['commit_hash']}{got['tokens_per_sec']}" + json.dumps(
+        got["benchmarks"], sort_keys=True
+    )
+    assert verify(ALICE.hotkey, text, got["signature"])
+    assert (got["tokens_per_sec"], got["benchmarks"]) == (speed, benchmarks)
+    assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
+
+
+def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(
+    context: Context, bench: FakeBench, waits: Waits
+) -> None:
+    bench.disturbed = 2
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert sorted(bench.calls) == [512, 512, 1024, 1024, *SETTLED]  # one round, twice
+    assert waits.seconds.count(Policy().cooling_seconds) == 1
+    assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
+
+
+def test_row_24_a_disturbance_that_persists_is_held(context: Context, bench: FakeBench) -> None:
+    bench.disturbed = 100
+    held = run_cycle(context)
+    assert held.state is State.HELD
+    assert "30000 MiB" in str(held.reason)
+
+
+def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
+    def probe(**_: Any) -> Any:
+        raise MeasurementError("no NVIDIA driver", "crash")
+
+    held = run_cycle(miner(probe=probe))
+    assert held.state is State.HELD
+    assert "no NVIDIA driver" in str(held.reason)
+    assert "DEVICE" in str(held.remedy)
+
+
+@pytest.mark.parametrize("change", ["machine", "code"])
+def test_measurements_of_another_machine_or_code_are_not_reused(
+    context: Context, bench: FakeBench, kernels: FakeFork, change: str
+) -> None:
+    bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
+    assert run_cycle(context).state is State.PUBLISHED
+    if change == "machine":
+        bench.environment = ENVIRONMENT.model_copy(update={"torch": "9.9"})
+        context.probe = lambda **_: bench.environment
+    else:
+        kernels.content = "kernel 2\n"
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert sorted(bench.calls) == [512, 512, 1024, 1024, 2048, 2048, *SETTLED]
+    assert done.content_digest == kernels.digest()
+
+
+@pytest.mark.parametrize("owner", ["aaron", "zoe"])
+def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
+    miner: Miner, kernels: FakeFork, fake_api: FakeValidatorApi, owner: str
+) -> None:
+    committed = run_cycle(miner(waiter=Waits(stop_after(1))))
+    assert committed.state is State.COMMITTED
+    was, kernels.url = kernels.url, f"https://github.com/{owner}/fork"
+    held = run_cycle(miner())
+    assert (held.id, held.state, fake_api.count(REVEAL)) == (committed.id, State.HELD, 0)
+    assert held.reason == f"The settings name the fork {kernels.url}, the commitment {was}."
+    assert "GITHUB_USERNAME" in str(held.remedy)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
+    miner: Miner,
+    kernels: FakeFork,
+    fake_api: FakeValidatorApi,
+    stored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
+    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
+    fake_api.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
+    stop = stop_after(1)
+    waits = Waits(lambda seconds: stop(seconds) if fake_api.count(REVEAL) else None)
+    assert run_cycle(miner(waiter=waits)).state is State.FAILED
+    kernels.url = "https://github.com/zoe/fork"
+    done = run_cycle(miner())
+    assert done.state is (State.VALIDATED if stored else State.HELD)
+    assert fake_api.count(REVEAL) == 1 + stored
+
+
+def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurons.miner.series.REPORTS_KEPT", 2)
+    for _ in range(4):
+        done = run_cycle(context)
+    kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
+    assert len(kept) == 2
+    assert Path(str(done.report)).name in kept
+
+
+def test_one_gate_stands_for_all_processes(miner: Miner, bench: FakeBench) -> None:
+    run_cycle(miner(claim_runs=3, target_sequence_length=512))
+    assert bench.checks == [2048]
+    assert bench.calls.count(512) == 5
+
+
+def performer(**fields: Any) -> Performer:
+    return Performer(
+        id=1,
+        miner_hotkey=HOTKEY,
+        tokens_per_sec=1.0,
+        target_sequence_length=1,
+        created_at="2026-01-01T00:00:00",
+        **fields,
+    )
+
+
+PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
+
+
+@pytest.mark.parametrize(
+    ("row", "place", "early", "state", "rank", "weight"),
+    [
+        (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
+        (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
+        (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
+        (performer(score=0.95), None, False, State.VALIDATED, None, None),
+        (performer(rank=7), None, False, State.RANKED, 7, None),
+        (None, PLACE, False, State.RANKED, 2, 0.25),
+        (None, PLACE, True, State.PREMATURE, 2, 0.25),
+        (None, None, True, State.PREMATURE, None, None),
+        (None, None, False, State.UNRANKED, None, None),
+    ],
+)
+def test_the_verdict_says_no_more_than_the_api_shows(
+    row: Performer | None,
+    place: tuple[int, Weight] | None,
+    early: bool,
+    state: State,
+    rank: int | None,
+    weight: float | None,
+) -> None:
+    judged_early_at = 1.0 if early else None
+    submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
+    found = conclude(submission, row, place)
+    assert (found.state, found.rank, found.weight) == (state, rank, weight)
+    assert (found.reason is None) is (state is State.VALIDATED)
+
+
+@pytest.mark.parametrize(
+    ("score", "state"),
+    [
+        (-0.5, State.REJECTED),
+        (0.0, State.REJECTED),
+        (1e-9, State.VALIDATED),
+        (2.0, State.VALIDATED),
+    ],
+)
+def test_a_score_above_zero_is_a_pass(score: float, state: State) -> None:
+    found = conclude(draft(reveal_block=5, queued_at=1.0), performer(score=score, rank=3), PLACE)
+    assert (found.state, found.score) == (state, score)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
+        ({"reveal_block": 5}, State.UNRANKED),
+        ({"reveal_block": 5, "queued_at": 0.0}, State.RANKED),
+        ({}, State.RANKED),  # sent directly, so that nothing came before it
+    ],
+)
+def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(
+    facts: dict[str, Any], state: State
+) -> None:
+    found = conclude(draft(**facts), performer(), PLACE)
+    assert (found.state, found.score) == (state, None)
+    assert found.rank == (2 if state is State.RANKED else None)
+    assert ("ranks it 2" in str(found.reason)) is (state is State.UNRANKED)

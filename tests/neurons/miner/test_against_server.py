@@ -1,0 +1,83 @@
+"""Whole cycles against this project's own API, with real signatures and marks by a validator."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import State
+from neurons.miner.daemon import run_cycle
+from neurons.wire.client import ApiClient
+from tests.neurons.live_api import ALICE, BOB, LiveApi
+from tests.neurons.miner.parts import FakeFork, Waits, make_context
+from tests.processes import wait_for
+
+
+def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
+    """Return a miner with a real hotkey; each of its waits lets one block pass."""
+    return make_context(
+        folder,
+        api.url,
+        identity=ALICE,
+        client=ApiClient(api.url, ALICE, wait=waits),
+        waiter=waits,
+        submission_mode=mode,
+    )
+
+
+def marking(api: LiveApi, score: float) -> Waits:
+    """Return waits at which a block passes and a validator marks all that is queued."""
+
+    def pass_time(_: float) -> None:
+        api.pass_blocks(1)
+        for row in api.get("/get_submission_stats")["recent_submissions"]:
+            api.mark(row["id"], score)
+
+    return Waits(pass_time)
+
+
+@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
+@pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
+def test_a_cycle_reaches_its_verdict(
+    tmp_path: Path, api: LiveApi, mode: str, score: float, state: State
+) -> None:
+    done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
+    assert done.state is state
+    assert done.score == score
+    assert done.rank == (1 if score else None)
+    assert done.weight == (0.6 if score else None)
+    assert done.fork_url == FakeFork(tmp_path).url
+
+
+def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
+    api.register(BOB)
+    api.mark(api.submit(BOB, 1e6), 1.0)
+    done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
+    assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
+
+
+def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
+    tmp_path: Path, api: LiveApi
+) -> None:
+    context = miner(tmp_path / "state", api, Waits())
+    context.waiter = None  # wait in earnest
+
+    def stop_once_committed() -> None:
+        with closing(sqlite3.connect(context.journal.path)) as journal:
+            rows = "SELECT 1 FROM submissions WHERE state = 'COMMITTED'"
+            wait_for(lambda: journal.execute(rows).fetchone())
+        context.stop.set()
+
+    stopper = threading.Thread(target=stop_once_committed)
+    stopper.start()
+    assert run_cycle(context).state is State.COMMITTED
+    stopper.join()
+    context.stop.clear()
+    api.pass_blocks(10)
+    context.waiter = Waits(lambda _: api.mark(1, 1.0))
+    assert run_cycle(context).state is State.VALIDATED

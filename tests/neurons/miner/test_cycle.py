@@ -1,0 +1,217 @@
+"""The state machine by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurons.miner import cycle
+from neurons.miner.cycle import IllegalTransition, State, Step
+from tests.neurons.miner.parts import draft
+
+FULL: dict[str, Any] = {
+    "fork_url": "u",
+    "commit_hash": "a" * 40,
+    "content_digest": "d",
+    "report": "r",
+    "tokens_per_sec": 1.0,
+    "benchmarks": {},
+    "salt": "s",
+    "commitment_hash": "c",
+    "round_id": 1,
+    "submission_id": 1,
+    "reveal_block": 1,
+}
+PATH = [
+    *(State.PUBLISHED, State.MEASURED, State.CLAIMED, State.COMMITTING),
+    *(State.COMMITTED, State.REVEALING, State.REVEALED, State.VALIDATED),
+]
+
+
+def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
+    submission, steps = draft(), []
+    for state in PATH:
+        steps.append(cycle.next_step(submission))
+        submission = cycle.advance(submission, state, 1.0, **FULL)
+    assert steps == [
+        *(Step.PUBLISH, Step.MEASURE, Step.CLAIM, Step.COMMIT),
+        *(Step.COMMIT, Step.REVEAL, Step.REVEAL, Step.FOLLOW),
+    ]
+    assert cycle.next_step(submission) is None
+    direct = draft(state=State.CLAIMED, mode="direct")
+    assert cycle.next_step(direct) is Step.SUBMIT
+
+
+@pytest.mark.parametrize(
+    ("state", "to"),
+    [
+        (State.NEW, State.CLAIMED),
+        (State.CLAIMED, State.REVEALING),
+        (State.COMMITTING, State.CLAIMED),
+        (State.COMMITTED, State.NEW),
+        (State.COMMITTED, State.COMMITTING),
+        (State.REVEALED, State.REVEALING),
+        (State.VALIDATED, State.NEW),
+        (State.HELD, State.REVEALED),
+    ],
+)
+def test_arrows_that_do_not_exist_are_refused(state: State, to: State) -> None:
+    with pytest.raises(IllegalTransition):
+        cycle.advance(draft(state=state, **FULL), to, 1.0)
+
+
+@pytest.mark.parametrize("state", PATH)
+def test_a_state_needs_what_it_stands_on(state: State) -> None:
+    before = PATH[PATH.index(state) - 1] if state is not PATH[0] else State.NEW
+    needed = cycle._REQUIRED.get(state, ())
+    for name in needed:
+        fields = {**FULL, name: None}
+        with pytest.raises(IllegalTransition, match=name):
+            cycle.advance(draft(state=before, **fields), state, 1.0)
+
+
+@pytest.mark.parametrize("name", cycle.FROZEN_FIELDS)
+def test_a_commitment_is_frozen(name: str) -> None:
+    committing = draft(state=State.COMMITTING, **FULL)
+    with pytest.raises(IllegalTransition, match=name):
+        cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
+
+
+def test_failures_come_back_and_are_forgotten_by_success() -> None:
+    submission = draft()
+    for attempt in range(1, 4):
+        failed = cycle.fail(submission, "reset", 100.0, 1.0)
+        assert (failed.state, failed.position) == (State.FAILED, State.NEW)
+        assert failed.attempts == attempt
+        submission = cycle.resume(failed, 200.0)
+        assert (submission.state, submission.reason) == (State.NEW, None)
+    assert cycle.advance(submission, State.PUBLISHED, 1.0, **FULL).attempts == 0
+    with pytest.raises(IllegalTransition):
+        cycle.fail(failed, "again", 1.0, 0.0)
+
+
+def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
+    failed = cycle.fail(draft(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
+    held = cycle.hold(failed, "reason", "remedy", 2.0)
+    assert cycle.resume(held, 3.0).state is State.COMMITTED
+    assert cycle.resume(held, 3.0).attempts == 0
+    final = cycle.hold(draft(), "reason", "remedy", 2.0, final=True)
+    with pytest.raises(IllegalTransition):
+        cycle.resume(final, 3.0)
+    ended = cycle.abandon(final, "enough", 4.0)
+    assert ended.closed
+    with pytest.raises(IllegalTransition):
+        cycle.abandon(ended, "again", 5.0)
+
+
+@pytest.mark.parametrize("state", sorted(cycle.CLOSED))
+def test_what_is_closed_is_neither_held_nor_failed(state: State) -> None:
+    closed = draft(state=state, **FULL)
+    with pytest.raises(IllegalTransition, match="cannot be held"):
+        cycle.hold(closed, "reason", "remedy", 1.0)
+    with pytest.raises(IllegalTransition, match="cannot fail"):
+        cycle.fail(closed, "reason", 1.0, 0.0)
+
+
+def test_a_failure_comes_back_after_its_pause() -> None:
+    failed = cycle.fail(draft(), "down", 1000.0, 0.5, after=60.0)
+    assert failed.retry_at == 1000.0 + cycle.backoff_seconds(1, 0.5, 60.0)
+    again = cycle.fail(cycle.resume(failed, 2000.0), "down", 2000.0, 1.0)
+    assert (again.attempts, again.retry_at) == (2, 2000.0 + 2 * cycle.RETRY_FIRST_SECONDS)
+
+
+@given(
+    attempts=st.integers(1, 10_000),
+    jitter=st.floats(0, 1),
+    after=st.none() | st.floats(0, 1e12),
+)
+def test_row_07_pauses_grow_are_capped_and_honour_the_server(
+    attempts: int, jitter: float, after: float | None
+) -> None:
+    seconds = cycle.backoff_seconds(attempts, jitter, after)
+    assert 1.0 <= seconds <= cycle.RETRY_AFTER_MAX_SECONDS + 1
+    assert seconds >= min(after or 0.0, cycle.RETRY_AFTER_MAX_SECONDS)
+    if not after:
+        assert seconds <= cycle.RETRY_MAX_SECONDS
+    assert math.isfinite(seconds)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "ceiling"),
+    [*((n, 2.0**n) for n in range(1, 9)), (9, 300.0), (10, 300.0), (10_000, 300.0)],
+)
+def test_row_07_each_pause_is_twice_the_last_up_to_five_minutes(
+    attempts: int, ceiling: float
+) -> None:
+    assert cycle.backoff_seconds(attempts, 1.0) == ceiling
+    assert cycle.backoff_seconds(attempts, 0.5) == 0.75 * ceiling
+    assert cycle.backoff_seconds(attempts, 0.0) == 0.5 * ceiling
+
+
+def test_row_07_a_server_is_obeyed_for_an_hour_and_then_not_all_at_once() -> None:
+    assert cycle.backoff_seconds(1, 0.25, 60.0) == 60.25
+    assert cycle.backoff_seconds(1, 0.25, 3600.0) == 3600.25
+    assert cycle.backoff_seconds(1, 0.25, 1e9) == 3600.25
+    assert cycle.backoff_seconds(8, 1.0, 60.0) == 256.0
+
+
+def test_only_what_was_judged_early_and_never_ranked_was_never_revealed() -> None:
+    assert draft(state=State.PREMATURE).never_revealed
+    assert not draft(state=State.PREMATURE, weighted_score=1.0).never_revealed
+    assert not draft(state=State.RANKED).never_revealed
+
+
+def test_a_new_submission_says_nothing_that_has_not_happened() -> None:
+    submission = draft()
+    assert (submission.state, submission.auto_target) == (State.NEW, False)
+    assert (submission.attempts, submission.created_at, submission.updated_at) == (0, 0, 0)
+    given = ("hotkey", "target_sequence_length", "mode", "publish_at", "api_url")
+    others = set(vars(submission)) - {*given, "id", "state", "auto_target", "attempts"}
+    assert not any(getattr(submission, name) for name in others)
+
+
+def test_a_submission_cannot_be_changed_behind_the_machine() -> None:
+    with pytest.raises(FrozenInstanceError):
+        draft().state = State.VALIDATED  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("state", [s for s in State if s not in cycle.CLOSED])
+def test_what_lives_is_failed_held_and_abandoned_where_that_means_something(state: State) -> None:
+    live = draft(state=state, attempts=4, **FULL)
+    assert not live.closed
+    assert cycle.abandon(live, "enough", 9.0).state is State.ABANDONED
+    if state is State.HELD:
+        with pytest.raises(IllegalTransition, match="cannot be held"):
+            cycle.hold(live, "r", "m", 9.0)
+    else:
+        held = cycle.hold(live, "r", "m", 9.0)
+        assert (held.state, held.reason, held.remedy, held.updated_at) == ("HELD", "r", "m", 9.0)
+    if state in (State.HELD, State.FAILED):
+        with pytest.raises(IllegalTransition, match="cannot fail"):
+            cycle.fail(live, "r", 9.0, 0.0)
+        with pytest.raises(IllegalTransition, match="no state to go back to"):
+            cycle.resume(live, 9.0)
+    else:
+        failed = cycle.fail(live, "r", 9.0, 0.0)
+        assert (failed.attempts, failed.resume_state, failed.updated_at) == (5, state, 9.0)
+        assert cycle.resume(failed, 10.0).attempts == 5  # the pause ran out
+        with pytest.raises(IllegalTransition, match="no state to go back to"):
+            cycle.resume(live, 9.0)
+
+
+def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
+    claim = {"commit_hash": "c", "tokens_per_sec": 2.0, "benchmarks": {"512": {"vram_mb": 1.0}}}
+    early = draft(state=State.PREMATURE, reason="too early", **{**FULL, **claim})
+    direct = cycle.directly(early, 5.0)
+    assert (direct.state, direct.mode, direct.id) == (State.CLAIMED, "direct", 0)
+    assert (direct.fork_url, direct.commit_hash, direct.tokens_per_sec) == ("u", "c", 2.0)
+    assert direct.benchmarks == early.benchmarks
+    left = (direct.salt, direct.commitment_hash, direct.submission_id, direct.reveal_block)
+    assert left == (None, None, None, None)
+    assert (direct.reason, direct.round_id, direct.created_at) == (None, None, 5.0)
+    assert cycle.next_step(direct) is Step.SUBMIT

@@ -1,0 +1,206 @@
+"""The journal's file: who may read it, what befalls it, its versions, and copies of it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from neurons.miner import cycle, schema
+from neurons.miner.cycle import State, Submission
+from neurons.miner.journal import Journal
+from neurons.runtime.errors import ConfigError, QuasarError
+from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, new
+from tests.processes import HANG, run_python
+
+
+def test_only_the_owner_can_read_it(path: Path) -> None:
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)
+    with Journal(path) as log:
+        close(log, new(log))
+        files = list(path.parent.iterdir())
+        assert len(files) == 3  # with the -wal and the -shm
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_it_is_on_the_disk_before_a_call_returns(log: Journal) -> None:
+    assert log._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert log._database.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
+
+
+@pytest.mark.parametrize("damage", ["replaced", "overwritten", "last page", "cut off"])
+def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
+    with Journal(path) as log:
+        for target in range(1, 200):
+            new(log, target)
+    whole = path.read_bytes()
+    content = {
+        "replaced": b"not a database, but long enough to look at" * 50,
+        "overwritten": whole[:4096] + b"\xff" * 8192 + whole[12288:],
+        "last page": whole[:-4096] + b"\xff" * 4096,  # of which only a check learns
+        "cut off": whole[: len(whole) // 2],
+    }[damage]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged.*backup.*\.recover"):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_locked_for_the_moment_is_no_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(path).close()
+    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 300)
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    with pytest.raises(QuasarError, match=r"at the moment.*locked.*start again") as caught:
+        Journal(path)
+    assert time.monotonic() - began >= 0.3
+    assert not isinstance(caught.value, ConfigError)
+    database.close()
+    Journal(path).close()
+
+
+def test_a_file_that_is_unlocked_in_time_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(path).close()
+    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 1000 * int(HANG))
+    database = sqlite3.connect(path, check_same_thread=False)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("BEGIN EXCLUSIVE")
+    release = threading.Timer(0.3, database.close)
+    release.start()
+    Journal(path).close()
+    release.join()
+
+
+@pytest.mark.parametrize("size", [4096, 12288])
+def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int) -> None:
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "import neurons.miner.schema as s\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+        "try: s.open_database(Path(sys.argv[1]))\n"
+        "except s.QuasarError as error: sys.exit(str(error))\n"
+    )
+    done = run_python("-c", code, path)
+    assert (done.returncode, "start again" in done.stderr) == (1, True), done.stderr
+    with Journal(path) as log:  # there is space again
+        assert new(log).state is State.NEW
+
+
+def test_row_18_a_newer_version_is_refused_and_kept(path: Path) -> None:
+    Journal(path).close()
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("INSERT INTO applied (version, name) VALUES (99, 'of the future')")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"newer version.*99.*Update"):
+        Journal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="STATE_DIR"):
+        Journal(tmp_path / "file" / "journal.sqlite")
+
+
+def older_file(path: Path, version: int, *submissions: Submission) -> None:
+    """Write the journal that an older version of the program would have left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE applied (version INTEGER PRIMARY KEY, name TEXT, at TEXT)")
+        for number, (name, statements) in enumerate(schema.MIGRATIONS[:version], 1):
+            for statement in statements:
+                database.execute(statement)
+            database.execute("INSERT INTO applied (version, name) VALUES (?, ?)", (number, name))
+        columns = [row[1] for row in database.execute("PRAGMA table_info(submissions)")]
+        for submission in submissions:
+            values = {**vars(submission), "state": submission.state.value, "benchmarks": "{}"}
+            row = [values[name] for name in columns]
+            marks = ", ".join("?" * len(row))
+            database.execute(f"INSERT INTO submissions VALUES ({marks})", row)  # noqa: S608
+        database.commit()
+
+
+COMMITMENT = draft(
+    **{"tokens_per_sec": 1.0, **COMMITTING, "benchmarks": {}},
+    state=State.COMMITTED,
+    submission_id=3,
+    reveal_block=9,
+    created_at=1.0,
+    updated_at=2.0,
+)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(
+    path: Path, version: int
+) -> None:
+    older_file(path, version, COMMITMENT)
+    with Journal(path) as log:
+        assert log.live(HOTKEY, 2048) == COMMITMENT
+        with pytest.raises(sqlite3.IntegrityError):
+            new(log)
+        early = cycle.advance(COMMITMENT, State.PREMATURE, 3.0)
+        log.transition(COMMITMENT, early)
+        assert [event.state for event in log.events(COMMITMENT.id)] == [State.PREMATURE]
+        new(log)  # the index of an older version knew no such end
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT version, name FROM applied").fetchall()
+    assert rows == [(n, name) for n, (name, _) in enumerate(schema.MIGRATIONS, 1)]
+
+
+def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path: Path) -> None:
+    older_file(path, 1, COMMITMENT)
+    with Journal(path, copy=True) as log:
+        assert log.live(HOTKEY, 2048) == COMMITMENT
+        assert log.events(COMMITMENT.id) == []  # a table that the file does not have yet
+        log.transition(COMMITMENT, cycle.fail(COMMITMENT, "r", 3.0, 0.0))
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]
+        assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]
+
+
+def test_a_copy_holds_what_another_process_has_just_written(path: Path, log: Journal) -> None:
+    first = new(log)
+    with Journal(path, copy=True) as reader:
+        assert reader.get(first.id) == first
+
+
+def test_a_missing_file_cannot_be_copied_and_is_not_made(path: Path) -> None:
+    with pytest.raises(QuasarError, match="cannot be used at the moment"):
+        Journal(path, copy=True)
+    assert not path.exists()
+
+
+def test_a_file_of_another_user_is_told_as_such(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so that the system's answer is given here."""
+    Journal(path).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        Journal(path, copy=True)
+    path.unlink()
+    with pytest.raises(QuasarError, match="cannot be used at the moment"):
+        Journal(path, copy=True)
+
+
+def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
+    Journal(tmp_path / "of" / "this" / "miner" / "journal.sqlite").close()

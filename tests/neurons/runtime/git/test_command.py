@@ -1,0 +1,274 @@
+"""git over real HTTP with a token: where it travels, where it never is, and what outages do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from neurons.miner.publishing.fork import Fork
+from neurons.miner.publishing.from_settings import open_fork
+from neurons.runtime.errors import ConfigError, Held, Retry
+from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.remote import Token
+from neurons.runtime.loading import load_settings
+from neurons.runtime.settings import Settings
+from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
+from tests.neurons.miner.publishing.forks import lay_out, publish
+from tests.repositories import run_git
+
+NAME = "miner/flash-linear-attention"
+INFO = f"GET /{NAME}.git/info/refs"
+
+
+@pytest.fixture
+def settings(host: GitHub, tmp_path: Path) -> Settings:
+    flags = {
+        "github_api_url": host.url,
+        "github_upstream": UPSTREAM,
+        "github_username": "miner",
+        "github_token": SecretStr(CANARY),
+        "state_dir": tmp_path / "state",
+    }
+    (tmp_path / "env").touch(0o600)
+    return load_settings(flags, tmp_path / "env", {})
+
+
+def fork_of(host: GitHub, folder: Path, token: str | None = CANARY, **options: object) -> Fork:
+    url = f"{host.url}/{NAME}.git"
+    return Fork(url, None, folder / "clone", token=token, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git on PATH that notes its arguments, and whether its environment holds a secret."""
+    log, real = tmp_path / "recorded", shutil.which("git")
+    (tmp_path / "bin").mkdir()
+    wrapper = tmp_path / "bin" / "git"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'printf "%s " "$@" >> {log}; echo >> {log}\n'
+        f'env | grep -q {Token(CANARY).basic} && echo "HEADER-IN-ENVIRONMENT $1" >> {log}\n'
+        f'env | grep -q {CANARY} && echo "TOKEN-IN-ENVIRONMENT $1" >> {log}\n'
+        f'exec {real} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return log
+
+
+def everything_under(folder: Path) -> str:
+    return "".join(
+        file.read_bytes().decode(errors="replace") for file in folder.rglob("*") if file.is_file()
+    )
+
+
+def test_row_28_from_a_token_to_a_published_fork(
+    host: GitHub,
+    settings: Settings,
+    recorded: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fork is made, cloned, pushed and verified; the token is in no place that others see."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # as an operator may have it exported
+    fork = open_fork(settings)
+    commit = publish(fork)
+    assert run_git(host.folder / f"{NAME}.git", "rev-parse", "quasar") == commit
+
+    basic = Token(CANARY).basic
+    pushed = [headers for line, headers in host.seen if line.endswith("git-receive-pack")]
+    assert pushed
+    assert all(headers["Authorization"] == f"Basic {basic}" for headers in pushed)
+
+    lines = recorded.read_text().splitlines()
+    online = {"ls-remote", "fetch", "push"}
+    assert online <= {line.split()[0] for line in lines if line.strip()}
+    with_header = {line.split()[1] for line in lines if line.startswith("HEADER-IN")}
+    assert online <= with_header
+    # git's own helpers inherit it; no local command has it, and none the daemon's environment.
+    assert not with_header & {"init", "reset", "clean", "status", "commit-tree", "hash-object"}
+    assert not [line for line in lines if line.startswith("TOKEN-IN")]
+
+    asking = [line for line in host.command_lines if "git-remote-http" in line]
+    assert asking
+    state = settings.state_dir
+    for secret in (CANARY, basic):
+        assert not [line for line in lines if secret in line]
+        assert not [line for line in host.command_lines if secret in line]
+        assert secret not in everything_under(state)
+        assert secret not in caplog.text
+        assert secret not in repr(vars(fork)) + fork.url + repr(settings)
+
+
+def test_the_upstream_gets_no_token(host: GitHub, tmp_path: Path) -> None:
+    host.add(NAME)
+    run_git(host.folder, "init", "-q", "--bare", f"{NAME}.git")
+    fork = Fork(
+        f"{host.url}/{NAME}.git", f"{host.url}/{UPSTREAM}.git", tmp_path / "clone", token=CANARY
+    )
+    fork.prepare()
+    upstream = [headers for line, headers in host.seen if f"/{UPSTREAM}.git/" in line]
+    assert upstream
+    assert not [headers for headers in upstream if "Authorization" in headers]
+
+
+def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    fork_of(host, tmp_path, token_host="github.com").prepare()
+    run_git(tmp_path, "clone", "-q", f"{host.url}/{NAME}.git", "mine")
+    mine = Fork(None, None, tmp_path / "unused", repo_path=tmp_path / "mine", token=CANARY)
+    mine.prepare()
+    assert host.seen
+    assert not [headers for _, headers in host.seen if "Authorization" in headers]
+
+
+@pytest.mark.parametrize("token", [None, "expired-" + CANARY])
+def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(
+    host: GitHub, tmp_path: Path, token: str | None
+) -> None:
+    host.fork(NAME)
+    fork = fork_of(host, tmp_path, token)
+    commit = lay_out(fork)
+    with pytest.raises(Held) as held:
+        fork.push(commit)
+    for words in ("GITHUB_TOKEN", "`public_repo`", "`repo`", "Contents: read and write"):
+        assert words in held.value.remedy
+    shown = "".join(traceback.format_exception(held.value))
+    if token:
+        assert token not in shown
+        assert Token(token).basic not in shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (Answer(401, b"", {"WWW-Authenticate": "Basic"}), Held),
+        (Answer(403, b"denied"), Held),
+        (Answer(404, b"not here"), Held),
+        (Answer(429, b"slow down"), Retry),
+        (Answer(500, b""), Retry),
+        (Answer(503, b""), Retry),
+    ],
+)
+def test_the_server_s_answers(
+    host: GitHub, tmp_path: Path, answer: Answer, kind: type[Exception]
+) -> None:
+    host.fork(NAME)
+    host.script[INFO] = [answer] * 2
+    with pytest.raises(kind):
+        fork_of(host, tmp_path).prepare()
+    host.script.clear()
+    fork_of(host, tmp_path).prepare()
+
+
+def test_row_28_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    header = f"Basic {Token(CANARY).basic}"
+    body = f"you sent {CANARY} in {header}".encode()
+    host.script[INFO] = [Answer(403, body, {"Content-Type": "text/plain"})]
+    with pytest.raises(Held) as held:
+        fork_of(host, tmp_path).prepare()
+    assert CANARY not in str(held.value)
+    assert Token(CANARY).basic not in str(held.value)
+
+
+def test_a_redirect_does_not_take_the_token_along(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    (tmp_path / "other").mkdir()
+    with serve(tmp_path / "other", host.folder / f"{UPSTREAM}.git") as other:
+        place = {"Location": f"{other.url}/{NAME}.git/info/refs?service=git-upload-pack"}
+        host.script[INFO] = [Answer(302, b"", place)]
+        with pytest.raises(Held):
+            fork_of(host, tmp_path).prepare()
+        assert other.seen == []
+
+
+def test_nobody_there_is_a_passing_fault(tmp_path: Path) -> None:
+    fork = Fork("http://127.0.0.1:9/me/fork", None, tmp_path / "clone", token=CANARY)
+    with pytest.raises(Retry):
+        fork.prepare()
+    assert not (tmp_path / "clone").exists()
+
+
+def test_a_server_that_hangs_is_left_at_the_deadline(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    host.hang.clear()
+    with pytest.raises(Retry, match="took longer than"):
+        fork_of(host, tmp_path, timeout=0.5).prepare()
+    assert no_child_left()
+
+
+def test_a_stop_ends_a_running_command(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    host.hang.clear()
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    with pytest.raises(Retry, match="stopped"):
+        fork_of(host, tmp_path, stop=stop).prepare()
+    timer.join()
+    assert no_child_left()
+
+
+def no_child_left() -> bool:
+    """Tell whether no child of this process is a git."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    names = [Path(f"/proc/{child}/comm") for child in children]
+    return not [name for name in names if name.exists() and "git" in name.read_text()]
+
+
+def test_without_git_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="git is not installed"):
+        HardenedGit(tmp_path).status()
+
+
+def test_a_git_that_ignores_its_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"git 2\.25\.1 is too old"):
+        HardenedGit(tmp_path).status()
+
+
+def test_the_clone_is_the_owner_s_alone(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    fork = fork_of(host, tmp_path)
+    fork.prepare()
+    config = (fork.worktree / ".git/config").read_text()
+    assert "extraheader" not in config.lower()
+    assert not stat.S_IMODE((fork.worktree / ".git/config").stat().st_mode) & 0o022
+
+
+def test_github_needs_a_name_and_a_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="GITHUB_USERNAME"):
+        open_fork(Settings(state_dir=tmp_path))
+
+
+def test_settings_choose_the_kind_of_fork(tmp_path: Path, upstream: Path) -> None:
+    local = open_fork(Settings(state_dir=tmp_path, fork_remote=str(tmp_path / "fork.git")))
+    assert local._upstream is not None  # what a remote that is not there yet is made of
+    assert local._upstream.url == "https://github.com/troy12x/flash-linear-attention.git"
+    assert local.url == f"file://{tmp_path}/fork.git"
+    assert local.worktree == tmp_path / "fork"
+    at_github = Settings(
+        state_dir=tmp_path, github_username="me", github_token=SecretStr(CANARY), fork_branch="b"
+    )
+    assert open_fork(at_github).url == "https://github.com/me/flash-linear-attention"
+    assert open_fork(at_github).branch == "b"
+    run_git(tmp_path, "clone", "-q", str(upstream), "mine")
+    mine = open_fork(Settings(state_dir=tmp_path, repo_path=tmp_path / "mine"))
+    assert mine.url == f"file://{upstream}"

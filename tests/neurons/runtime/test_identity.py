@@ -1,0 +1,173 @@
+"""Identity: real wallet files and real signatures; a clear sentence where a person must act."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bittensor import Wallet
+from bittensor.sp_core import Keypair
+from websockets.sync.server import ServerConnection, serve
+
+from neurons.runtime import identity
+from neurons.runtime.errors import ConfigError
+from tests.processes import run, run_python
+
+
+def test_a_throwaway_is_made_once_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = identity.create_throwaway(tmp_path / "wallets")
+    second = identity.create_throwaway(tmp_path / "wallets")
+    assert first.hotkey == second.hotkey
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""  # above all no mnemonic
+    private = identity.hotkey_file("throwaway", "default", tmp_path / "wallets")
+    assert private.stat().st_mode & 0o077 == 0
+    assert "Keypair" not in repr(first)
+
+
+def test_signatures_verify_against_the_address_only(tmp_path: Path) -> None:
+    me = identity.create_throwaway(tmp_path)
+    signature = me.sign("text with ü")
+    assert len(bytes.fromhex(signature)) == 64
+    # the independent check: bittensor's own verification of the UTF-8 bytes
+    assert Keypair(ss58_address=me.hotkey).verify("text with ü".encode(), bytes.fromhex(signature))
+    assert identity.verify(me.hotkey, "text with ü", signature)
+    assert identity.verify(me.hotkey, "text with ü", "0x" + signature)
+    assert not identity.verify(me.hotkey, "another text", signature)
+    alice = Keypair.create_from_uri("//Alice").ss58_address
+    assert not identity.verify(alice, "text with ü", signature)
+
+
+@pytest.mark.parametrize("signature", ["", "zz", "ab" * 63, "ab" * 64, "0x"])
+def test_a_malformed_signature_is_only_false(signature: str) -> None:
+    alice = Keypair.create_from_uri("//Alice").ss58_address
+    assert not identity.verify(alice, "text", signature)
+    assert not identity.verify("not an address", "text", signature)
+
+
+def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "WALLET_MINER_NAME=w" in str(caught.value)
+    command = str(caught.value).split("`")[1].split()
+    btcli = Path(sys.executable).with_name(command[0])
+    done = run(btcli, *command[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")
+
+
+def test_row_32_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None:
+    wallet = Wallet(name="w", hotkey="hot", path=str(tmp_path))
+    wallet.create_new_hotkey(
+        use_password=True, overwrite=True, suppress=True, hotkey_password="canary-password"
+    )
+    with pytest.raises(ConfigError, match="is encrypted") as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "btcli wallet regen-hotkey" in str(caught.value)
+
+
+def test_row_32_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -> None:
+    private = identity.hotkey_file("w", "hot", tmp_path)
+    private.parent.mkdir(parents=True)
+    private.write_text('{"secretSeed": "canary"}')
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "canary" not in str(caught.value)
+
+
+def test_offline_asks_no_chain() -> None:
+    with pytest.raises(identity.ChainUnreachable, match="offline"):
+        identity.registered_uid("5abc", 24, identity.OFFLINE)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that this test holds and nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_an_unreachable_chain_is_told_in_one_line(
+    closed_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for network in (f"ws://127.0.0.1:{closed_port}", "wss://chain.invalid", "no-such-network"):
+        with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
+            identity.registered_uid("5abc", 24, network)
+        assert network in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_a_chain_that_is_silent_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        network = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(identity.ChainUnreachable, match=r"no answer in 2 s"):
+            identity.registered_uid("5abc", 24, network, seconds=2)
+
+
+def test_a_chain_that_answers_nonsense_leaves_no_traceback() -> None:
+    def answer(connection: ServerConnection) -> None:
+        for message in connection:
+            reply = {"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": None}
+            connection.send(json.dumps(reply))
+
+    # bittensor's tasks complain when they are destroyed, so the whole process is looked at.
+    code = (
+        "import sys; from neurons.runtime import identity\n"
+        "try: identity.registered_uid('5abc', 24, sys.argv[1])\n"
+        "except identity.ChainUnreachable as error: print(error)"
+    )
+    with serve(answer, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        network = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        done = run_python("-c", code, network, check=True)
+        server.shutdown()
+    assert done.stderr == ""
+    assert re.fullmatch(rf"The network '{network}' is out of reach \(.*\)\.\n", done.stdout)
+
+
+@pytest.mark.parametrize(("answer", "uid"), [("7", 7), ("0", 0), ("None", None)])
+def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
+    answer: str, uid: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bittensor.py").write_text(
+        "print('connecting ...', end='')\n"
+        "class Subtensor:\n"
+        "    def __init__(self, network): self.neurons = self\n"
+        f"    def uid(self, hotkey_ss58, netuid): return {answer} if netuid == 24 else 99\n"
+    )
+    monkeypatch.chdir(tmp_path)  # `python -m` looks there first
+    assert identity.registered_uid("5abc", 24, "finney") == uid
+
+
+def test_the_subnets_hotkeys_come_with_uid_and_stake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bittensor.py").write_text(
+        "from types import SimpleNamespace as Row\n"
+        "class Subtensor:\n"
+        "    def __init__(self, network): self.neurons = self\n"
+        "    def all(self, netuid):\n"
+        "        stake = Row(rao=1_500_000_000)\n"
+        "        return [Row(hotkey='5abc', uid=7, total_stake=stake)] if netuid == 24 else []\n"
+    )
+    monkeypatch.chdir(tmp_path)  # `python -m` looks there first
+    found = identity.subnet_neurons(24, "finney")
+    assert found == {"5abc": identity.Neuron(uid=7, stake=1.5)}
+
+
+def test_bittensor_is_imported_only_when_needed() -> None:
+    code = "import sys, neurons.runtime.identity; assert 'bittensor' not in sys.modules"
+    run_python("-c", code, check=True)

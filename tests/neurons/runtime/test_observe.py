@@ -1,0 +1,163 @@
+"""Logs: one line an event, secrets out of every part of it, tracebacks included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neurons.runtime import observe
+from tests.processes import run_python
+
+CANARY = "canary-7f3a9c"
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    hooks = sys.excepthook
+    yield
+    sys.excepthook = hooks
+    observe._secrets.clear()
+    logging.captureWarnings(False)
+
+
+def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure()
+    observe.get_logger("t", hotkey="5abc").info("claim derived", length=2048, text="two words")
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert line.endswith('Z info     claim derived  hotkey=5abc length=2048 text="two words"\n')
+
+
+def test_remote_text_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure()
+    observe.get_logger("t").info("reply", detail="x\n2026 critical forged\x1b[31m\u2028y")
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+    assert "\u2028" not in line
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure(fmt="json")
+    observe.get_logger("t").warning("paused", seconds=3)
+    event = json.loads(capsys.readouterr().err)
+    assert event["event"] == "paused"
+    assert event["level"] == "warning"
+    assert event["seconds"] == 3
+    assert event["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize("fmt", ["console", "json"])
+def test_secrets_are_taken_out_everywhere(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure(fmt=fmt, secrets=[CANARY])
+    log = observe.get_logger("t")
+    log.info(f"pushed with {CANARY}", url=f"https://x:{CANARY}@h", deep={"a": [CANARY]})
+    log.info(
+        "headers", headers={"Signature": "abc1", "Authorization": "abc2"}, commitment_salt="abc3"
+    )
+    log.info("shapes", text="ghp_" + "A" * 36, other="https://user:hunter2@example.org/x")
+    logging.getLogger("elsewhere").warning("the token %s leaked", CANARY)
+    text = capsys.readouterr().err
+    assert text.count("\n") == 4
+    for secret in (CANARY, "abc1", "abc2", "abc3", "AAAA", "hunter2"):
+        assert secret not in text
+    assert "tokens_per_sec" not in text
+
+
+def test_speeds_are_not_mistaken_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure()
+    observe.get_logger("t").info("measured", tokens_per_sec=12.5, target_tokens=9)
+    assert "tokens_per_sec=12.5 target_tokens=9" in capsys.readouterr().err
+
+
+def test_a_late_secret_is_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure()
+    observe.register_secret(CANARY)
+    try:
+        raise ValueError(f"bad salt {CANARY}")
+    except ValueError:
+        observe.get_logger("t").exception("failed")
+    text = capsys.readouterr().err
+    assert "ValueError: bad salt [redacted]" in text
+    assert CANARY not in text
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
+    code = (
+        "import threading\nfrom neurons.runtime import observe\n"
+        f"observe.configure(secrets=['{CANARY}'])\n"
+        "def boom():\n    raise RuntimeError('lost ' + 'canary-' + '7f3a9c')\n"
+        + ("boom()" if where == "main" else "threading.Thread(target=boom).start()")
+    )
+    done = run_python("-c", code)
+    assert "critical uncaught exception" in done.stderr
+    assert "RuntimeError: lost [redacted]" in done.stderr
+    assert CANARY not in done.stderr
+
+
+def test_the_file_is_private_and_holds_the_same_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "logs" / "miner.log"
+    observe.configure(secrets=[CANARY], file=file)
+    observe.get_logger("t").info("hello", value=CANARY)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == capsys.readouterr().err
+    assert CANARY not in file.read_text()
+
+
+def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure("DEBUG")
+    logging.getLogger("bittensor.subtensor").info("connecting")
+    logging.getLogger("bittensor.subtensor").warning("slow")
+    text = capsys.readouterr().err
+    assert "connecting" not in text
+    assert "slow" in text
+
+
+def test_a_quick_retry_is_one_plain_line_for_who_looks_closely(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import stamina
+
+    observe.configure("DEBUG")
+    tries = iter([ConnectionError("refused by the other side"), None])
+    for attempt in stamina.retry_context(on=ConnectionError, wait_initial=0.01, wait_jitter=0):
+        with attempt:
+            fault = next(tries)
+            if fault:
+                raise fault
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no answer, asking again" in line
+    assert " debug " in line
+    assert "refused by the other side" in line
+    assert "callable" not in line
+
+
+def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    observe.configure(ordinary=sys.stdout)
+    log = observe.get_logger("t")
+    log.info("all is well")
+    log.warning("mind this")
+    shown = capsys.readouterr()
+    assert ("all is well" in shown.out, "mind this" in shown.out) == (True, False)
+    assert ("all is well" in shown.err, "mind this" in shown.err) == (False, True)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure("INFO", form)
+    told = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
+    observe.get_logger("t").info(f"sentence {told}", detail=told)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "sentence" in line
+    assert not observe.redact_text(told).count("\u202e")

@@ -1,0 +1,260 @@
+"""Settings: precedence, every error at once, .env read as text, .env.example kept fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+
+from neurons.runtime import env_example
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.loading import load_settings
+from neurons.runtime.settings import Settings
+from tests import PROJECT
+
+NOTHING: dict[str, str] = {}
+HOTKEY = "5" + "F" * 47
+
+
+@pytest.fixture(autouse=True)
+def no_project_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", tmp_path / "absent")
+
+
+def env_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / ".env"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(0o600)
+    return path
+
+
+def problems(**kwargs: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(**kwargs)  # type: ignore[arg-type]
+    return str(caught.value).splitlines()
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "NETUID=1\nCLAIM_RUNS=4\nPORT=9001\n")
+    settings = load_settings(
+        {"netuid": 3, "claim_runs": None},
+        path,
+        {"NETUID": "2", "PORT": "9002"},
+        defaults={"port": 9003, "claim_headroom": 0.5},
+    )
+    assert (settings.netuid, settings.port) == (3, 9002)
+    assert settings.claim_runs == 4  # a flag that is not given hides nothing
+    assert settings.claim_headroom == 0.5
+    assert settings.wallet_hotkey == "default"
+
+
+def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    path = env_file(
+        tmp_path,
+        "\ufeffexport GITHUB_USERNAME='ada'\r\n"
+        'WALLET_HOTKEY="hot-1" # a comment\r\n'
+        f"REFERENCE_MODEL=$(touch {proof})\r\n"
+        "PYTORCH_CUDA_ALLOC_CONF=${GITHUB_USERNAME}`id`\r\n"
+        "NETUID=\r\n",
+    )
+    settings = load_settings(env_file=path, environ={"HOME": "/nowhere"})
+    assert settings.github_username == "ada"
+    assert settings.wallet_hotkey == "hot-1"
+    assert settings.reference_model == f"$(touch {proof})"
+    assert settings.pytorch_cuda_alloc_conf == "${GITHUB_USERNAME}`id`"
+    assert settings.netuid == 24  # an empty value means unset
+    assert not proof.exists()
+
+
+def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
+    text = "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\nGITHUB_TOKN=ghp_x\n"
+    path = env_file(tmp_path, text)
+    lines = problems(
+        flags={"target_sequence_length": "-5"},
+        env_file=path,
+        environ={"VALIDATOR_API_URL": "http://example.org", "LOG_FORMAT": "xml"},
+        process="miner",
+    )
+    text = "\n".join(lines)
+    assert f"CLAIM_HEADROOM='2' ({path}): give a share from 0 to 0.9." in lines
+    assert "TARGET_SEQUENCE_LENGTH='-5' (flag): give a whole number of tokens from 512" in text
+    assert "LOG_FORMAT='xml' (environment): give console or json." in lines
+    assert "VALIDATOR_API_URL='http://example.org'" in text
+    assert "OPTIMIZATION_INTERVAL='nan'" in text
+    assert f"line 3 of {path}" in text
+    assert "GITHUB_TOKEN is not set" in text
+    assert "GITHUB_USERNAME is not set" in text
+    assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in lines
+    assert len(lines) == 9
+
+
+def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) -> None:
+    path = env_file(
+        tmp_path,
+        "# settings\n\nGITHUB_TOKEN=abc123\n\n  \nno setting here\nNETUID=x\n"
+        'WALLET_HOTKEY="open\nCLAIM_RUNS=0\nREFERENCE_MODEL="m"\nPORT=-1\n',
+    )
+    path.chmod(0o644)
+    lines = problems(env_file=path, environ=NOTHING)
+    assert lines == [
+        f"line 6 of {path} cannot be read: write NAME=value, its quotes closed.",
+        f'WALLET_HOTKEY cannot be read (line 8 of {path}): close the quote " in its line.',
+        f"GITHUB_TOKEN=[redacted] ({path}): does not have the form of a GitHub token: give a "
+        "GitHub token, `ghp_...` or `github_pat_...`.",
+        f"NETUID='x' ({path}): give a whole number from 0 to 65535.",
+        f"CLAIM_RUNS='0' ({path}): give a whole number from 1 to 20.",
+        f"PORT='-1' ({path}): give a port from 0 to 65535.",
+        f"others can read {path}: chmod 600 {path}",
+    ]
+
+
+def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "GITHUB_TOKEN='ghp_a\ncanary==\ncanary='\n")
+    assert problems(env_file=path, environ=NOTHING) == [
+        f"GITHUB_TOKEN cannot be read (line 1 of {path}): close the quote ' in its line.",
+        f"line 3 of {path} cannot be read: write NAME=value, its quotes closed.",
+    ]
+
+
+@pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
+@pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
+def test_a_quote_that_is_not_closed_is_named_by_its_setting(
+    tmp_path: Path, name: str, rest: str
+) -> None:
+    path = env_file(tmp_path, f'FORK_REMOTE=f\n{name}="canary\n{rest}')
+    lines = problems(env_file=path, environ={"VALIDATOR_API_URL": "https://a.org"}, process="miner")
+    assert lines[0] == f'{name} cannot be read (line 2 of {path}): close the quote " in its line.'
+    assert not any(f"{name} is not set" in line or "canary" in line for line in lines)
+
+
+def test_a_secret_is_not_quoted_in_an_error() -> None:
+    lines = problems(environ={"GITHUB_TOKEN": "your_secret_canary", "GITHUB_USERNAME": "a b"})
+    assert lines[0].startswith("GITHUB_TOKEN=[redacted] (environment): is still the placeholder")
+    assert "canary" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("VALIDATOR_API_URL", "http://192.168.1.9:8000"),
+        ("VALIDATOR_API_URL", "https://user:pw@example.org"),
+        ("VALIDATOR_API_URL", "ftp://example.org"),
+        ("FORK_REMOTE", "https://token@github.com/a/b"),
+        ("TARGET_SEQUENCE_LENGTH", "511"),
+        ("TARGET_SEQUENCE_LENGTH", "1e5"),
+        ("CLAIM_RUNS", "0"),
+        ("BENCH_TIMEOUT_SECONDS", "inf"),
+        ("PORT", "65536"),
+        ("VALIDATOR_API_URL", "https://a:b"),
+        ("VALIDATOR_API_URL", "https://a:99999"),
+        ("VALIDATOR_API_URL", "https://a b"),
+        ("TARGET_SEQUENCE_LENGTH", "99999999999999999999"),
+        ("BENCH_TIMEOUT_SECONDS", "1e30"),
+        ("OPTIMIZATION_INTERVAL", "1e30"),
+        ("NETUID", "65536"),
+        ("SUBTENSOR_NETWORK", "finey"),
+        ("WALLET_MINER_NAME", ".."),
+        ("GITHUB_TOKEN", "ghp_é"),
+        ("GITHUB_TOKEN", "ghp_a b"),
+        ("GITHUB_TOKEN", "abc123"),
+        ("HOST", "127.0.0.1:8000"),
+        ("HOST", "http://127.0.0.1"),
+        ("FORK_HOSTS", "https://github.com"),
+        ("FORK_HOSTS", "github.com/troy12x"),
+        ("VALIDATOR_HOTKEYS", "validator"),
+        ("INFERENCE_SERVERS", "https://miner.example.org"),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=ftp://miner.example.org"),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=https://miner:x"),
+        ("PUBLISH_AT", "later"),
+        ("DEVICE", "tpu"),
+        ("GITHUB_UPSTREAM", "no-owner"),
+        ("GITHUB_USERNAME", "your_github_username"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
+    (line,) = problems(environ={variable: value})
+    shown = "[redacted]" if variable == "GITHUB_TOKEN" else repr(value)
+    assert line.startswith(f"{variable}={shown} (environment): ")
+    assert "give " in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("VALIDATOR_API_URL", "https://example.org/", "https://example.org"),
+        ("VALIDATOR_API_URL", "http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("TARGET_SEQUENCE_LENGTH", "auto", "auto"),
+        ("TARGET_SEQUENCE_LENGTH", "1000000", 1_000_000),
+        ("VALIDATOR_HOTKEYS", f"{HOTKEY}, {HOTKEY}", (HOTKEY, HOTKEY)),
+        ("INFERENCE_SERVERS", f"{HOTKEY}=https://a.org:1/x", (f"{HOTKEY}=https://a.org:1/x",)),
+        ("FORK_HOSTS", "github.com, git.example.org:8443", ("github.com", "git.example.org:8443")),
+        ("SUBTENSOR_NETWORK", "wss://example.org:9944", "wss://example.org:9944"),
+        ("HOST", "::1", "::1"),
+        ("STATE_DIR", "/var/lib/quasar", Path("/var/lib/quasar")),
+        ("STATE_DIR", "state-2", PROJECT / "state-2"),
+    ],
+)
+def test_a_good_value_is_read(variable: str, value: str, expected: object) -> None:
+    assert getattr(load_settings(environ={variable: value}), variable.lower()) == expected
+
+
+@pytest.mark.parametrize("place", ["REPO_PATH", "FORK_REMOTE"])
+def test_the_token_is_not_needed_with_an_own_repository(place: str) -> None:
+    environ = {"VALIDATOR_API_URL": "https://example.org", place: "/srv/fork"}
+    assert load_settings(environ=environ, process="miner").github_token is None
+
+
+def test_token_and_username_go_together() -> None:
+    environ = {"VALIDATOR_API_URL": "https://example.org", "GITHUB_TOKEN": "ghp_" + "x" * 36}
+    (line,) = problems(environ=environ, process="miner")
+    assert line.startswith("GITHUB_USERNAME is not set")
+    assert load_settings(environ=environ, process="validator").github_username is None
+
+
+def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
+    path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nHF_TOKEN=5\n")
+    warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
+    assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
+    assert "MINER_MODEL_NAME is ignored: " in warnings
+    assert "HF_TOKEN is ignored: no gated model" in warnings
+    assert "canary" not in warnings
+    assert "chmod" not in warnings  # nobody else can read this file
+
+
+def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
+    assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
+    assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
+
+
+def test_the_environment_can_name_the_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
+    other = tmp_path / "other"
+    other.write_text("NETUID=8\n")
+    assert load_settings(environ=NOTHING).netuid == 7
+    assert load_settings(environ={"ENV_FILE": str(other)}).netuid == 8
+    assert load_settings(environ={"ENV_FILE": "/dev/null"}).netuid == 24
+    assert load_settings(env_file=Path("/dev/null"), environ=NOTHING).netuid == 24
+
+
+def test_secrets_do_not_show_in_the_settings_text() -> None:
+    environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
+    settings = load_settings(environ=environ)
+    assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert settings.secrets() == list(environ.values())
+
+
+def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path: Path) -> None:
+    text = env_example.EXAMPLE.read_text(encoding="utf-8")
+    assert text == env_example.render(), "run: python -m neurons.runtime.env_example"
+    # Uncommented as a whole, the file says exactly what the code's defaults say.
+    lines = [line.removeprefix("# ") for line in text.splitlines() if "=" in line.split(" ")[-1]]
+    assigned = [
+        line for line in lines if line.split("=")[0] in map(str.upper, Settings.model_fields)
+    ]
+    path = env_file(tmp_path, "\n".join(assigned))
+    assert set(dotenv_values(path)) == {name.upper() for name in Settings.model_fields}
+    assert load_settings(env_file=path, environ=NOTHING) == load_settings(environ=NOTHING)

@@ -1,0 +1,157 @@
+"""The validator's client against our live API and against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from neurons.runtime.errors import ConfigError
+from neurons.validator import api as module
+from neurons.validator.api import ApiFault, ValidatorApi
+from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi
+
+ROW = {
+    "id": 1,
+    "miner_hotkey": "5Grw",
+    "fork_url": "https://host/fork",
+    "commit_hash": "a" * 40,
+    "target_sequence_length": 512,
+    "tokens_per_sec": 1.0,
+    "created_at": "2026-01-01T00:00:02",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
+
+
+def answering(
+    *answers: httpx.Response | Exception, **options: Any
+) -> tuple[ValidatorApi, list[httpx.Request]]:
+    """Return a client that gets `answers`, the last again and again, and what it sends."""
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        reply = answers[min(len(sent), len(answers)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    transport = httpx.MockTransport(answer)
+    return ValidatorApi("https://api.example", VALIDATOR, transport=transport, **options), sent
+
+
+def queue_of(*rows: Any) -> httpx.Response:
+    return httpx.Response(200, content=json.dumps({"submissions": list(rows)}))
+
+
+def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
+    api.register(ALICE)
+    first = api.submit(ALICE, 10.0)
+    api.clock.now += 1
+    second = api.submit(ALICE, 20.0, target=512)
+    api.commit(ALICE)
+    client = ValidatorApi(api.url, VALIDATOR)
+    rows = client.queue()
+    assert [row.id for row in rows] == [first, second]  # the oldest first
+    assert rows[0].ip_address == f"hotkey {ALICE.hotkey}"
+    client.record_failure(rows[0].ip_address)
+    client.mark(first, 0.95, "Measured 9.5.", {"512": {"tokens_per_sec": 9.5}})
+    assert [row.id for row in client.queue()] == [second]
+    assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 0.95
+    with pytest.raises(ApiFault, match="404: Submission not found"):
+        client.mark(99, 1.0)
+    client.close()
+
+
+def test_a_hotkey_that_is_no_validator_needs_a_person(api: LiveApi) -> None:
+    client = ValidatorApi(api.url, ALICE)
+    with pytest.raises(ConfigError, match="VALIDATOR_HOTKEYS") as caught:
+        client.mark(1, 1.0)
+    assert ALICE.hotkey in str(caught.value)
+
+
+def test_commitments_of_the_public_server_are_left_alone() -> None:
+    committed = {**ROW, "id": 2, "fork_url": None, "commit_hash": None, "tokens_per_sec": 0.0}
+    ours = {**ROW, "id": 3, "is_revealed": False}
+    client, _ = answering(queue_of(committed, ours, {**ROW, "validated": True}, ROW))
+    assert [row.id for row in client.queue()] == [1]
+
+
+def test_every_page_of_the_queue_is_read() -> None:
+    def page(number: int, following: int | None) -> httpx.Response:
+        rows = {"submissions": [{**ROW, "id": number}], "next_after": following}
+        return httpx.Response(200, content=json.dumps(rows))
+
+    client, sent = answering(page(1, 1), page(2, 2), page(3, None))
+    assert [row.id for row in client.queue()] == [1, 2, 3]
+    assert [request.url.params["after"] for request in sent] == ["0", "1", "2"]
+    client, sent = answering(page(1, 1))  # a server that never ends
+    assert len(client.queue()) == 2
+    assert len(sent) == 2
+
+
+def test_one_malformed_row_does_not_hide_the_others() -> None:
+    client, _ = answering(queue_of({"id": "x"}, None, ROW, {**ROW, "id": 7, "created_at": "2025"}))
+    assert [row.id for row in client.queue()] == [7, 1]
+
+
+def test_a_passing_fault_is_tried_again() -> None:
+    broken = (httpx.Response(503), httpx.ConnectError("refused"))
+    client, sent = answering(*broken, queue_of(ROW))
+    assert len(client.queue()) == 1
+    assert len(sent) == 3
+    client, sent = answering(httpx.Response(500, text="oops"))
+    with pytest.raises(ApiFault, match="500"):
+        client.queue()
+    assert len(sent) == module.ATTEMPTS
+
+
+def test_a_round_is_opened_once_at_most() -> None:
+    client, sent = answering(httpx.ReadError("the reply was lost"))
+    with pytest.raises(ApiFault):
+        client.create_round(48)
+    assert len(sent) == 1
+
+
+def test_nothing_is_tried_again_after_a_stop() -> None:
+    stop = threading.Event()
+    stop.set()
+    client, sent = answering(httpx.ConnectError("refused"), stop=stop)
+    with pytest.raises(ApiFault):
+        client.queue()
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (httpx.Response(200, text="<html>"), "not JSON"),
+        (httpx.Response(200, text="[]"), "wrong fields: the reply"),
+        (httpx.Response(200, text="{}"), "wrong fields: submissions"),
+        (httpx.Response(200, content=b" " * (2**22 + 1)), "more than 4194304 bytes"),
+        (
+            httpx.Response(302, headers={"Location": "https://elsewhere.example"}),
+            "redirected to https://elsewhere",
+        ),
+        (httpx.Response(400, json={"detail": "submission_id required"}), "submission_id required"),
+    ],
+)
+def test_other_answers_are_one_clear_fault(reply: httpx.Response, words: str) -> None:
+    client, sent = answering(reply)
+    with pytest.raises(ApiFault, match=words):
+        client.queue()
+    assert [request.url.host for request in sent] == ["api.example"]
+
+
+def test_the_headers_travel_by_https_or_stay_at_home() -> None:
+    with pytest.raises(ConfigError, match="https"):
+        ValidatorApi("http://api.example", VALIDATOR)
+    assert ValidatorApi("http://[::1]:8000", VALIDATOR).on_loopback
+    assert not ValidatorApi("https://api.example", VALIDATOR).on_loopback

@@ -1,0 +1,277 @@
+"""Clones of real repositories, honest and hostile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from neurons.runtime.errors import Retry
+from neurons.runtime.git.command import HardenedGit
+from neurons.validator import clone as module
+from neurons.validator.clone import BadFork, Sources, clear, clone, submission_folder
+from tests.neurons.validator.samples import ForkRepository
+from tests.repositories import run_git
+
+HOME = Sources(files=True)
+
+
+def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return clone(fork.url, commit, folder, sources=HOME)
+
+
+def test_a_sandbox_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
+    parent = tmp_path / "sandboxes"
+
+    def break_off() -> None:
+        with submission_folder(parent) as folder:
+            assert list(folder.iterdir()) == []
+            (folder / "file").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        break_off()
+    assert list(parent.iterdir()) == []
+    (parent / "submission-left").mkdir()
+    clear(parent)
+    assert list(parent.iterdir()) == []
+
+
+def test_the_tip_is_cloned_alone(fork: ForkRepository, tmp_path: Path) -> None:
+    fork.commit({"a": "1"})
+    tip = fork.commit({"a": "2"})
+    tree = take(fork, tip, tmp_path / "box")
+    assert (tree / "a").read_text() == "2"
+    assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
+    fork: ForkRepository, tmp_path: Path
+) -> None:
+    """The size of a commit is known before it is unfolded; its branch's tip may be anything."""
+    wanted = fork.commit({"a": "1"})
+    fork.commit({"tip-alone": "x"})
+    box = tmp_path / "box"
+    seen: list[str] = []
+    real = HardenedGit.online
+
+    def online(git: HardenedGit, *words: object, **options: object) -> str:
+        answer = real(git, *words, **options)  # type: ignore[arg-type]
+        seen.extend(path.name for path in (box / "tree").iterdir())
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HardenedGit, "online", online)
+        assert (take(fork, wanted, box) / "a").read_text() == "1"
+    assert set(seen) == {".git"}
+
+
+def test_an_older_commit_is_fetched_by_its_hash(fork: ForkRepository, tmp_path: Path) -> None:
+    older = fork.commit({"a": "1"})
+    fork.commit({"a": "2"})
+    assert (take(fork, older, tmp_path / "box") / "a").read_text() == "1"
+
+
+def test_a_commit_of_another_branch_is_fetched(fork: ForkRepository, tmp_path: Path) -> None:
+    fork.git("checkout", "--quiet", "-b", "quasar")
+    commit = fork.commit({"a": "branch"})
+    fork.git("checkout", "--quiet", "main")
+    assert (take(fork, commit, tmp_path / "box") / "a").read_text() == "branch"
+
+
+def test_what_is_not_there_is_the_forks_fault(fork: ForkRepository, tmp_path: Path) -> None:
+    missing = ForkRepository(tmp_path / "nowhere")
+    for repository, commit, box in ((fork, "0" * 40, "one"), (missing, "0" * 40, "two")):
+        with pytest.raises(BadFork, match="cannot be cloned"):
+            take(repository, commit, tmp_path / box)
+    with pytest.raises(BadFork, match="no full commit hash"):
+        take(fork, "main", tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ext::sh -c touch% /tmp/owned",
+        "ssh://host/fork",
+        "git@host:fork",
+        "http://host/fork",
+        "https://user:password@host/fork",
+        "--upload-pack=touch owned",
+        "/etc",
+        "",
+    ],
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(BadFork) as caught:
+        HOME.check(address)
+    assert "password" not in str(caught.value)
+
+
+def test_a_file_is_cloned_where_it_is_allowed_by_name(fork: ForkRepository) -> None:
+    assert HOME.check(fork.url).protocol == "file"
+    with pytest.raises(BadFork, match="https://"):
+        Sources().check(fork.url)
+
+
+def test_a_host_is_one_of_those_that_are_named() -> None:
+    assert Sources().check("https://github.com/a/b").url == "https://github.com/a/b"
+    assert Sources(hosts=()).check("https://host/fork").url == "https://host/fork"
+    for address in ("https://github.com.evil.org/a/b", "https://evil.org/github.com/a/b"):
+        with pytest.raises(BadFork, match=r"from github\.com only"):
+            Sources().check(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "0.0.0.1"]
+)
+def test_nothing_is_fetched_from_this_network(address: str, tmp_path: Path) -> None:
+    with pytest.raises(BadFork, match=r"no public address|:8000|carries"):
+        clone(f"https://{address}/a/b", "0" * 40, tmp_path, sources=Sources(hosts=()))
+    with pytest.raises(BadFork, match="Nothing is fetched from"):
+        clone(f"https://{address}:8000/a", "0" * 40, tmp_path / "..", sources=Sources(hosts=()))
+
+
+def test_what_unfolds_without_end_is_not_unfolded(fork: ForkRepository, tmp_path: Path) -> None:
+    """Ten names a folder, eight folders deep: a kilobyte of git, a hundred million files."""
+    (fork.path / "one").write_text("one")
+    hashed = fork.git("hash-object", "-w", "one")
+    tree = mktree(fork, [f"100644 blob {hashed}\tf{n}" for n in range(10)])
+    for _ in range(8):
+        tree = mktree(fork, [f"040000 tree {tree}\td{n}" for n in range(10)])
+    fork.git("update-ref", "refs/heads/main", fork.git("commit-tree", "-m", "bomb", tree))
+    commit = fork.git("rev-parse", "main")
+    with pytest.raises(BadFork, match="too many files"):
+        take(fork, commit, tmp_path / "box")
+    assert sum(1 for _ in (tmp_path / "box").rglob("*")) < 100
+
+
+def commit_path(fork: ForkRepository, path: str) -> str:
+    """Commit an empty file at a path that this machine need not be able to hold."""
+    blob = fork.git("hash-object", "-w", "/dev/null")
+    fork.git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}")
+    tree = fork.git("write-tree")
+    fork.git("update-ref", "HEAD", fork.git("commit-tree", tree, "-p", "HEAD", "-m", "Change"))
+    return fork.git("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("d/" * 1900 + "f", "bytes"),
+        ("d/" * 32 + "f", "parts"),
+        ("d" * 200 + "/" + "e" * 200 + "/" + "f" * 200, "bytes"),
+    ],
+)
+def test_a_deep_or_long_path_is_refused_before_the_checkout(
+    fork: ForkRepository, tmp_path: Path, path: str, reason: str
+) -> None:
+    commit = commit_path(fork, path)
+    with submission_folder(tmp_path / "work") as folder:
+        with pytest.raises(BadFork, match=rf"a path of more than \d+ {reason}"):
+            clone(fork.url, commit, folder, sources=HOME)
+        assert [one.name for one in (folder / "tree").iterdir()] == [".git"]
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_too_many_folders_are_refused(
+    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TREE_FOLDERS", 9)
+    commit = commit_path(fork, "a/b/c/d/e/f/g/h/i/j/k")
+    with pytest.raises(BadFork, match="more than 9 folders"):
+        take(fork, commit, tmp_path / "box")
+
+
+def nest(folder: Path, depth: int) -> None:
+    """Make folders in folders, deeper than any path may be long."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+
+
+@pytest.mark.parametrize("content", ["deep", "file", "link", "parent is a file"])
+def test_a_start_clears_whatever_the_work_folder_contains(content: str, tmp_path: Path) -> None:
+    work, kept = tmp_path / "clones", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    if content == "parent is a file":
+        work.touch()
+    else:
+        work.mkdir()
+    if content == "deep":
+        (work / "submission-x").mkdir()
+        nest(work / "submission-x", 3000)
+    if content == "file":
+        (work / "submission-x").touch()
+    if content == "link":
+        (work / "submission-x").symlink_to(kept)
+    clear(work)
+    with submission_folder(work) as folder:
+        nest(folder, 2500)
+    assert list(work.iterdir()) == []
+    assert (kept / "file").exists()
+
+
+def test_what_unfolds_to_gigabytes_is_not_unfolded(
+    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TREE_BYTES", 2**24)
+    with (fork.path / "zeros").open("wb") as file:
+        file.truncate(2**24 + 1)
+    commit = fork.commit({})
+    packed = sum(path.stat().st_size for path in (fork.path / ".git").rglob("*") if path.is_file())
+    assert packed < 2**18
+    with pytest.raises(BadFork, match="unfolds to more than 16 MiB"):
+        take(fork, commit, tmp_path / "box")
+    kept = sum(path.stat().st_size for path in (tmp_path / "box").rglob("*") if path.is_file())
+    assert kept < 2**18
+
+
+def mktree(fork: ForkRepository, rows: list[str]) -> str:
+    done = subprocess.run(
+        ["git", "mktree"], input="\n".join(rows), cwd=fork.path, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_row_29_links_hooks_filters_and_submodules_do_nothing(
+    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, marker = tmp_path / "secret", tmp_path / "owned"
+    secret.write_text("secret")
+    config = tmp_path / "gitconfig"  # a validator's own settings must not lend the fork a filter
+    config.write_text(f'[filter "evil"]\n\tsmudge = touch {marker}; cat\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    template = tmp_path / "template" / "hooks"
+    template.mkdir(parents=True)
+    hook = template / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(template.parent))
+    (fork.path / "link").symlink_to(secret)
+    commit = fork.commit(
+        {
+            ".gitattributes": "* filter=evil\n",
+            ".gitmodules": f'[submodule "s"]\n\tpath = s\n\turl = {fork.url}\n',
+        }
+    )
+    tree = take(fork, commit, tmp_path / "box")
+    assert (tree / "link").read_text() == str(secret)
+    assert not (tree / "link").is_symlink()
+    assert not (tree / "s").exists()
+    assert not marker.exists()
+
+
+def test_a_stop_ends_a_clone_at_once(fork: ForkRepository, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Retry, match="stopped"):
+        clone(fork.url, "0" * 40, tmp_path, sources=HOME, stop=stop)

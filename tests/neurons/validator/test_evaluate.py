@@ -1,0 +1,225 @@
+"""From a queued submission to its verdict, with real clones and a stand-in for the harness."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.measuring.runner import MeasurementError, call
+from neurons.runtime.errors import Postponed, Retry
+from neurons.runtime.process import Stopped
+from neurons.validator import evaluate as module
+from neurons.validator.clone import Sources
+from neurons.validator.evaluate import Evaluator
+from neurons.validator.verdict import Verdict
+from neurons.wire.protocol import QueuedSubmission
+from tests.neurons.validator.samples import GATE, ForkRepository, Measured
+
+Evaluate = Callable[..., Verdict]
+
+
+@pytest.fixture
+def submission(fork: ForkRepository) -> QueuedSubmission:
+    return QueuedSubmission(
+        id=1,
+        miner_hotkey="5Grw",
+        fork_url=fork.url,
+        commit_hash=fork.git("rev-parse", "HEAD"),
+        target_sequence_length=4096,
+        tokens_per_sec=1000.0,
+        created_at="",
+    )
+
+
+@pytest.fixture
+def measured() -> Measured:
+    return Measured()
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    return tmp_path / "boxes"
+
+
+class Machine:
+    """Stands for the control run; every other function is called in earnest."""
+
+    def __init__(self) -> None:
+        self.sound = True
+
+    def __call__(self, function: str, *arguments: Any, **options: Any) -> Any:
+        if "control" not in function:
+            return call(function, *arguments, **options)
+        if not self.sound:
+            raise MeasurementError("no GPU", "crash")
+        return {}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(module, "call", machine)
+    return machine
+
+
+@pytest.fixture
+def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> Evaluate:
+    """Judge the submission, with what is changed of it."""
+
+    def judge(stop: threading.Event | None = None, **changes: object) -> Verdict:
+        options = {
+            "sources": Sources(files=True),
+            "stop": stop or threading.Event(),
+            "measure": measured,
+        }
+        judge = Evaluator(boxes, "cpu", 5.0, **options)  # type: ignore[arg-type]
+        return judge.evaluate(submission.model_copy(update=changes))
+
+    return judge
+
+
+def test_times_the_target_and_the_short_lengths_behind_one_gate(
+    evaluate: Evaluate, measured: Measured, boxes: Path
+) -> None:
+    measured.answers = [1100.0, 1.0, 2.0, 3.0]
+    verdict = evaluate()
+    assert verdict.score == pytest.approx(1.1)
+    speeds = {length: row["tokens_per_sec"] for length, row in verdict.measured.items()}
+    assert speeds == {"512": 3.0, "1024": 2.0, "2048": 1.0, "4096": 1100.0}
+    assert measured.lengths == [4096, 2048, 1024, 512]
+    assert measured.gates == [True, GATE, GATE, GATE]
+    assert list(boxes.iterdir()) == []
+
+
+def test_a_target_among_the_short_lengths_is_timed_once(
+    evaluate: Evaluate, measured: Measured
+) -> None:
+    measured.answers = [1.0, 1.0, 950.0]
+    assert evaluate(target_sequence_length=512).score == pytest.approx(0.95)
+    assert measured.lengths == [2048, 1024, 512]
+
+
+def test_a_target_below_512_tokens_is_rejected_before_its_clone(
+    evaluate: Evaluate, measured: Measured, boxes: Path
+) -> None:
+    verdict = evaluate(target_sequence_length=511)
+    assert (verdict.score, verdict.reason) == (0.0, "The target of 511 tokens is below 512.")
+    assert measured.lengths == []
+    assert not boxes.exists()
+
+
+def test_forks_are_timed_by_the_referees_clock(evaluate: Evaluate, measured: Measured) -> None:
+    evaluate()
+    assert measured.proven == [True] * 4
+
+
+def test_a_short_fall_is_measured_a_second_time(evaluate: Evaluate, measured: Measured) -> None:
+    measured.answers, measured.speed = [899.0, 1.0, 1.0, 1.0, 901.0], 500.0
+    verdict = evaluate()
+    assert verdict.score == pytest.approx(0.901)
+    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the figure that the score is of
+    verdict = evaluate()
+    assert (verdict.score, verdict.actual) == (0.0, 500.0)
+    assert measured.lengths == [4096, 2048, 1024, 512, 4096] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        *(("gate", 1), ("timeout", 1), ("protocol", 1), ("import", 1), ("limit", 1)),
+        *(("crash", 2), ("out_of_memory", 2)),
+    ],
+)
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_failed_measurement_scores_nothing_on_a_sound_machine(
+    *, sound: bool, evaluate: Evaluate, measured: Measured, kind: Any, calls: int, machine: Machine
+) -> None:
+    machine.sound = sound
+    measured.answers = [MeasurementError("so it was", kind, remedy="Do.")] * 2
+    if not sound and kind != "gate":
+        with pytest.raises(Postponed, match="control run failed on this machine: no GPU"):
+            evaluate()
+    else:
+        verdict = evaluate()
+        assert verdict.score == 0.0
+        assert verdict.reason == f"No measurement ({kind}): so it was"
+    assert len(measured.lengths) == calls
+
+
+def test_what_was_timed_before_a_failure_is_told(evaluate: Evaluate, measured: Measured) -> None:
+    measured.answers = [1000.0, 7.0, MeasurementError("too slow", "timeout")]
+    verdict = evaluate()
+    assert (verdict.score, list(verdict.measured)) == (0.0, ["2048", "4096"])
+
+
+def test_a_worker_that_died_once_is_forgiven(evaluate: Evaluate, measured: Measured) -> None:
+    measured.answers = [MeasurementError("died", "crash")]
+    assert evaluate().score == 1.0
+
+
+def test_a_broken_rule_is_not_measured(
+    evaluate: Evaluate, measured: Measured, fork: ForkRepository
+) -> None:
+    verdict = evaluate(commit_hash=fork.commit({"fla/ops/quasar/gate.py": "# from fla.ops.gla\n"}))
+    assert verdict.score == 0.0
+    assert "gate.py" in verdict.reason
+    assert measured.lengths == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fork_url": "https://127.0.0.1:1/none", "commit_hash": "0" * 40},
+        {"commit_hash": "0" * 40},
+        {"tokens_per_sec": float("nan")},
+        {"tokens_per_sec": 0.0},
+    ],
+)
+def test_what_cannot_be_judged_scores_nothing(
+    evaluate: Evaluate, measured: Measured, change: dict[str, object]
+) -> None:
+    assert evaluate(**change).score == 0.0
+    assert measured.lengths == []
+
+
+def test_a_passing_fault_is_no_verdict(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: object, **options: object) -> Path:
+        raise Retry("git clone took longer than 120 seconds.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "clone", slow)
+        with pytest.raises(Postponed, match="120 seconds"):
+            evaluate()
+    assert evaluate().score == 1.0
+
+
+def test_a_real_control_run_is_right_on_this_machine(boxes: Path) -> None:
+    Evaluator(boxes, "cpu", 5.0).check_machine()
+    with pytest.raises(Postponed, match="no CUDA device is visible"):
+        Evaluator(boxes, "cuda", 5.0).check_machine()
+
+
+def test_a_stop_gives_no_verdict(evaluate: Evaluate, measured: Measured, boxes: Path) -> None:
+    stop = threading.Event()
+    measured.on_call = stop.set
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            evaluate(stop)
+        assert list(boxes.iterdir()) == []
+    assert len(measured.lengths) == 1
+
+
+def test_a_submission_has_a_budget_of_time(
+    evaluate: Evaluate, measured: Measured, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGET", 0.0)
+    verdict = evaluate()
+    assert (verdict.score, measured.lengths) == (0.0, [])
+    assert "not judged within 0 s, all lengths" in verdict.reason
+    machine.sound = False
+    with pytest.raises(Postponed, match="control run failed"):
+        evaluate()

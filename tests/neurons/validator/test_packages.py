@@ -1,0 +1,205 @@
+"""Packages in every place from which Python imports them, seen by a worker in the real sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neurons.runtime.errors import ConfigError
+from neurons.validator.sandbox import open_sandbox
+from tests import PROJECT
+from tests.processes import run
+
+try:
+    open_sandbox(gpu=False)
+    WITHOUT = ""
+except ConfigError as error:
+    WITHOUT = f"NOT PROVEN ON THIS MACHINE: {error}"
+
+pytestmark = pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
+
+INSTALLED = sysconfig.get_path("purelib")
+"""Where this test's own Python has torch and the rest."""
+
+TRY = """
+import json, subprocess, sys
+from pathlib import Path
+from neurons.runtime.errors import ConfigError
+from neurons.validator.packages import check_imports
+from neurons.validator.sandbox import open_sandbox
+
+private, scratch, *secrets = map(Path, sys.argv[1:])
+sandbox = open_sandbox(gpu=False, private=[private])
+problem = ""
+try:
+    check_imports(sandbox, sandbox.packages.withheld)
+except ConfigError as error:
+    problem = str(error)
+seen = {}
+for secret in secrets:
+    argv = sandbox.command(["/bin/cat", str(secret)], {}, scratch, [])
+    seen[secret.name] = subprocess.run(argv, capture_output=True).returncode == 0
+print(json.dumps([problem, seen]))
+"""
+
+
+FINDER = """
+import importlib.util, sys
+MAPPING = {{"einops": "{source}"}}
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "einops":
+            return importlib.util.spec_from_file_location(name, MAPPING[name] + "/__init__.py")
+def install():
+    sys.meta_path.append(Finder)
+"""
+"""How setuptools makes an editable install."""
+
+
+class Home:
+    """A user with a home folder, wallets, settings, and a Python of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home, self.state = folder / "home/user", folder / "state"
+        self.secret = self.home / ".bittensor/wallets/default"
+        self.settings = self.home / ".env"
+        for file in (self.secret, self.settings, self.state / "journal"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("canary")
+        venv.create(folder / "python", symlinks=True, with_pip=False)
+        self.python = folder / "python/bin/python"
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
+
+    @property
+    def site(self) -> Path:
+        """The environment's own folder of packages."""
+        (found,) = (self.folder / "python").glob("lib/python*/site-packages")
+        return found
+
+    def use_base_python(self) -> None:
+        """Use the Python below the virtual environment, which has a user site."""
+        self.python = Path(sys._base_executable)  # type: ignore[attr-defined]
+
+    def start(self, *secrets: Path) -> tuple[str, dict[str, bool]]:
+        """Return why workers cannot import in the sandbox ("" if they can), and what they read."""
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        own = [self.secret, self.settings, self.state / "journal", PROJECT / "pyproject.toml"]
+        words = [str(one) for one in (self.state, scratch, *own, *secrets)]
+        env = {**self.env, "PYTHONPATH": f"{PROJECT}:{self.env.get('PYTHONPATH', '')}"}
+        done = run(self.python, "-c", TRY, *words, env=env, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        problem, seen = json.loads(done.stdout)
+        return problem, seen
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[Home]:
+    tmp_path.chmod(0o755)
+    yield Home(tmp_path)
+    shutil.rmtree(tmp_path)
+
+
+def put_packages(folder: Path) -> Path:
+    """Fill a folder with every package of this test's Python: hard links, where the disk allows."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    ignored = shutil.ignore_patterns("__editable__*", "*.pth", "__pycache__", "distutils-*")
+    shutil.copytree(
+        INSTALLED, folder, copy_function=link, ignore=ignored, dirs_exist_ok=True, symlinks=True
+    )
+    return folder
+
+
+def test_packages_in_a_virtual_environment_under_tmp(user: Home) -> None:
+    put_packages(user.site)
+    problem, seen = user.start(user.site / "torch/version.py")
+    assert (problem, seen.pop("version.py")) == ("", True)
+    assert not any(seen.values()), seen
+
+
+def test_packages_in_the_user_site(user: Home) -> None:
+    user.use_base_python()
+    place = user.home / f".local/lib/python{sysconfig.get_python_version()}/site-packages"
+    put_packages(place)
+    notes = user.home / ".local/notes"
+    notes.write_text("canary")
+    problem, seen = user.start(place / "torch/version.py", notes)
+    assert (problem, seen.pop("version.py")) == ("", True)
+    assert not any(seen.values()), seen
+
+
+def test_packages_behind_a_pth_file_through_a_link(user: Home) -> None:
+    put_packages(user.home / "wheels/store")
+    (user.home / "linked").symlink_to("wheels/store")
+    (user.site / "more.pth").write_text(f"{user.home}/linked\n")
+    hidden = user.home / "wheels/store/.netrc"
+    hidden.write_text("canary")
+    problem, seen = user.start(hidden)
+    assert problem == ""
+    assert not any(seen.values()), seen
+
+
+def test_packages_by_pythonpath(user: Home) -> None:
+    user.env["PYTHONPATH"] = str(put_packages(user.folder / "target"))
+    problem, seen = user.start()
+    assert problem == ""
+    assert not any(seen.values()), seen
+
+
+def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Home) -> None:
+    put_packages(user.home)
+    (user.site / "home.pth").write_text(f"{user.home}\n")
+    problem, seen = user.start()
+    assert "Workers in the sandbox cannot import the harness" in problem
+    assert "No module named 'pydantic'" in problem
+    assert f"{user.home} is on Python's path" in problem
+    assert "it holds this user's files. Move the packages" in problem
+    assert not any(seen.values()), seen
+
+
+def test_packages_beside_the_state_are_refused(user: Home) -> None:
+    user.env["PYTHONPATH"] = str(put_packages(user.folder / "all"))
+    user.state = user.folder / "all/state"
+    user.state.mkdir()
+    (user.state / "journal").write_text("canary")
+    problem, seen = user.start()
+    assert f"{user.folder / 'all'} is on Python's path" in problem
+    assert not any(seen.values()), seen
+
+
+def test_a_package_that_nobody_has_is_named(user: Home) -> None:
+    put_packages(user.site)
+    shutil.rmtree(user.site / "einops")
+    problem, _ = user.start()
+    assert problem == "Workers cannot import einops (not found). Run scripts/install.sh."
+
+
+def test_an_editable_install_and_its_hidden_files(user: Home) -> None:
+    put_packages(user.site)
+    source = user.home / "src/einops"
+    source.parent.mkdir()
+    shutil.move(user.site / "einops", source)
+    (source / ".env").write_text("canary")
+    (user.site / "__editable___einops_finder.py").write_text(FINDER.format(source=source))
+    (user.site / "__editable__.einops.pth").write_text(
+        "import __editable___einops_finder as f; f.install()\n"
+    )
+    problem, seen = user.start(source / ".env")
+    assert problem == ""
+    assert not any(seen.values()), seen

@@ -1,0 +1,273 @@
+"""The sandbox's own look at itself: what it finds where nothing is shut in, and where all is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from neurons.runtime.errors import ConfigError
+from neurons.validator import sandbox as module
+from neurons.validator.sandbox import Sandbox, machine_memory, open_sandbox
+from neurons.validator.seccomp import ARCHITECTURES, this_architecture
+from tests.processes import HANG
+
+EVERY: frozenset[int] = frozenset()
+"""Stands for no limit on cores."""
+
+
+def needed_bubblewrap() -> tuple[str, int]:
+    """Return the sandbox's program and room in memory; skip where this machine gives none."""
+    try:
+        sandbox = open_sandbox(gpu=False)
+    except ConfigError as error:
+        pytest.skip(f"NOT PROVEN ON THIS MACHINE: {error}")
+    return sandbox.bubblewrap, sandbox.memory_bytes
+
+
+class Open(Sandbox):
+    """Shuts nothing in."""
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
+    ) -> list[str]:
+        return list(argv)
+
+
+def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
+    found = "; ".join(Open("", 2**40, gpu=False).leaks())
+    for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
+        assert leak in found
+    if os.access("/usr", os.W_OK):
+        assert "write to the system" in found
+
+
+def test_a_sandbox_that_does_not_start_is_told_with_its_reason() -> None:
+    (found,) = Sandbox("/bin/false", 2**40, gpu=False).leaks()
+    assert "nothing can be started in it" in found
+
+
+def test_without_bubblewrap_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ConfigError, match=r"bubblewrap is not installed.*apt-get.*SANDBOX=off"):
+        open_sandbox(gpu=False)
+
+
+def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import os, sys, time\n"
+        "pid = os.fork()\n"
+        "held = b'x' * 2**26\n"
+        "sys.stdout.write('.'); sys.stdout.flush()\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    command = [sys.executable, "-S", "-c", f"import os\nos.setsid()\n{code}"]
+    shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    parent = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.read(2) == b".."
+        assert Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid) == ""
+        assert "memory" in Sandbox("", 2**27, gpu=False, cores=EVERY).exceeded(parent.pid)
+        monkeypatch.setattr(module, "PROCESSES", 1)
+        assert "processes" in Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid)
+        monkeypatch.setattr(module, "PROCESSES", 256)
+        monkeypatch.setattr(module, "MEMORY_LEFT", 2**60)
+        assert "machine" in Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid)
+    finally:
+        for pid in [*module._descendants(parent.pid), parent.pid]:
+            os.kill(pid, 9)
+        parent.wait()
+
+
+@pytest.mark.parametrize(
+    ("machine", "quota", "kept"),
+    [
+        (range(2), "max 100000", {0}),
+        (range(4, 12), None, {4}),
+        (range(32), None, {0, 1, 2, 3}),
+        (range(64), "350000 100000", {0, *range(3, 64)}),
+        (range(8), "50000 100000", set(range(8))),
+        (range(1), None, {0}),
+    ],
+)
+def test_some_cores_are_kept_from_forks(
+    machine: range,
+    quota: str | None,
+    kept: set[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(machine))
+    monkeypatch.setattr(module, "QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert set(machine) - module.cores_for_forks() == kept
+
+
+BURN = """
+import os, sys, time
+end = time.monotonic() + 1.0
+children = [os.fork() for _ in range(2)]  # four processes
+while time.monotonic() < end:
+    pass
+for pid in children:
+    if pid:
+        os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
+def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None:
+    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.monotonic()
+    argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
+    subprocess.run(argv, check=True, timeout=HANG)
+    seconds = time.monotonic() - begun
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    burnt = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert burnt <= len(sandbox.cores) * seconds
+
+
+@pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
+def test_a_thread_on_a_core_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    code = (
+        "import os, subprocess, sys, threading\n"
+        "def widen():\n"
+        "    sys.stdin.readline()\n"
+        f"    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))})\n"
+        "    print('wide', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "print('narrow', flush=True)\n"
+        "threading.Thread(target=widen).start()\n"
+    )
+    sandbox = Sandbox("", 2**40, gpu=False)
+    cores = ",".join(map(str, sorted(sandbox.cores)))
+    command = ["taskset", "-c", cores, sys.executable, "-S", "-c", code]
+    shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    with subprocess.Popen(
+        [*shell, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "narrow\n"
+        assert sandbox.exceeded(parent.pid) == ""
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "wide\n"
+        assert sandbox.exceeded(parent.pid) == "it took cores that are kept for others"
+        parent.stdin.write("\n")
+
+
+CALL = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+done = {}
+for name, words in json.loads(sys.argv[1]).items():
+    value = libc.syscall(*[ctypes.c_long(word) for word in words])
+    done[name] = [value, ctypes.get_errno() if value < 0 else 0]
+print(json.dumps(done))
+"""
+
+USUAL = """
+import ctypes, mmap, os, select, subprocess, sys, threading
+ran = []
+thread = threading.Thread(target=ran.append, args=(1,)); thread.start(); thread.join()
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0 and ran == [1]
+assert subprocess.run(["/bin/true"]).returncode == 0
+mmap.mmap(-1, 4096).close()
+os.close(os.memfd_create("m"))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.eventfd(0, 0) >= 0
+select.epoll().close()
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+print("fine")
+"""
+"""What torch, Triton and the CUDA driver do."""
+
+
+def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str, list[int]]:
+    """Return the value and the error of system calls, tried in the sandbox."""
+    folder.mkdir(exist_ok=True)
+    argv = [sys.executable, "-I", "-S", "-c", CALL, json.dumps(calls)]
+    done = subprocess.run(
+        sandbox.command(argv, {}, folder, []), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path: Path) -> None:
+    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    known = this_architecture()
+    assert known is not None
+    found = call_inside(
+        sandbox,
+        tmp_path,
+        unshare=[known.denied["unshare"], 0x10000000],
+        keyring=[known.denied["keyctl"], 0, -4, 1],
+        key=[known.denied["add_key"], 0, 0, 0, 0, -4],
+        ring=[known.denied["io_uring_setup"], 1, 0],
+        bpf=[known.denied["bpf"], 0, 0, 0],
+        perf=[known.denied["perf_event_open"], 0, 0, -1, -1, 0],
+        clone=[known.clone, 0x10000000 | 17, 0, 0, 0, 0],
+        clone3=[known.clone3, 0, 0],
+    )
+    assert found.pop("clone3") == [-1, errno.ENOSYS]
+    assert found == {name: [-1, errno.EPERM] for name in found}
+
+
+def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
+    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the filter a key that one evaluation leaves is there in the next one."""
+    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    monkeypatch.setattr(module, "_filtered", list)
+    found = "; ".join(sandbox.leaks())
+    if "keyrings" not in found:
+        pytest.skip("NOT PROVEN ON THIS MACHINE: its kernel closes keyrings to everybody")
+    assert "it may use kernel keyrings" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
+)
+def test_the_numbers_are_those_of_the_kernels_headers(name: str, header: str) -> None:
+    file = Path("/usr/include") / header
+    if not file.exists():
+        pytest.skip(f"{file} is not installed")
+    defined = dict(re.findall(r"#define __NR3?2?_?(\w+) (\d+)", file.read_text()))
+    architecture = ARCHITECTURES[name]
+    ours = {**architecture.denied, "clone": architecture.clone, "clone3": architecture.clone3}
+    theirs = {call: int(defined[call]) for call in ours if call in defined}
+    assert theirs == {call: ours[call] for call in theirs}
+    assert len(theirs) > 15
+
+
+def test_a_look_is_cheap() -> None:
+    sandbox, begun = Sandbox("", 2**40, gpu=False), time.process_time()
+    for _ in range(1000):
+        sandbox.exceeded(os.getpid())
+    assert time.process_time() - begun < 1.0
+    assert machine_memory("MemTotal") > machine_memory("MemAvailable") > 0

@@ -1,0 +1,391 @@
+"""The validator's loop and its process, against a live API and real git repositories."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurons.embedded.upstream import make_upstream
+from neurons.runtime.errors import Postponed
+from neurons.runtime.identity import create_throwaway
+from neurons.runtime.process import Stopped
+from neurons.validator.__main__ import Validator
+from neurons.validator.api import ApiFault, ValidatorApi
+from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
+from neurons.validator.verdict import Verdict, judge, reject
+from neurons.wire.protocol import QueuedSubmission
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
+from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
+from tests.processes import HANG, is_alive, run_python, wait_for
+from tests.repositories import commit, run_git
+from tests.small_host import make_small
+
+
+class Judge:
+    """Stands for the evaluation: what it answers, or raises, by submission."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.judged: list[int] = []
+
+    def evaluate(self, submission: QueuedSubmission) -> Verdict:
+        self.judged.append(submission.id)
+        answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@dataclass
+class Bench:
+    """A validator with a stand-in for its evaluation, and a clock that is moved."""
+
+    api: LiveApi
+    judge: Judge
+    file: Path
+    now: float = 1_770_000_000.0
+
+    def run_once(self) -> None:
+        self.start().run_once()
+
+    def start(self) -> Validator:
+        """Return a validator that has just started."""
+        attempts = Attempts(self.file, self.api.url, lambda: self.now)
+        client = ValidatorApi(self.api.url, VALIDATOR)
+        return Validator(client, self.judge, attempts, threading.Event())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench(api: LiveApi, tmp_path: Path) -> Callable[[Judge], Bench]:
+    api.register(ALICE)
+    return lambda judge: Bench(api, judge, tmp_path / "attempts.sqlite")
+
+
+def scores(api: LiveApi) -> dict[int, float]:
+    rows = api.get("/get_submission_stats")["top_performers"]
+    return {row["id"]: row["score"] for row in rows}
+
+
+Benches = Callable[[Judge], Bench]
+
+
+def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench: Benches) -> None:
+    answers = Judge(s2=reject("too slow"))
+    loop = bench(answers)
+    good, bad = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
+    committed = api.commit(ALICE)
+    loop.run_once()
+    assert scores(api) == {good: 1.0, bad: 0.0}
+    assert answers.judged == [good, bad]
+    api.pass_blocks(BLOCKS)
+    loop.run_once()
+    assert answers.judged == [good, bad]
+    api.ok("/reveal_submission", revelation(ALICE, committed), ALICE)
+    loop.run_once()
+    assert answers.judged == [good, bad, committed]
+
+
+def test_a_failed_submission_counts_against_its_address(api: LiveApi, bench: Benches) -> None:
+    loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 6)}))
+    for target in range(512, 517):
+        api.submit(ALICE, 10.0, target=target)
+    loop.run_once()
+    refused = api.post("/submit_kernel", {}, ALICE)
+    assert refused.status_code == 422  # the body is looked at before the ban
+    with pytest.raises(AssertionError, match="IP address banned"):
+        api.submit(ALICE, 1.0)
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError("ours"), Postponed("no GPU today")])
+def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
+    api: LiveApi, bench: Benches, fault: Exception
+) -> None:
+    answers = Judge(s1=fault)
+    loop = bench(answers)
+    broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
+    loop.run_once()
+    loop.run_once()
+    assert (scores(api), answers.judged) == ({fine: 1.0}, [broken, fine])
+    api.clock.now += 60
+    younger = api.submit(ALICE, 30.0, target=1024)
+    for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
+        loop.now += pause + 1
+        loop.run_once()
+    assert answers.judged == [broken, fine, younger, broken, broken, broken]
+    answers.answers.clear()
+    loop.now += 8 * FIRST_PAUSE
+    loop.run_once()
+    assert scores(api) == {broken: 1.0, fine: 1.0, younger: 1.0}
+
+
+def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: Benches) -> None:
+    """Three hotkeys with three slow forks each, all older than the honest one's."""
+    answers = Judge()
+    loop = bench(answers)
+    greedy = [Hotkey(f"//Greedy{number}") for number in range(3)]
+    owner = {}
+    for key in greedy:
+        api.register(key)
+    for target in (512, 1024, 2048):
+        for key in greedy:
+            owner[api.submit(key, 10.0, target=target)] = key
+            api.clock.now += 1
+    honest = api.submit(ALICE, 10.0)
+    validator, seconds = loop.start(), [0.0]
+    real = answers.evaluate
+
+    def slow(submission: QueuedSubmission) -> Verdict:
+        seconds[0] += 1600.0
+        loop.now += 1600.0
+        return real(submission)
+
+    answers.evaluate = slow  # type: ignore[method-assign]
+    validator.timer = lambda: seconds[0]
+    validator.run_once()
+    place = answers.judged.index(honest)
+    assert place == len(greedy), answers.judged  # after one of each
+    assert sorted(answers.judged) == sorted([*owner, honest])
+    again = loop.start()._attempts
+    own = greedy[0].hotkey
+    row = QueuedSubmission(id=99, miner_hotkey=own, created_at="", target_sequence_length=1)
+    assert again.turn(row)[1] == 3 * 1600.0  # kept over a restart
+    loop.now += 49 * 3600
+    again.spend(row, 1.0)
+    assert again.turn(row)[1] == 1.0
+
+
+def test_what_a_banned_client_has_waiting_is_dropped(api: LiveApi, bench: Benches) -> None:
+    loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 9)}))
+    for target in range(512, 520):
+        api.submit(ALICE, 10.0, target=target)
+    loop.run_once()
+    assert loop.judge.judged == [1, 2, 3, 4, 5]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that the validator could write after it is written."""
+
+
+def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
+    api: LiveApi, bench: Benches
+) -> None:
+    answers = Judge(s1=Killed())
+    loop = bench(answers)
+    deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
+    for _ in range(DEATHS_ALLOWED):
+        with pytest.raises(Killed):
+            loop.run_once()
+    loop.run_once()
+    assert answers.judged == [deadly, fine, deadly, deadly]  # the others came before its second try
+    assert scores(api) == {fine: 1.0}
+    attempts = Attempts(loop.file, api.url)
+    assert attempts.forgive() == 1
+    answers.answers.clear()
+    loop.run_once()
+    assert scores(api) == {fine: 1.0, deadly: 1.0}
+
+
+def test_a_verdict_that_was_not_written_is_not_measured_again(
+    api: LiveApi, monkeypatch: pytest.MonkeyPatch, bench: Benches
+) -> None:
+    timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
+    found = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
+    answers = Judge(s1=found)
+    loop = bench(answers)
+    row = api.submit(ALICE, 10.0)
+    real, calls = ValidatorApi.mark, []
+
+    def lost(self: ValidatorApi, submission_id: int, *verdict: Any) -> None:
+        calls.append(verdict)
+        if len(calls) == 1:
+            raise ApiFault("the API went away")
+        if len(calls) == 2:
+            raise Killed
+        real(self, submission_id, *verdict)
+
+    monkeypatch.setattr(ValidatorApi, "mark", lost)
+    loop.run_once()
+    assert scores(api) == {}
+    with pytest.raises(Killed):
+        loop.run_once()
+    loop.run_once()
+    assert (scores(api), answers.judged) == ({row: 0.95}, [row])
+    assert calls == [(0.95, found.reason, timed, "NVIDIA H200")] * 3
+    page = api.http.get(f"/submissions/{row}").text
+    assert "NVIDIA H200" in page
+    in_plot = page.partition('role="img"')[2].partition("</svg>")[0]
+    assert in_plot.count('<rect class="measured"') == len(timed)  # all of them
+
+
+def test_notes_of_an_earlier_version_are_read(api: LiveApi, tmp_path: Path, bench: Benches) -> None:
+    row = api.submit(ALICE, 10.0)
+    file = tmp_path / "attempts.sqlite"
+    (queued,) = ValidatorApi(api.url, VALIDATOR).queue()
+    with closing(Attempts(file, api.url)) as attempts:
+        attempts.conclude(queued, judge(100.0, 95.0))
+    with closing(sqlite3.connect(file)) as database:
+        for added in ("measured", "device"):
+            database.execute(f"ALTER TABLE attempts DROP COLUMN {added}")
+    loop = bench(Judge(s1=AssertionError("its verdict is known")))
+    loop.run_once()
+    assert scores(api) == {row: 0.95}
+
+
+def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:
+    answers = Judge(s1=Stopped("asked to stop"))
+    loop = bench(answers)
+    for target in (512, 1024):
+        api.submit(ALICE, 10.0, target=target)
+    for _ in range(DEATHS_ALLOWED + 1):  # which are no deaths
+        loop.run_once()
+    assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, DEATHS_ALLOWED + 1)
+
+
+def test_an_api_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    with serve(tmp_path) as api:
+        url = api.url
+    stop = threading.Event()
+    client = ValidatorApi(url, VALIDATOR, stop=stop)
+    loop = Validator(client, Judge(), None, stop)  # type: ignore[arg-type]
+    thread = threading.Thread(target=loop.run_forever, args=(0.05,))
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive()
+    stop.set()
+    thread.join(HANG)
+    assert not thread.is_alive()
+
+
+class Home:
+    """A validator's process on this machine: its wallet, its environment, its API."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = create_throwaway(folder / "wallets")
+
+    def start(self, url: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "ENV_FILE": os.devnull,
+            "VALIDATOR_API_URL": url,
+            "STATE_DIR": str(self.folder / "state"),
+            "WALLET_PATH": str(self.folder / "wallets"),
+            "WALLET_VALIDATOR_NAME": "throwaway",
+            "POLLING_INTERVAL": "0.2",
+            "DEVICE": "cpu",
+            "SANDBOX": "off",
+            "ALLOW_FILE_FORKS": "true",
+            "SUBTENSOR_NETWORK": "offline",
+            **variables,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "neurons.validator", *flags],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def submit(self, api: LiveApi, files: dict[str, str]) -> int:
+        """Submit a fork of fla-core with the overlay and `files`."""
+        path = self.folder / "fork"
+        upstream = make_upstream(self.folder / "upstream.git", make_small)
+        run_git(self.folder, "clone", "--quiet", upstream, str(path))
+        overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
+        made = commit(path, {**overlay, **files})
+        return api.submit(ALICE, 1.0, target=512, fork=path.as_uri(), commit=made)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -> None:
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        row = home.submit(api, {})
+        process = home.start(api.url, "--once", SANDBOX="preferred")
+        log, _ = process.communicate(timeout=HANG)
+        assert process.returncode == 0, log
+        assert scores(api)[row] > 1.0, log
+    assert list((tmp_path / "state" / "validator" / "clones").iterdir()) == []
+
+
+def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> None:
+    note = tmp_path / "worker"
+    hang = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    chunk = "\n".join(REQUIRED_IMPORTS)
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        row = home.submit(api, {f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"})
+        process = home.start(api.url)
+        try:
+            wait_for(lambda: note.exists() and note.read_text(), child=process)
+            process.send_signal(signal.SIGTERM)
+            log, _ = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+        assert process.returncode == 0, log
+        wait_for(lambda: not is_alive(int(note.read_text())))  # init may not have buried it yet
+        queue = api.get("/get_submission_stats")["recent_submissions"]
+        assert [entry["id"] for entry in queue] == [row]
+
+
+def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Path) -> None:
+    with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
+        api.register(ALICE)
+        winner = api.submit(ALICE, 10.0)
+        attempts = Attempts(tmp_path / "attempts.sqlite", api.url)
+        client = ValidatorApi(api.url, home.identity)
+        Validator(client, Judge(), attempts, threading.Event()).run_once()  # type: ignore[arg-type]
+        process = home.start(api.url, "--new-round", "5")
+        log, _ = process.communicate(timeout=HANG)
+        assert (process.returncode, "round opened  round=2 hours=5" in log) == (0, True), log
+        current = api.get("/get_current_round")
+        assert current["baseline_submission_id"] == winner
+        assert current["time_remaining_seconds"] == 5 * 3600
+        assert [row["weight"] for row in api.get("/get_weights")["weights"]] == [0.6]
+
+
+def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path) -> None:
+    cases = {
+        "(WALLET_VALIDATOR_NAME=nobody, ": {"WALLET_VALIDATOR_NAME": "nobody"},
+        "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},
+        "DEVICE='tpu'": {"DEVICE": "tpu"},
+        "cannot be shut in": {"SANDBOX": "required", "PATH": "/nonexistent"},
+    }
+    for words, variables in cases.items():
+        process = home.start("http://127.0.0.1:1", "--once", **variables)
+        log, _ = process.communicate(timeout=HANG)
+        assert process.returncode == 78, log
+        assert words in log
+    process = home.start("http://127.0.0.1:1", "--once")
+    log, _ = process.communicate(timeout=HANG)
+    assert process.returncode == 1, log
+    assert "Traceback" not in log
+
+
+def test_torch_stays_out_of_the_validators_process() -> None:
+    code = (
+        "import sys, neurons.validator.__main__, neurons.validator_api.__main__\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fla')))"
+    )
+    assert run_python("-c", code).returncode == 0

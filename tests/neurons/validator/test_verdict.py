@@ -1,0 +1,69 @@
+"""The verdict, at and around the border."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurons.validator.verdict import judge, refute
+
+SPEEDS = st.floats(min_value=1e-3, max_value=1e12)
+
+
+@pytest.mark.parametrize(
+    ("claim", "actual", "score"),
+    [
+        (1000.0, 1000.0, 1.0),
+        (1000.0, 1250.0, 1.25),
+        (1000.0, 900.0, 0.9),
+        (1000.0, 899.9, 0.0),
+        (1000.0, 0.0, 0.0),
+        (1000.0, math.nan, 0.0),
+        (1000.0, math.inf, 0.0),
+        (0.0, 1000.0, 0.0),
+        (-1.0, 1000.0, 0.0),
+        (math.nan, 1000.0, 0.0),
+        (math.inf, 1000.0, 0.0),
+        (None, 1000.0, 0.0),
+        (0.5, 1.0, 2.0),  # slow, but a speed
+    ],
+)
+def test_judge(claim: float | None, actual: float, score: float) -> None:
+    verdict = judge(claim, actual)
+    assert verdict.score == pytest.approx(score)
+    assert verdict.passed == (score > 0)
+
+
+def test_a_verdict_stays_as_it_was_given() -> None:
+    verdict = judge(1000.0, 500.0)
+    with pytest.raises(AttributeError):
+        verdict.score = 1.0  # type: ignore[misc]
+
+
+def test_the_reason_gives_the_outcome_and_both_speeds() -> None:
+    assert judge(1373.9, 11107.1).reason.startswith("Confirmed: 11,107 tokens/s measured, 1,374")
+    short = judge(1000.0, 899.96).reason  # never rounded up to the 90% that it missed
+    assert short.startswith("Rejected: 900.0 tokens/s measured, 1,000")
+    assert "89.9%" in short
+    assert judge(1000.0, float("nan")).reason.startswith("Rejected: nan")
+
+
+def test_a_confirmed_speed_does_not_read_so_once_the_logits_are_refuted() -> None:
+    confirmed = judge(100.0, 95.0)
+    refuted = refute(confirmed)
+    assert "Confirmed" not in refuted.reason
+    assert "95.0 tokens/s measured, 100.0 claimed" in refuted.reason
+    assert refuted.score == confirmed.score  # the API takes it off the ranking by its logits
+
+
+@given(claim=SPEEDS, actual=SPEEDS)
+def test_the_score_is_a_number_that_a_higher_claim_never_raises(
+    claim: float, actual: float
+) -> None:
+    score = judge(claim, actual).score
+    assert math.isfinite(score)
+    assert score == 0.0 or score >= 0.9
+    assert judge(claim * 1.1, actual).score <= score

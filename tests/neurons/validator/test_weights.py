@@ -1,0 +1,255 @@
+"""Rounds that end and weights that follow: a live API, and the SDK over a chain in memory.
+
+bittensor's clients take any `Substrate`: this one answers what `SetWeights` asks, keeps the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bittensor as bt
+import pytest
+from bittensor.result import ChainError
+from structlog.testing import capture_logs
+
+from neurons.runtime.identity import ChainUnreachable, create_throwaway, set_weights, submit_weights
+from neurons.validator.api import ValidatorApi
+from neurons.validator.weights import WeightSetter, shares_of
+from neurons.wire.protocol import Round, Weight
+from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi
+
+NETUID = 24
+
+
+@dataclass
+class Chain:
+    """A chain in memory; `storage` holds what is read, by its name in the chain's own words."""
+
+    uids: dict[str, int]
+    storage: dict[str, Any] = field(default_factory=dict)
+    sent: list[Any] = field(default_factory=list)
+    signers: list[str] = field(default_factory=list)
+    token_symbols: dict[int, str] = field(default_factory=dict)
+    head: int = 1000
+
+    def balance(self, rao: int, netuid: int = 0) -> Any:
+        return bt.Balance.from_rao(rao)
+
+    async def connect(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def block_number(self) -> int:
+        return self.head
+
+    async def block_hash(self, block: int | None = None) -> str:
+        return "0x00"
+
+    async def block_time(self) -> float:
+        return 0.01
+
+    async def query(self, module: str, name: str, params: list[Any], **_: Any) -> Any:
+        if name == "Uids":
+            return self.uids.get(params[1])
+        return self.storage.get(name)
+
+    async def compose(self, call: Any) -> Any:
+        return call
+
+    async def estimate_fee(self, call: Any, keypair: Any) -> Any:
+        return bt.Balance.from_rao(1)
+
+    async def submit(self, call: Any, keypair: Any, **_: Any) -> Any:
+        self.sent.append(call)
+        self.signers.append(keypair.ss58_address)
+        return bt.ExtrinsicResult(success=True, message="included")
+
+    async def query_map(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+
+def send(chain: Chain, wallets: Path, shares: Mapping[str, float]) -> Any:
+    client = bt.SyncClient("ws://127.0.0.1:1", substrate=chain)  # type: ignore[arg-type]
+    with client:
+        words = (str(NETUID), "validator", "default", str(wallets), json.dumps(dict(shares)))
+        return json.loads(submit_weights(client, *words))
+
+
+def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) -> None:
+    validator = create_throwaway(tmp_path, "validator").hotkey
+    chain = Chain({validator: 0, ALICE.hotkey: 7, BOB.hotkey: 3})
+    shares = {ALICE.hotkey: 0.6, BOB.hotkey: 0.25, VALIDATOR.hotkey: 0.10}
+    assert send(chain, tmp_path, shares) == {ALICE.hotkey: 7, BOB.hotkey: 3}
+    ((call,), signers) = (chain.sent, chain.signers)
+    assert signers == [validator]
+    told = call.params if hasattr(call, "params") else dict(call)
+    assert (told["netuid"], told["dests"]) == (NETUID, [3, 7])
+    light, heavy = told["weights"]
+    assert heavy == 65535
+    assert light / heavy == pytest.approx(0.25 / 0.6, abs=1e-4)
+
+
+def test_the_chains_own_rules_are_asked_first(tmp_path: Path) -> None:
+    validator = create_throwaway(tmp_path, "validator").hotkey
+    shares = {ALICE.hotkey: 0.6}
+    early = Chain(
+        {validator: 0, ALICE.hotkey: 7}, {"WeightsSetRateLimit": 100, "LastUpdate": [950]}
+    )
+    with pytest.raises(ChainError, match="rate limit is 100 blocks"):
+        send(early, tmp_path, shares)
+    with pytest.raises(ChainError, match="not registered on netuid 24"):
+        send(Chain({ALICE.hotkey: 7}), tmp_path, shares)
+    nobody = Chain({validator: 0})
+    assert send(nobody, tmp_path, shares) == {}
+    assert early.sent == nobody.sent == []
+
+
+def test_a_chain_out_of_reach_is_told_in_a_line(tmp_path: Path) -> None:
+    create_throwaway(tmp_path, "validator")
+    wallet = ("validator", "default", tmp_path)
+    with pytest.raises(ChainUnreachable, match="offline: no chain is asked"):
+        set_weights({}, NETUID, "offline", wallet)
+    with pytest.raises(ChainUnreachable) as caught:
+        set_weights({ALICE.hotkey: 1.0}, NETUID, "ws://127.0.0.1:1", wallet, 30.0)
+    assert "\n" not in str(caught.value)
+
+
+def test_shares_go_by_the_rank_alone() -> None:
+    rows = [Weight(uid=n, hotkey=key, weight=9.0) for n, key in enumerate("ABCADE")]
+    assert shares_of(rows) == pytest.approx({"A": 0.65, "B": 0.25, "C": 0.10})
+    assert shares_of([]) == {}
+
+
+class Recorder:
+    """Takes weights, or does not."""
+
+    def __init__(self) -> None:
+        self.set: list[dict[str, float]] = []
+        self.fault: ChainUnreachable | None = None
+
+    def __call__(self, shares: Mapping[str, float]) -> dict[str, int]:
+        if self.fault:
+            raise self.fault
+        self.set.append(dict(shares))
+        return dict.fromkeys(shares, 1)
+
+
+def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None:
+    for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
+        api.register(key)
+        api.mark(api.submit(key, speed), 1.0)
+    chain = Recorder()
+    setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 3600.0, api.clock)
+    setter.run_once()
+    assert chain.set == []  # the round goes on
+    api.clock.now += 49 * 3600
+    setter.run_once()
+    shares = {BOB.hotkey: 0.6, ALICE.hotkey: 0.25}
+    assert chain.set == [shares]
+    setter.run_once()
+    assert chain.set == [shares]
+    api.clock.now += 3599
+    setter.run_once()
+    assert chain.set == [shares]
+    api.clock.now += 1
+    setter.run_once()
+    assert chain.set == [shares, shares]
+    api.clock.now += 3601
+    setter.run_once()
+    assert chain.set == [shares, shares, shares]
+
+
+def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
+    api.register(ALICE)
+    api.mark(api.submit(ALICE, 10.0), 1.0)
+    client = ValidatorApi(api.url, VALIDATOR)
+    client.finalize_round(client.current_round().id)
+    client.finalize_round(1)  # somebody else was first
+    chain = Recorder()
+    chain.fault = ChainUnreachable("no answer in 180 s")
+    setter = WeightSetter(client, chain, 3600.0, api.clock)
+    setter.run_once()
+    chain.fault = None
+    setter.run_once()
+    assert chain.set == []
+    api.clock.now += 599
+    setter.run_once()
+    assert chain.set == []
+    api.clock.now += 1
+    setter.run_once()
+    assert chain.set == [{ALICE.hotkey: 0.6}]
+
+
+def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi) -> None:
+    api.register(ALICE)
+    api.mark(api.submit(ALICE, 10.0), 1.0)
+    client = ValidatorApi(api.url, VALIDATOR)
+    client.finalize_round(client.current_round().id)
+    setter = WeightSetter(client, None, 3600.0, api.clock)
+    with capture_logs() as told:
+        for seconds in (0, 1, 3598, 1):
+            api.clock.now += seconds
+            setter.run_once()
+    shown = [(one["shares"], one["chain"]) for one in told if one["event"] == "weights"]
+    assert shown == 2 * [({ALICE.hotkey: 0.6}, "not asked")]
+
+
+def test_other_weights_are_set_at_once(api: LiveApi) -> None:
+    chain = Recorder()
+    setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 1e9, api.clock)
+    for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
+        api.register(key)
+        api.mark(api.submit(key, speed), 1.0)
+        api.clock.now += 49 * 3600
+        setter.run_once()
+        setter.run_once()
+    assert chain.set == [{ALICE.hotkey: 0.6}, {BOB.hotkey: 0.6}]
+
+
+@dataclass
+class IdleServer:
+    """Leaves its round as it is beyond its end, and has nothing to reward."""
+
+    status: str
+    ended: list[int] = field(default_factory=list)
+
+    def current_round(self) -> Round:
+        return Round(
+            id=7,
+            round_number=7,
+            start_time="2026-01-01T00:00:00",
+            end_time="2026-01-03T00:00:00",
+            status=self.status,
+            time_remaining_seconds=0,
+        )
+
+    def finalize_round(self, key: int) -> None:
+        self.ended.append(key)
+
+    def weights(self) -> list[Weight]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "ended"),
+    [
+        ("active", -0.5, []),
+        ("active", 0.0, [7]),
+        ("active", 9.0, [7]),
+        ("completed", 9.0, []),
+        ("paused", 9.0, []),
+    ],
+)
+def test_a_round_is_ended_that_its_server_has_not_ended(
+    status: str, seconds: float, ended: list[int]
+) -> None:
+    server = IdleServer(status)
+    chain = Recorder()
+    now = 1_767_398_400.0 + seconds  # 2026-01-03T00:00:00Z
+    setter = WeightSetter(server, chain, 60.0, lambda: now)  # type: ignore[arg-type]
+    setter.run_once()
+    assert (server.ended, chain.set) == (ended, [])

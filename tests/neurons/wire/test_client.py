@@ -1,0 +1,371 @@
+"""The client against a real HTTP server: each status, and each way in which a reply can be bad."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from neurons.runtime.errors import ConfigError, Held, Retry
+from neurons.wire import client as client_module
+from neurons.wire import outcomes
+from neurons.wire.client import ApiClient
+from neurons.wire.connection import Limiter
+from tests.neurons.fake_validator_api import RESET, FakeValidatorApi, Fault, serve
+from tests.neurons.miner.parts import HOTKEY, Key
+from tests.neurons.wire.api_calls import COMMITMENT, REVEAL, ROUTES, SIGNED, SUBMIT, every_call
+from tests.processes import HANG
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+def test_every_call_brings_its_message(client: ApiClient, fake_api: FakeValidatorApi) -> None:
+    assert client.register("model", "100k").status == "registered"
+    assert client.current_round().id == 1
+    reply = client.commit(COMMITMENT)
+    pending = client.pending_reveals()
+    assert pending.pending_reveals[0].submission_id == reply.submission_id
+    assert pending.pending_reveals[0].is_of(HOTKEY, "c" * 64)
+    assert client.submit(SUBMIT).submission_id == 2
+    assert {row.id for row in client.queue(50).rows} == {1, 2}
+    assert [(row.hotkey, row.weight) for row in client.weights(1).weights] == [(HOTKEY, 0.6)]
+    assert list(client.weights(2).weights) == []
+
+
+def test_credentials_go_to_the_four_routes_that_need_them(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
+    for call in every_call(client).values():
+        with contextlib.suppress(Held, Retry):
+            call()
+    assert {r.path for r in fake_api.requests} == set(ROUTES)
+    for request in fake_api.requests:
+        signed = request.path in SIGNED
+        assert ("signature" in request.headers) is signed
+        assert request.headers.get("hotkey") == (HOTKEY if signed else None)
+        if signed:
+            assert request.headers["signature"] == Key().sign(HOTKEY)
+
+
+REPLIES = [
+    (401, "Missing Hotkey or Signature headers", outcomes.Unauthorized),
+    (401, "Invalid signature format. Expected hex string", outcomes.Unauthorized),
+    (401, "Invalid signature", outcomes.Unauthorized),
+    (401, "Authentication error: no ss58 address", outcomes.Busy),
+    (401, "Authentication error: Keypair was removed in bittensor 11", outcomes.Busy),
+    (422, "field required", outcomes.Refused),
+    (403, "Hotkey mismatch", outcomes.HotkeyMismatch),
+    (403, "IP address banned: IP banned for 23.5 more hours", outcomes.Banned),
+    (403, "Only validators may do this", outcomes.Forbidden),
+    (404, "Miner not registered", outcomes.NotRegistered),
+    (404, "Submission not found", outcomes.SubmissionNotFound),
+    (404, "Not Found", outcomes.ForeignPage),
+    (405, "Method Not Allowed", outcomes.ForeignPage),
+    (409, "Commitment hash already exists. Use a different salt.", outcomes.AlreadyCommitted),
+    (409, "Submission already revealed", outcomes.AlreadyRevealed),
+    (409, "This round is closed for you", outcomes.Refused),
+    (425, "Cannot reveal yet. Wait 4 blocks (~0 minutes)", outcomes.TooEarly),
+    (400, "Commitment verification failed. Hash mismatch.", outcomes.HashMismatch),
+    (400, "Invalid league", outcomes.Refused),
+    (408, "timeout", outcomes.ReplyLost),
+    (413, "too large", outcomes.Refused),
+    (429, "Rate limit exceeded", outcomes.Busy),
+    (500, "boom", outcomes.ServerFault),
+    (502, "bad gateway", outcomes.ServerFault),
+    (503, "maintenance", outcomes.Busy),
+    (504, "gateway timeout", outcomes.ServerFault),
+    (302, "moved", outcomes.ForeignPage),
+]
+
+
+@pytest.mark.parametrize(("status", "detail", "outcome"), REPLIES)
+@pytest.mark.parametrize("route", ["/reveal_submission", "/get_current_round"])
+def test_each_status_has_its_type(
+    client: ApiClient,
+    fake_api: FakeValidatorApi,
+    route: str,
+    status: int,
+    detail: str,
+    outcome: type[Exception],
+) -> None:
+    fake_api.faults[route].extend([Fault(status, detail)] * 3)
+    with pytest.raises((Held, Retry)) as caught:
+        every_call(client)[route]()
+    assert type(caught.value) is outcome
+    assert str(status) in str(caught.value) or status == 302
+    lost = issubclass(outcome, (outcomes.ReplyLost, outcomes.ServerFault))
+    repeated = route == "/get_current_round" and lost
+    assert fake_api.count(route) == (3 if repeated else 1)
+
+
+NGINX = b"""<html>
+<head><title>404 Not Found</title></head>
+<body><center><h1>404 Not Found</h1></center><hr><center>nginx/1.22.1</center></body>
+</html>"""
+
+
+PAGES = [NGINX, b"", b"[]", b'{"error": "blocked"}']
+
+
+@pytest.mark.parametrize(
+    ("route", "status", "page"),
+    [
+        *(("/reveal_submission", status, page)
+          for status in (400, 401, 403, 404, 405, 409, 418, 422, 425) for page in PAGES),
+        *((route, 404, NGINX) for route in ROUTES),
+    ],
+)  # fmt: skip
+def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
+    client: ApiClient, fake_api: FakeValidatorApi, route: str, status: int, page: bytes
+) -> None:
+    fake_api.faults[route].append(Fault(status, page))
+    with pytest.raises(outcomes.ForeignPage) as caught:
+        every_call(client)[route]()
+    assert "<html>" not in caught.value.reason
+    assert "VALIDATOR_API_URL" in caught.value.reason
+    if page == NGINX:
+        assert f"answered {status}: 404 Not Found (" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("detail", "seconds"),
+    [
+        ("IP address banned: IP banned for 23.5 more hours", 23.5 * 3600),
+        ("IP address banned: IP banned for 0.0 more hours", 0.0),
+        ("IP address banned: no reason given", 3600.0),
+    ],
+)
+def test_row_08_a_ban_names_its_end(
+    client: ApiClient, fake_api: FakeValidatorApi, detail: str, seconds: float
+) -> None:
+    fake_api.faults["/commit_submission"].append(Fault(403, detail))
+    with pytest.raises(outcomes.Banned) as caught:
+        client.commit(COMMITMENT)
+    assert caught.value.after == seconds
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(
+    client: ApiClient, fake_api: FakeValidatorApi, route: str
+) -> None:
+    fake_api.registered.add(HOTKEY)
+    fake_api.faults[route].extend([RESET] * 3)
+    with pytest.raises(outcomes.ReplyLost):
+        every_call(client)[route]()
+    assert fake_api.count(route) == (1 if route in SIGNED else 3)
+
+
+def test_a_get_survives_a_reset(client: ApiClient, fake_api: FakeValidatorApi) -> None:
+    fake_api.faults["/get_current_round"].append(RESET)
+    assert client.current_round().id == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_row_07_what_was_never_sent_is_told_apart(host: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    scheme = "http" if host == "127.0.0.1" else "https"
+    client = ApiClient(f"{scheme}://{host}:{port}", Key())
+    with pytest.raises(outcomes.Unreachable):
+        client.commit(COMMITMENT)
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        ("7", 7, 7),
+        ("Wed, 21 Oct 2099 07:28:00 GMT", 1e9, 4e9),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 0),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503, 500])
+def test_row_07_retry_after_in_seconds_and_as_a_date(
+    client: ApiClient,
+    fake_api: FakeValidatorApi,
+    status: int,
+    value: str,
+    least: float,
+    most: float,
+) -> None:
+    fake_api.faults["/commit_submission"].append(Fault(status, "", {"Retry-After": value}))
+    with pytest.raises(Retry) as caught:
+        client.commit(COMMITMENT)
+    assert least <= float(caught.value.after or 0) <= most
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1e3", "\u00b2", "Wed, 99 Foo 2099", ""])
+def test_a_senseless_retry_after_is_no_pause(value: str) -> None:
+    assert outcomes.retry_after(value, 0.0) is None
+
+
+def test_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeValidatorApi) -> None:
+    later = {"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}
+    fake_api.faults["/commit_submission"].append(Fault(503, "", later))
+    with serve(fake_api) as url:
+        client = ApiClient(url, Key(), now=lambda: time.time() - 7200)
+        with pytest.raises(outcomes.Busy) as caught:
+            client.commit(COMMITMENT)
+    assert float(caught.value.after or 0) == pytest.approx(100_000, abs=HANG)
+
+
+def test_a_reply_that_never_ends_is_given_up(fake_api: FakeValidatorApi) -> None:
+    def drip(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = ApiClient(url, Key(), reply_seconds=0.3)
+        with pytest.raises(outcomes.ReplyLost):
+            client.commit(COMMITMENT)
+
+
+def test_silence_is_a_lost_reply() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = ApiClient(url, Key(), reply_seconds=0.2)
+        with pytest.raises(outcomes.ReplyLost):
+            client.commit(COMMITMENT)
+
+
+def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeValidatorApi) -> None:
+    elsewhere = FakeValidatorApi()
+    with serve(elsewhere) as other:
+        to = {"Location": f"{other}/commit_submission"}
+        fake_api.faults["/commit_submission"].append(Fault(307, "", to))
+        with pytest.raises(outcomes.ForeignPage, match="redirects are not followed") as caught:
+            client.commit(COMMITMENT)
+    assert other in caught.value.reason
+    assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://api.example", "ftp://127.0.0.1", "https://user:word@api.example", "api.example", ""],
+)
+def test_row_11_an_unsafe_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="VALIDATOR_API_URL"):
+        ApiClient(address, Key())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-subj", "/CN=localhost", "-keyout", key, "-out", certificate),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def shake(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            context.wrap_socket(connection, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=shake, args=(listener,), daemon=True).start()
+        client = ApiClient(f"https://localhost:{listener.getsockname()[1]}", Key())
+        with pytest.raises(outcomes.Untrusted, match="not trusted"):
+            client.commit(COMMITMENT)
+
+
+def test_what_a_server_echoes_is_not_repeated(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
+    echo = (
+        b'{"detail": [{"loc": ["body", "salt"], "msg": "bad", "input": {"commitment_salt": "'
+        + b"5" * 64
+        + b'"}}]}'
+    )
+    fake_api.faults["/reveal_submission"].append(Fault(422, echo))
+    fake_api.faults["/reveal_submission"].append(Fault(400, f"you sent {'5' * 64}"))
+    for _ in range(2):
+        with pytest.raises(Held) as caught:
+            client.reveal(REVEAL)
+        assert "5" * 64 not in caught.value.reason
+    assert "you sent [redacted]" in caught.value.reason
+
+
+def test_what_a_server_says_cannot_steer_a_terminal(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
+    text = "\x1b[2Jgone\x07 \u009b31m"
+    fake_api.faults["/reveal_submission"].append(Fault(418, text))
+    with pytest.raises(Held, match="gone") as caught:
+        client.reveal(REVEAL)
+    assert caught.value.reason.isprintable()
+
+
+def test_a_number_that_is_not_finite_never_leaves(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
+    bad = SUBMIT.model_copy(update={"tokens_per_sec": float("nan")})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        client.submit(bad)
+    assert fake_api.requests == []
+
+
+@pytest.mark.parametrize(("ahead", "warnings"), [(0, 0), (20, 0), (3600, 1), (-3600, 1)])
+def test_row_12_a_clock_that_differs_is_warned_of_once(
+    fake_api: FakeValidatorApi, ahead: int, warnings: int
+) -> None:
+    with serve(fake_api) as url, capture_logs() as logs:
+        client = ApiClient(url, Key(), now=lambda: time.time() - ahead)
+        for _ in range(3):
+            client.current_round()
+        assert client.clock_offset == pytest.approx(ahead, abs=5)
+    assert sum("clock" in row["event"] for row in logs) == warnings
+
+
+def test_the_limit_is_kept_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    limit = Limiter(9, wait, lambda: clock[0])
+    sent = []
+    for _ in range(40):
+        clock[0] += 0.5
+        limit()
+        sent.append(clock[0])
+    for first in range(len(sent) - 9):
+        assert sent[first + 9] - sent[first] >= 60
+
+
+def test_only_a_remote_server_is_spared() -> None:
+    waits: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"current_block": 1, "pending_reveals": []})
+
+    for address in ("https://api.example", "http://127.0.0.1"):
+        transport = httpx.MockTransport(answer)
+        client = ApiClient(address, Key(), transport=transport, wait=waits.append)
+        for _ in range(client_module.REQUESTS_A_MINUTE + 1):
+            client.pending_reveals()
+    assert len(waits) == 1
+    assert 55 < waits[0] <= 60

@@ -1,0 +1,199 @@
+"""What a reply means, read by itself: its pause, its words, and whose words they are."""
+
+from __future__ import annotations
+
+import json
+from email.utils import formatdate
+
+import httpx
+import pytest
+
+from neurons.runtime.errors import Held, Retry
+from neurons.wire import outcomes
+
+NOW = 1_700_000_000.0
+
+
+def fault(status: int, body: bytes | object = b"", **headers: str) -> Retry | Held:
+    content = body if isinstance(body, bytes) else json.dumps({"detail": body}).encode()
+    named = httpx.Headers({name.replace("_", "-"): value for name, value in headers.items()})
+    return outcomes.fault_of("/route", status, named, content, NOW)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((status, outcomes.ServerFault) for status in (500, 501, 502, 504, 599)),
+        *((status, outcomes.Busy) for status in (429, 503)),
+        (408, outcomes.ReplyLost),
+        *((status, outcomes.ForeignPage) for status in (300, 301, 307, 399)),
+        (425, outcomes.TooEarly),
+    ],
+)
+def test_a_pause_that_the_server_names_is_kept_whatever_failed(
+    status: int, kind: type[Retry]
+) -> None:
+    found = fault(status, "words", Retry_After="17")
+    assert type(found) is kind
+    assert isinstance(found, Retry)
+    assert found.after == 17.0
+    without = fault(status, "words")
+    assert isinstance(without, Retry)
+    assert without.after is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 406, 409, 418, 422, 451, 499])
+def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
+    found = fault(status, b"<title>Gone\n away</title>", retry_after="5")
+    assert type(found) is outcomes.ForeignPage
+    assert found.after == 5.0
+    assert found.reason.startswith(f"/route answered {status}: Gone away (not the API's own words")
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "kind", "remedy"),
+    [
+        (401, "Invalid signature", outcomes.Unauthorized, "WALLET_MINER_NAME"),
+        (403, "Hotkey MISMATCH", outcomes.HotkeyMismatch, "one wallet"),
+        (400, "Hash mismatch", outcomes.HashMismatch, "Do not reveal it again"),
+        (409, "mismatch", outcomes.Refused, "Read the server's message"),
+        (403, "Only validators", outcomes.Forbidden, "the hotkey that may do this"),
+        (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
+        (400, "Authentication error: x", outcomes.Refused, "Read the server's message"),
+        (401, "There was an error parsing the body", outcomes.Unauthorized, "WALLET_HOTKEY"),
+        (404, "Miner NOT registered", outcomes.NotRegistered, "btcli subnets register"),
+        (403, "Miner not registered", outcomes.Forbidden, "the hotkey that may do this"),
+        (404, "Submission not found", outcomes.SubmissionNotFound, "another server"),
+        (400, "Submission not found", outcomes.Refused, "Read the server's message"),
+        (404, "No such thing", outcomes.Refused, "Read the server's message"),
+        (409, "Submission ALREADY revealed", outcomes.AlreadyRevealed, "it is done"),
+        (400, "Submission already revealed", outcomes.Refused, "Read the server's message"),
+        (409, "Commitment already exists", outcomes.AlreadyCommitted, "/pending_reveals"),
+        (400, "Commitment already exists", outcomes.Refused, "Read the server's message"),
+        (422, "field required", outcomes.Refused, "update this program"),
+        (421, "field required", outcomes.Refused, "Read the server's message"),
+        (423, "banned", outcomes.Refused, "Read the server's message"),
+        (405, "Not Found", outcomes.Refused, "Read the server's message"),
+        (404, "Method Not Allowed", outcomes.Refused, "Read the server's message"),
+        (400, "Keypair was removed", outcomes.Refused, "Read the server's message"),
+        (402, "Invalid signature", outcomes.Refused, "Read the server's message"),
+        (400, "Miner not registered", outcomes.Refused, "Read the server's message"),
+        (402, "Keypair was removed", outcomes.Refused, "Read the server's message"),
+        (404, "Hotkey mismatch", outcomes.Refused, "Read the server's message"),
+        (405, "Miner not registered", outcomes.Refused, "Read the server's message"),
+        (405, "Submission not found", outcomes.Refused, "Read the server's message"),
+        (410, "Submission already revealed", outcomes.Refused, "Read the server's message"),
+        (410, "Commitment already exists", outcomes.Refused, "Read the server's message"),
+        (404, "banned", outcomes.Refused, "Read the server's message"),
+        (424, "too early", outcomes.Refused, "Read the server's message"),
+        (426, "too early", outcomes.Refused, "Read the server's message"),
+        (402, "banned", outcomes.Refused, "Read the server's message"),
+    ],
+)
+def test_status_and_words_together_say_what_a_person_has_to_do(
+    status: int, detail: str, kind: type[Held], remedy: str
+) -> None:
+    found = fault(status, detail)
+    assert type(found) is kind
+    assert isinstance(found, Held)
+    assert found.reason == f"/route answered {status}: {detail}."
+    assert remedy in found.remedy
+
+
+def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes() -> None:
+    words = "Authentication error: Keypair was removed in bittensor 11"
+    for found, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
+        assert isinstance(found, outcomes.Busy)
+        assert found.after == after
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        (401, "Authentication error: database is locked"),  # the public API's catch-all
+        (400, "There was an error parsing the body"),  # FastAPI's, of a body that broke off
+    ],
+)
+def test_a_request_that_did_not_reach_its_route_is_sent_again(status: int, detail: str) -> None:
+    found = fault(status, detail, Retry_After="7")
+    assert isinstance(found, outcomes.Busy)
+    assert found.after == 7.0
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("Banned: 2 more hours", 7200.0), ("banned, 0.5 more hours", 1800.0), ("BANNED", 3600.0)],
+)
+def test_a_ban_ends_when_it_says_or_in_an_hour(words: str, seconds: float) -> None:
+    found = fault(403, words)
+    assert isinstance(found, outcomes.Banned)
+    assert found.after == seconds
+
+
+def test_a_redirect_names_its_target() -> None:
+    assert "redirected to https://b.example/x," in str(fault(302, Location="https://b.example/x"))
+    assert "redirected to nowhere," in str(fault(302))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("0", 0.0),
+        (" 12 ", 12.0),
+        ("123456789", 123456789.0),
+        ("1234567899", 123456789.0),
+        ("12a", None),
+        (formatdate(NOW + 90, usegmt=True), 90.0),
+        (formatdate(NOW - 90, usegmt=True), 0.0),
+        (formatdate(NOW + 90, usegmt=True).replace("GMT", "-0000"), 90.0),
+        (formatdate(NOW + 90, usegmt=True).replace("GMT", "+0100"), 0.0),
+        ("Wed, 99 Foo 2099", None),
+    ],
+)
+def test_a_pause_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert outcomes.retry_after(value, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"detail": "two\\nlines"}', "two lines"),
+        (b'{"detail": ""}', ""),
+        (b'{"detail": {"a": 1}}', "{'a': 1}"),
+        (b'{"other": 1}', None),
+        (b"[1]", None),
+        (b"7", None),
+        (b"", None),
+        (b"\xff\xfe", None),
+        (b"[" * 200_000, None),
+        (b'{"detail": [{"loc": ["body", 3], "msg": "bad", "input": "secret"}, 5]}', "body.3: bad"),
+        (b'{"detail": [{"loc": 1, "msg": "a"}, {"msg": "b"}]}', "?: a; ?: b"),
+    ],
+)
+def test_the_apis_own_words_are_told_from_other_replies(body: bytes, detail: str | None) -> None:
+    assert outcomes.api_detail(body) == detail
+
+
+def test_words_are_cut_and_long_hex_is_left_out() -> None:
+    long = json.dumps({"detail": "x" * 10_000}).encode()
+    assert outcomes.api_detail(long) == "x" * 300
+    secret = json.dumps({"detail": f"sent {'aB' * 32} here, {'1' * 63}"}).encode()
+    assert outcomes.api_detail(secret) == f"sent [redacted] here, {'1' * 63}"
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        (b"<TITLE lang='en'>Bad\n  Gateway</TITLE><p>more", "Bad Gateway"),
+        (b"<title>a</title> <title>b</title>", "a"),
+        (b"plain  words\n", "plain words"),
+        (b"y" * 200, "y" * 80),
+        (b" " * 8192 + b"late", ""),
+        (b" " * 8190 + b"late", "la"),  # 8 KiB are read
+        (b"caf\xe9", "caf\ufffd"),
+    ],
+)
+def test_a_page_is_known_by_its_title_or_its_beginning(page: bytes, title: str) -> None:
+    assert outcomes.page_title(page) == title

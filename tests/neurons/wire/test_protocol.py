@@ -1,0 +1,76 @@
+"""The wire: hashes and texts against values made by hand, limits against hostile values."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from neurons.wire import protocol
+
+REVEAL: dict[str, Any] = {
+    "submission_id": 1,
+    "miner_hotkey": "5Grw",
+    "commitment_salt": "00",
+    "fork_url": "https://host/fork",
+    "commit_hash": "0" * 40,
+    "tokens_per_sec": 1.5,
+    "signature": "00",
+}
+
+
+def test_commitment_hashes_the_text_of_salt_and_url() -> None:
+    expected = hashlib.sha256(b"abchttps://host/fork").hexdigest()
+    assert protocol.commitment_hash("abc", "https://host/fork") == expected
+    assert protocol.commitment_hash("abc", "https://host/fork/") != expected
+
+
+def test_signed_text_is_the_reference_miners() -> None:
+    figures = {"512": {"vram_mb": 2.0, "tokens_per_sec": 10.5}}
+    text = protocol.submission_text("url", "hash", 1000.0, figures, "repo")
+    assert text == 'urlhash1000.0{"512": {"tokens_per_sec": 10.5, "vram_mb": 2.0}}repo'
+    assert protocol.submission_text("url", "hash", 2.5, None) == "urlhash2.5{}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens_per_sec": math.nan},
+        {"tokens_per_sec": math.inf},
+        {"tokens_per_sec": 0},
+        {"vram_mb": -1},
+        {"benchmarks": {"512": {"tokens_per_sec": math.nan}}},
+        {"benchmarks": {str(n): {} for n in range(65)}},
+        {"commit_hash": "HEAD"},
+        {"commit_hash": "A" * 40},
+        {"fork_url": "https://host/\0"},
+        {"fork_url": ""},
+        {"commitment_salt": "x" * 2049},
+        {"commitment_salt": "\ud800"},
+        {"submission_id": 2**31},
+    ],
+)
+def test_a_reveal_refuses(change: dict[str, Any]) -> None:
+    protocol.RevealRequest(**REVEAL)
+    with pytest.raises(ValidationError):
+        protocol.RevealRequest(**{**REVEAL, **change})
+
+
+def test_a_pending_reveal_is_known_by_hotkey_and_prefix() -> None:
+    digest = protocol.commitment_hash("salt", "url")
+    row = protocol.PendingReveal(
+        submission_id=1,
+        miner_hotkey="5Grw",
+        commitment_hash=f"{digest[:16]}...",
+        reveal_block=1,
+        blocks_remaining=0,
+        can_reveal=True,
+        created_at="",
+    )
+    assert row.is_of("5Grw", digest)
+    assert not row.is_of("other", digest)
+    assert not row.is_of("5Grw", protocol.commitment_hash("other", "url"))
+    assert not row.model_copy(update={"commitment_hash": "..."}).is_of("5Grw", digest)

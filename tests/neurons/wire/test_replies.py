@@ -1,0 +1,114 @@
+"""What the client makes of a reply's body: malformed, too large, or spoilt by others' rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from neurons.wire import outcomes
+from neurons.wire.client import ApiClient
+from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, Request
+from tests.neurons.miner.parts import HOTKEY, Key
+from tests.neurons.wire.api_calls import COMMITMENT, STATS, every_call
+
+BAD_BODIES = {
+    "html": b"<html><body>It works!</body></html>",
+    "empty": b"",
+    "cut off": b'{"current_block": 1, "pending_rev',
+    "NaN": b'{"current_block": NaN, "pending_reveals": []}',
+    "Infinity": b'{"current_block": Infinity, "pending_reveals": []}',
+    "out of range": b'{"current_block": 1e999, "pending_reveals": []}',
+    "wrong type": b'{"current_block": "soon", "pending_reveals": []}',
+    "wrong shape": b"[1, 2, 3]",
+    "deep": b"[" * 200_000,
+    "not text": b"\xff\xfe\x00\x01",
+    "huge": b'{"current_block": 1, "x": "' + b"a" * 2**25 + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_row_10_a_malformed_reply_is_one_clear_fault(
+    client: ApiClient, fake_api: FakeValidatorApi, name: str
+) -> None:
+    fake_api.faults["/pending_reveals"].append(Fault(200, BAD_BODIES[name]))
+    with pytest.raises(outcomes.ProtocolFault, match=r"^/pending_reveals answered with"):
+        client.pending_reveals()
+    assert client.pending_reveals().current_block > 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_row_10_a_number_that_is_not_finite_is_no_answer(
+    client: ApiClient, fake_api: FakeValidatorApi, number: str
+) -> None:
+    body = f'{{"epoch": 1, "weights": [{{"uid": 1, "hotkey": "5Other", "weight": {number}}}]}}'
+    fake_api.faults["/get_weights"].append(Fault(200, body.encode()))
+    with pytest.raises(outcomes.ProtocolFault):
+        client.weights(1)
+
+
+FOREIGN_ROWS: dict[str, dict[str, Any]] = {
+    "a long address": {"fork_url": "https://example/" + "a" * 1_200_000},
+    "not a number": {"tokens_per_sec": float("nan"), "id": float("inf")},
+    "wrong types": {"id": "seven", "created_at": [1], "reveal_block": None},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN_ROWS)
+def test_other_peoples_rows_spoil_no_list(
+    client: ApiClient, fake_api: FakeValidatorApi, name: str
+) -> None:
+    client.register("model", "100k")
+    client.commit(COMMITMENT)
+    foreign = {"miner_hotkey": "5Other", **FOREIGN_ROWS[name]}
+    for route, key in (("/pending_reveals", "pending_reveals"), ("/x", "recent_submissions")):
+        answer = fake_api.handle(Request("GET", route.replace("/x", STATS), {}, {}, None))
+        content = json.loads(answer.body)
+        content[key] = [foreign, *content[key], foreign]
+        if key == "recent_submissions":
+            content["top_performers"] = [foreign]
+        fake_api.faults[route.replace("/x", STATS)].append(Fault(200, json.dumps(content).encode()))
+    assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
+    queue = client.queue(50)
+    assert [row.id for row in queue.rows] == [1]
+    assert (len(queue.listed), list(queue.performers)) == (3, [])
+
+
+def test_thousands_of_open_commitments_are_read_past(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
+    client.register("model", "100k")
+    client.commit(COMMITMENT)
+    fake_api.add_foreign(20_000, revealed=False)
+    assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
+
+
+HUGE = 10**40
+NUMBERS = [
+    ("/get_current_round", {"id": HUGE}),
+    ("/get_current_round", {"id": -1}),
+    ("/get_current_round", {"id": 1.5}),
+    ("/commit_submission", {"submission_id": HUGE}),
+    ("/commit_submission", {"reveal_block": HUGE}),
+    ("/submit_kernel", {"submission_id": HUGE}),
+    ("/pending_reveals", {"current_block": HUGE}),
+]
+
+
+@pytest.mark.parametrize(("route", "change"), NUMBERS)
+def test_a_number_that_the_journal_cannot_hold_is_refused(
+    fake_api: FakeValidatorApi, url: str, route: str, change: dict[str, object]
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        good = httpx.post if request.method == "POST" else httpx.get
+        extra = {"json": json.loads(request.content)} if request.content else {}
+        reply = good(f"{url}{request.url.path}", headers={"Hotkey": HOTKEY}, **extra)
+        return httpx.Response(200, json={**reply.json(), **change})
+
+    fake_api.registered.add(HOTKEY)
+    client = ApiClient("http://127.0.0.1", Key(), transport=httpx.MockTransport(answer))
+    with pytest.raises(outcomes.ProtocolFault, match=f"wrong fields: {next(iter(change))}"):
+        every_call(client)[route]()
