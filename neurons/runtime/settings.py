@@ -68,22 +68,22 @@ class Settings(BaseModel):
         None,
         FORK,
         "a GitHub token, `ghp_...` or `github_pat_...`",
-        "The token that creates the fork and pushes to it. Make one at GitHub under Settings, "
+        "The token that creates the fork and pushes to it. Create it at GitHub under Settings, "
         "Developer settings, Personal access tokens: a classic token with the scope "
-        "`public_repo`, or a fine-grained one with Contents and Administration read and write. "
-        "Needed, with GITHUB_USERNAME, unless REPO_PATH or FORK_REMOTE is set.",
+        "`public_repo`, or a fine-grained token with Contents and Administration read and write. "
+        "Required, with GITHUB_USERNAME, unless REPO_PATH or FORK_REMOTE is set.",
     )
     github_username: Name | None = _setting(
         None, FORK, "a GitHub account name", "The account that owns the fork and the token."
     )
     github_fork_name: Name = _setting(
-        "flash-linear-attention", FORK, "a repository name", "What the fork is called."
+        "flash-linear-attention", FORK, "a repository name", "The name of the fork."
     )
     github_upstream: Repository = _setting(
         "troy12x/flash-linear-attention",
         FORK,
         "`owner/name`",
-        "The repository that is forked; validators time forks of this one.",
+        "The repository to fork. Validators time forks of this one.",
     )
     github_api_url: Url = _setting(
         "https://api.github.com", FORK, "an https address", "The address of GitHub's REST API."
@@ -95,52 +95,52 @@ class Settings(BaseModel):
         "layer",
         FORK,
         "layer or ops",
-        "What is published: the operator's folder, fla/ops/quasar, and the layer that validators "
-        "time; or, with ops, that folder alone, for validators that accept no other change. What "
-        "is published is what is measured.",
+        "layer publishes the operator's folder fla/ops/quasar and the layer that validators time. "
+        "ops publishes the folder alone, for validators that accept no other change. The miner "
+        "measures what it publishes.",
     )
     fork_remote: Remote | None = _setting(
         None,
         FORK,
         "a file:// address or a path",
-        "A bare git repository used in place of GitHub. For trying things out: validators "
-        "elsewhere cannot clone it.",
+        "A bare git repository to use instead of GitHub, for trials: validators on other machines "
+        "cannot clone it, and the API and the validator need ALLOW_FILE_FORKS=true.",
     )
     fork_upstream_url: Remote | None = _setting(
         None,
         FORK,
         "an address that `git clone` takes",
-        "Where to fetch the upstream from when it is not GITHUB_UPSTREAM at GitHub.",
+        "The address of the upstream repository if it is not GITHUB_UPSTREAM at GitHub.",
     )
     repo_path: Folder | None = _setting(
         None,
         FORK,
         "the folder of a git checkout",
-        "An existing checkout of the fork to use, with the branch that it is on. Its `origin` is "
-        "pushed to with GITHUB_TOKEN, or with your ssh key where `origin` is an ssh address and no "
-        "token is set. git's credential helpers are not asked.",
+        "An existing checkout of the fork, with its current branch. The miner pushes to its "
+        "`origin` with GITHUB_TOKEN, or with your ssh key if `origin` is an ssh address and no "
+        "token is set. It does not use git's credential helpers.",
     )
     publish_at: Literal["before_commit", "before_reveal"] = _setting(
         "before_commit",
         FORK,
         "before_commit or before_reveal",
-        "When the kernels become public: before the commitment, or only just before the reveal, "
-        "which keeps them private for about 20 minutes longer.",
+        "When the kernels become public: before the commitment, or just before the reveal, which "
+        "keeps them private for about 20 minutes longer.",
     )
     validator_api_url: Url | None = _setting(
         None,
         API_USE,
         "an https address; http on this machine",
-        "The subnet's validator API. Ask the subnet's owner or its documentation. Needed.",
+        "The subnet's validator API; see the subnet's documentation. Required.",
     )
     submission_mode: Literal["auto", "commit_reveal", "direct"] = _setting(
         "auto",
         API_USE,
         "auto, commit_reveal or direct",
-        "commit_reveal hides the fork until a later block, so that nobody can copy it in time; "
-        "direct submits in one call. auto commits and reveals until this API shows a sign of "
-        "judging a commitment before its reveal, when there is nothing to measure. It then "
-        "submits directly for 48 hours, beginning with a claim that was judged so.",
+        "commit_reveal hides the fork until a later block, so that nobody can copy it in time. "
+        "direct submits everything in one call. auto commits and reveals until this API shows a "
+        "sign of judging commitments before their reveal, when it cannot measure them; it then "
+        "submits directly for 48 hours, starting with the affected claim.",
     )
     netuid: Annotated[int, Field(ge=0, le=65535)] = _setting(
         24,
@@ -152,14 +152,15 @@ class Settings(BaseModel):
         "finney",
         API_USE,
         "finney, test, local, archive, devnet, a ws:// or wss:// address, or offline",
-        "The chain on which the hotkey's registration is looked up (flag: --subtensor.network). "
-        "`offline` asks none.",
+        "The chain that holds the hotkey's registration (flag: --subtensor.network). offline "
+        "contacts no chain.",
     )
     reference_model: str = _setting(
         "Qwen/Qwen2.5-0.5B-Instruct",
         API_USE,
         "the name of a model",
-        "The model name with which the miner registers, and which logit verification compares.",
+        "The model with which the miner registers and which the inference servers load for logit "
+        "verification.",
     )
     wallet_miner_name: Name = _setting(
         "quasar_miner", WALLET, "a wallet name", "The miner's wallet (flag: --wallet.name)."
@@ -168,104 +169,111 @@ class Settings(BaseModel):
         "default",
         WALLET,
         "a hotkey name",
-        "The hotkey of the wallet (flag: --wallet.hotkey). It signs; the coldkey is not needed "
-        "on this machine and should not be here.",
+        "The wallet's hotkey, which signs (flag: --wallet.hotkey). The coldkey is not needed and "
+        "should not be on this machine.",
     )
     wallet_path: Folder = _setting(
         Path("~/.bittensor/wallets").expanduser(),
         WALLET,
         "a folder",
-        "Where wallets lie (flag: --wallet.path).",
+        "The folder of the wallets (flag: --wallet.path).",
     )
     target_sequence_length: Target | Literal["auto"] = _setting(
         100_000,
         MEASURE,
         f"a whole number of tokens from {SHORTEST_TARGET}, or auto",
-        "The sequence length that is submitted; it decides the league and its multiplier. "
-        "`auto` takes the length with the best claim times multiplier that this GPU's memory "
-        "holds (flag: --target-seq-len).",
+        "The sequence length to submit. It determines the league and its multiplier. auto starts "
+        "with the league of the highest multiplier and takes the first length that fits into this "
+        "GPU's memory (flag: --target-seq-len).",
     )
     device: Literal["auto", "cuda", "cpu"] = _setting(
-        "auto", MEASURE, "auto, cuda or cpu", "Where kernels run; auto takes a GPU if there is one."
+        "auto",
+        MEASURE,
+        "auto, cuda or cpu",
+        "The device that runs the kernels; auto takes a GPU if there is one.",
     )
     claim_headroom: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = _setting(
         0.0,
         MEASURE,
         "a share from 0 to 0.9",
-        "How far the claim stays under what the measurements allow, which is at most the slowest "
-        "accepted run and less where the runs differ (docs/honesty.md). A validator that measures "
-        "less than 90 % of a claim scores it 0, so one whose GPU is that much slower needs some.",
+        "Share by which the claim stays below the limit that the measurements allow "
+        "(docs/honesty.md). A validator scores a claim 0 if it measures less than 90% of it. "
+        "Raise this if validators' GPUs may be more than 10% slower than yours.",
     )
     claim_runs: Annotated[int, Field(ge=1, le=20)] = _setting(
         5,
         MEASURE,
         "a whole number from 1 to 20",
-        "Fresh processes that time the target, at least. Five are taken in any case, and on a GPU "
-        "up to sixteen until the noise is known.",
+        "Minimum number of processes that time the target. The miner takes at least 5, and on a "
+        "GPU up to 16 until the noise is known.",
     )
     bench_timeout_seconds: Seconds = _setting(
         300.0,
         MEASURE,
         "seconds, above 0 and at most a year",
-        "After this long a measurement's processes are killed.",
+        "Time limit of a measuring process.",
     )
     pytorch_cuda_alloc_conf: str | None = _setting(
         None,
         MEASURE,
         "PyTorch's own syntax, such as expandable_segments:True",
-        "Passed to the measuring processes. A validator sets none, so neither does the default.",
+        "Passed to the measuring processes. Validators set nothing, so the default is empty.",
     )
     optimization_interval: Annotated[float, Field(ge=0, le=YEAR, allow_inf_nan=False)] = _setting(
         300.0,
         MEASURE,
         "seconds, from 0 to a year",
-        "The pause between two cycles (flag: --optimization-interval).",
+        "Pause between two checks for a new round or changed kernels (flag: "
+        "--optimization-interval).",
     )
     agent_iterations: CountOrNone = _setting(
         0,
         MEASURE,
         "a whole number from 0",
-        "Candidates for the kernels' tiles that are tried after each cycle, while nothing else is "
-        "to do; needs a GPU and `scripts/install.sh tuning`. What is faster beyond the noise is "
-        "published with the next submission. 0 tries none (flag: --agent-iterations).",
+        "Number of tile sizes to try after each cycle while the miner is idle. Requires a GPU and "
+        "`scripts/install.sh tuning`. A gain beyond the noise is published with the next "
+        "submission. 0 disables the search (flag: --agent-iterations).",
     )
     tune_command: Annotated[str, AfterValidator(_splits)] | None = _setting(
         None,
         MEASURE,
         "a command line, which no shell reads",
-        "Your own optimiser: run after each cycle in a copy of the kernels, which it may change. "
-        "The change is published when it keeps the subnet's rules, passes the correctness gate "
-        "and is faster beyond the noise; the log says why it is not. Files of this folder may be "
-        "named as from here.",
+        "Your own optimiser. It runs after each cycle in a copy of the kernels, which it may "
+        "change. The change is published if it keeps the subnet's rules, passes the correctness "
+        "check and is faster beyond the noise; otherwise the log gives the reason. Paths may be "
+        "relative to this folder.",
     )
     tune_seconds: Seconds = _setting(
         600.0,
         MEASURE,
         "seconds, above 0 and at most a year",
-        "After this long a command that tunes is killed.",
+        "Time limit of a tuning command.",
     )
     state_dir: Folder = _setting(
         PROJECT / "state",
         LOGS,
         "a folder",
-        "Where the journal, the clone, the reports and the log lie. Keep it: it holds the salt "
-        "of a commitment that waits for its reveal.",
+        "The folder of the journal, the clone, the reports and the log. Do not delete it: it "
+        "holds the salt of a commitment until its reveal.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
         "INFO",
         LOGS,
         "DEBUG, INFO, WARNING or ERROR",
-        "The least important line that is logged (flag: --logging.debug).",
+        "The lowest level to log (flag for DEBUG: --logging.debug).",
     )
     log_format: Literal["console", "json"] = _setting(
-        "console", LOGS, "console or json", "One line an event for people, or one JSON object."
+        "console",
+        LOGS,
+        "console or json",
+        "One line per event for people, or one JSON object per event.",
     )
     metrics_port: Port | None = _setting(
         None,
         LOGS,
         "a port from 0 to 65535",
-        "The miner then answers /metrics (Prometheus) and /healthz on this port of 127.0.0.1. "
-        "`scripts/install.sh metrics` installs what that needs.",
+        "Port of 127.0.0.1 for /metrics (Prometheus) and /healthz; empty for none. Requires "
+        "`scripts/install.sh metrics`.",
     )
     wallet_validator_name: Name = _setting(
         "quasar_validator", VALIDATOR, "a wallet name", "The validator's wallet."
@@ -274,55 +282,56 @@ class Settings(BaseModel):
         300.0,
         VALIDATOR,
         "seconds, above 0 and at most a year",
-        "The pause between two looks at the queue.",
+        "Pause between two polls of the queue.",
     )
     sandbox: Literal["required", "preferred", "off"] = _setting(
         "required",
         VALIDATOR,
         "required, preferred or off",
-        "Forks run shut in by bubblewrap: no network, no files of this user, limits on memory, "
-        "processes and disk. Where this machine cannot do that the validator does not start, or, "
-        "with `preferred`, runs strangers' code with this user's rights, as `off` always does: "
-        "only for forks that you trust.",
+        "required runs forks in a bubblewrap sandbox: no network, no files of this user, limits "
+        "on cores, memory, processes and disk. The validator does not start if the sandbox does "
+        "not work. preferred then runs forks with this user's rights, as off always does: only "
+        "for forks that you trust.",
     )
     fork_hosts: Hosts = _setting(
         ("github.com",),
         VALIDATOR,
         "names of hosts with commas between, such as github.com",
-        "Where forks are cloned from, by https and from public addresses only.",
+        "Hosts from which forks are cloned, over https and from public addresses only.",
     )
     allow_file_forks: bool = _setting(
         False,
         VALIDATOR,
         "true or false",
-        "Whether forks on this machine (file://, and http on loopback) are taken by the API and "
-        "cloned by the validator as well: for a subnet at home.",
+        "Whether the API accepts and the validator clones forks on this machine (file://; the API "
+        "also accepts http on loopback). Required for a home subnet without GitHub; set it for "
+        "both processes.",
     )
     set_weights: bool = _setting(
         True,
         VALIDATOR,
         "true or false",
-        "Whether the shares of the last round are set as weights on the chain of "
-        "SUBTENSOR_NETWORK; otherwise they are shown in the log.",
+        "Whether the validator sets the last round's shares as weights on the chain of "
+        "SUBTENSOR_NETWORK. Otherwise it only logs them.",
     )
     weights_interval: Seconds = _setting(
         3600.0,
         VALIDATOR,
         "seconds, above 0 and at most a year",
-        "After this long the same weights are set again.",
+        "Interval after which unchanged weights are set again.",
     )
     enable_logit_verification: bool = _setting(
         False,
         VALIDATOR,
         "true or false",
-        "Whether a miner's inference server is compared with the one at REFERENCE_INFERENCE_URL: "
-        "the same prompt, the logits of the same step.",
+        "Whether the validator compares a miner's inference server with the one at "
+        "REFERENCE_INFERENCE_URL by the logits of one step for the same prompt.",
     )
     inference_servers: Servers = _setting(
         (),
         VALIDATOR,
         "hotkey=address pairs with commas between",
-        "Where miners answer POST /inference. A hotkey that is not named is not asked.",
+        "Addresses of miners' inference servers. Hotkeys without an entry are not verified.",
     )
     reference_inference_url: Url = _setting(
         "http://127.0.0.1:8001",
@@ -331,10 +340,13 @@ class Settings(BaseModel):
         "The validator's own inference server, with the reference model.",
     )
     cosine_sim_threshold: Annotated[float, Field(ge=-1, le=1)] = _setting(
-        0.99, VALIDATOR, "a cosine from -1 to 1", "The least cosine between two servers' logits."
+        0.99,
+        VALIDATOR,
+        "a cosine from -1 to 1",
+        "Minimum cosine between the logits of two servers.",
     )
     max_abs_diff_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        0.1, VALIDATOR, "a number from 0", "The most by which one logit of two servers may differ."
+        0.1, VALIDATOR, "a number from 0", "Maximum difference between two servers in any logit."
     )
     blocks_until_reveal: CountOrNone = _setting(
         100, SERVER, "a whole number from 0", "Blocks between a commitment and its reveal."
@@ -343,95 +355,105 @@ class Settings(BaseModel):
         300,
         SERVER,
         "a whole number from 1",
-        "Blocks from then on in which the reveal is taken; a commitment that is older has expired.",
+        "Number of blocks after that in which the reveal is accepted. Older commitments have "
+        "expired.",
     )
     block_time_seconds: Count = _setting(
-        12, SERVER, "whole seconds, from 1", "How long a block lasts on the server's clock."
+        12, SERVER, "whole seconds, from 1", "Length of a block on the server's clock."
     )
     database_url: SecretStr | None = _setting(
         None,
         SERVER,
         "an SQLAlchemy address: sqlite:///file.db or postgresql://user:password@host/name",
-        "Where submissions are stored; without it, an SQLite file in STATE_DIR.",
+        "The database; by default an SQLite file in STATE_DIR.",
     )
     host: Host = _setting(
         "127.0.0.1",
         SERVER,
         "an address of this machine",
-        "What the server listens on. Put a reverse proxy with TLS before anything but loopback.",
+        "The address that the API listens on. Put a reverse proxy with TLS in front of any "
+        "address but loopback.",
     )
     port: Port = _setting(
-        8000, SERVER, "a port from 0 to 65535", "The server's port; 0 takes a free one."
+        8000, SERVER, "a port from 0 to 65535", "The API's port; 0 selects a free one."
     )
     validator_hotkeys: Hotkeys = _setting(
         (),
         SERVER,
         "ss58 addresses with commas between",
-        "The hotkeys that may write verdicts: the registered validators.",
+        "Hotkeys that may write verdicts: the registered validators. The inference server also "
+        "reads this setting: signed requests from these hotkeys go first and have places of their "
+        "own in the queue.",
     )
     uids_from_chain: bool = _setting(
         False,
         SERVER,
         "true or false",
-        "Whether the uids of hotkeys are those of NETUID on the chain of SUBTENSOR_NETWORK, asked "
-        "every ten minutes; otherwise the server counts its own.",
+        "Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK "
+        "every ten minutes. Otherwise it assigns uids itself.",
     )
     validator_stake: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _setting(
         None,
         SERVER,
         "a number of tokens from 0",
-        "Hotkeys that are registered there with at least this stake may write verdicts as well.",
+        "Hotkeys registered on that chain with at least this stake may also write verdicts.",
     )
     rate_limit: CountOrNone = _setting(
         10,
         SERVER,
         "a whole number from 0",
-        "How often a hotkey may register, submit, commit and reveal in a minute; 0 means no limit.",
+        "Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no "
+        "limit.",
     )
     trusted_proxies: Networks = _setting(
         (),
         SERVER,
         "IP addresses or networks with commas between, or * for any",
-        "The reverse proxies whose X-Forwarded-For is believed; bans count the address it names. "
-        "Behind any other proxy of this machine or network they count hotkeys.",
+        "Reverse proxies whose X-Forwarded-For header is trusted; bans then count the addresses "
+        "in it. Behind any other proxy of this machine or network, bans count hotkeys.",
     )
 
     miner_inference_port: Port = _setting(
         8001,
         INFERENCE,
         "a port from 0 to 65535",
-        "The inference server's port; 0 takes a free one.",
+        "The inference server's port; 0 selects a free one.",
     )
     inference_host: Host = _setting(
         "127.0.0.1",
         INFERENCE,
         "an address of this machine",
-        "What the inference server listens on. Put a reverse proxy before anything but loopback.",
+        "The address that the inference server listens on. Put a reverse proxy in front of any "
+        "address but loopback.",
     )
     inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
         "auto",
         INFERENCE,
         "auto, float32, float16 or bfloat16",
-        "What the model computes in; auto takes bfloat16 on a GPU and float32 on a CPU.",
+        "The model's dtype; auto takes bfloat16 on a GPU and float32 on a CPU.",
     )
     max_prompt_tokens: Count = _setting(
-        2048, INFERENCE, "a whole number from 1", "The longest prompt that is answered."
+        2048, INFERENCE, "a whole number from 1", "Maximum number of tokens in a prompt."
     )
     max_new_tokens: Count = _setting(
-        1024, INFERENCE, "a whole number from 1", "The most tokens that one request may ask for."
+        1024,
+        INFERENCE,
+        "a whole number from 1",
+        "Maximum number of tokens that a request may generate.",
     )
     inference_compile: bool = _setting(
         True,
         INFERENCE,
         "true or false",
-        "Whether decoding on a GPU is compiled by torch.compile while the server loads: faster "
-        "tokens, for a minute or less at the start.",
+        "Whether torch.compile compiles decoding on a GPU while the server loads: faster tokens, "
+        "for up to a minute at the start.",
     )
     inference_queue: Count = _setting(
         16,
         INFERENCE,
         "a whole number from 1",
-        "Requests that may wait; more are told to come back.",
+        "Maximum number of waiting requests. The server answers further ones with 503 and "
+        "Retry-After.",
     )
 
     @property
