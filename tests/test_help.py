@@ -15,7 +15,7 @@ INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
     "harness.worker.subject.profile": "`harness profile` prints its command line",
     "neurons.runtime.identity": "a child of the miner",
-    "neurons.runtime.tied": "runs another module",
+    "neurons.runtime.child": "runs another module",
     "benchmarks.mutants.run": "needs its own extra, cosmic-ray, which it imports to make mutants",
     "benchmarks.mutants.trying": "a child of benchmarks.mutants.run",
     "benchmarks.honesty.validator_loop": "a validator's script, as it is",
