@@ -15,7 +15,7 @@ INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
     "harness.worker.subject.profile": "`harness profile` prints its command line",
     "neurons.runtime.identity": "a child of the miner",
-    "neurons.runtime.tied": "runs another module",
+    "neurons.runtime.child": "runs another module",
     "benchmarks.honesty.validator_loop": "a validator's script, as it is",
 }
 """Modules that no person starts, or not with the base dependencies, and why."""

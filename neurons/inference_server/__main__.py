@@ -18,10 +18,9 @@ import click
 from neurons.inference_server.queue import Decodes, Decoding
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError, Problem
-from neurons.runtime.listen import listen
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import STOP_SIGNALS
-from neurons.runtime.server import Server
+from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
 
 log = observe.get_logger("inference")

@@ -8,8 +8,13 @@ import time
 from collections.abc import Collection, Mapping
 
 from neurons.runtime.identity import verify
-from neurons.wire.binding import request_text
-from neurons.wire.protocol import HOTKEY_HEADER, NONCE_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from neurons.wire.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    request_text,
+)
 
 SKEW_SECONDS = 60
 CLIENT_PREFIX = 64

@@ -31,11 +31,12 @@ from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.miner.journal import Journal
 from neurons.miner.premature import warn_of_early_judgement
 from neurons.miner.publishing.from_settings import open_fork
-from neurons.miner.publishing.tuned_kernels import Kept
+from neurons.miner.publishing.tuned_kernels import TunedKernels
 from neurons.miner.tuner import Tuner
 from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.flags import CONTEXT, Given, run_command, show_version
+from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import (
     OFFLINE,
     ChainUnreachable,
@@ -44,7 +45,6 @@ from neurons.runtime.identity import (
     registered_uid,
     wallet_warnings,
 )
-from neurons.runtime.notify import notify
 from neurons.runtime.process import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
@@ -139,17 +139,20 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
         for submission in journal.live_submissions():
             observe.register_secret(submission.salt or "")
-        kept, fork = Kept(settings.state_dir, settings.fork_scope), open_fork(settings, stop=stop)
+        tuned, fork = (
+            TunedKernels(settings.state_dir, settings.fork_scope),
+            open_fork(settings, stop=stop),
+        )
         context = Context(
             settings=settings,
             identity=me,
             journal=journal,
             client=client,
             fork=fork,
-            content_digest=kept.digest,
+            content_digest=tuned.digest,
             log=log,
             stop=stop,
-            tuner=Tuner(settings, kept, fork.worktree, log),
+            tuner=Tuner(settings, tuned, fork.worktree, log),
         )
         if not embedded:
             yield context
@@ -168,7 +171,7 @@ def _greet(context: Context, given: Given) -> None:
         log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)
-    if tuned := Kept(settings.state_dir).evidence():
+    if tuned := TunedKernels(settings.state_dir).evidence():
         log.info("publishing kernels that were tuned here", gain=f"{tuned.ratio - 1:+.1%}")
     if settings.device == "cpu":
         log.info(

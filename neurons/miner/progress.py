@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from neurons.runtime.process import PROGRESS
+from neurons.runtime.process import PROGRESS, write_atomically
 
 
 class Length(BaseModel):
@@ -47,17 +46,15 @@ class ProgressFile:
     def publish(self, planned: Mapping[int, int], speeds: Mapping[int, Sequence[float]]) -> None:
         """Write the numbers of planned runs and the accepted speeds, by length.
 
-        A disk that takes nothing does not end the measurement. The file is not flushed to the disk:
-        after a power cut nobody may read it anyway.
+        A disk that takes nothing does not end the measurement.
         """
         lengths = tuple(
             Length(length=n, planned=planned.get(n, 0), speeds=tuple(speeds.get(n, ())))
             for n in sorted({*planned, *speeds})
         )
-        new = self._path.with_name(f".{self._path.name}")
         with suppress(OSError):
-            new.write_text(Measuring(began=self._began, lengths=lengths).model_dump_json())
-            os.replace(new, self._path)
+            measuring = Measuring(began=self._began, lengths=lengths)
+            write_atomically(self._path, measuring.model_dump_json())
 
     def remove(self) -> None:
         """Remove the file: the measurement has ended."""

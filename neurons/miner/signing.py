@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from neurons.miner.cycle import Submission
-from neurons.wire.binding import bound_commitment, bound_text
 from neurons.wire.connection import Signer
 from neurons.wire.protocol import (
     WIRE_VERSION,
@@ -13,6 +12,8 @@ from neurons.wire.protocol import (
     CommitRequest,
     RevealRequest,
     SubmitRequest,
+    bound_commitment,
+    bound_text,
     commitment_hash,
     submission_text,
 )

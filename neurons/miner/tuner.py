@@ -23,7 +23,7 @@ from harness.measuring.runner import Measure, MeasurementError, check, measure, 
 from harness.measuring.together import Check
 from harness.report import Environment
 from neurons.miner.proposal import Refused, lay_out, propose, require_readable
-from neurons.miner.publishing.tuned_kernels import Evidence, Kept, copy_overlay
+from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels, copy_overlay
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
 from quasar_kernels.contract import overlay_digest
@@ -43,7 +43,7 @@ class Tuner:
     """
 
     settings: Settings
-    kept: Kept
+    kept: TunedKernels
     host: Path
     log: BoundLogger
     blocks: int = BLOCKS

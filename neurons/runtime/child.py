@@ -1,8 +1,12 @@
-"""A process that is started again when it dies, and that ends when the miner does."""
+"""A supervised process: started again when it dies, and ended with its parent.
+
+`python -m neurons.runtime.child PARENT_PID MODULE [ARGUMENT...]` runs a module as such a process.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.measuring.process import die_with_parent
 from neurons.runtime.observe import get_logger
 
 STOP_SECONDS = 5.0
@@ -60,7 +65,7 @@ class Child:
         descriptor = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "neurons.runtime.tied", str(os.getpid()), *self.arguments],
+                [sys.executable, "-m", "neurons.runtime.child", str(os.getpid()), *self.arguments],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
@@ -86,3 +91,16 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+
+
+def _run_tied() -> None:
+    """Run the module that the command line names; the kernel ends this process with its parent."""
+    die_with_parent()
+    if os.getppid() != int(sys.argv[1]):  # the parent ended before the kernel was asked
+        sys.exit(1)
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run_tied()

@@ -1,12 +1,14 @@
-"""Signs of life of a piece of work that says nothing for long."""
+"""Signs of life: log lines during long work, and a service's state for systemd (sd_notify(3))."""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from structlog.stdlib import BoundLogger
@@ -64,3 +66,13 @@ def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
         terminal.flush()
 
     return tick
+
+
+def notify(*facts: str) -> None:
+    """Send facts such as `READY=1`, `STOPPING=1` or `STATUS=a sentence` where systemd listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    name = "\0" + address[1:] if address.startswith("@") else address
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto("\n".join(facts).encode(), name)

@@ -34,6 +34,13 @@ class Stopped(QuasarError):
     """A person or the system asked the daemon to end; nothing is wrong."""
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that concurrent readers see whole, old or new; it is not flushed to the disk."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     """Return once the state folder's disk takes what a start writes; say so while it does not.
 

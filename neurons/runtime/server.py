@@ -1,8 +1,8 @@
-"""Serves HTTP by uvicorn, and tells whoever waits for the server that it is there."""
+"""Binds a server's address and serves an application there by uvicorn."""
 
 from __future__ import annotations
 
-import os
+import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +10,57 @@ from typing import Any
 
 import uvicorn
 
-from neurons.runtime.listen import BACKLOG
-from neurons.runtime.notify import notify
-from neurons.runtime.patience import ImpatientProtocol
+from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.heartbeat import notify
+from neurons.runtime.process import write_atomically
 
+BACKLOG = 128
+"""Connections that the kernel queues until the server accepts them."""
 GRACE_SECONDS = 5
 """What a request may take that is under way when the server is told to stop."""
+MOST_CONNECTIONS = 500
+"""With more connections open, or requests under way, uvicorn answers 503."""
+HEAD_BYTES = 2**16
+"""A request's first line and headers together; a longer head is answered 400."""
+
+
+def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
+    """Return a socket that listens on TCP with TCP_NODELAY.
+
+    Args:
+        host: a name or an address of this machine.
+        port: 0 takes a free one.
+        settings: the names of the settings of host and port, for the error.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        place = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        of_host, of_port = settings
+        reason = str(error.strerror).partition(" (while")[0].capitalize()  # without the address
+        remedy = f"Set {of_host} to an address of this machine."
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = f"Set another {of_port}, or stop what has it."
+        setting = f"{of_host}={host}, {of_port}={port}"
+        raise ConfigError(
+            Problem(f"{setting}: cannot bind {host}:{port} ({reason}).", remedy)
+        ) from error
+    # asyncio sets this only for sockets that it creates; accepted connections inherit it. Without
+    # it a reply's body waits up to 40 ms for the client to acknowledge the head.
+    place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return place
 
 
 class Server(uvicorn.Server):
-    """uvicorn, whose clients must not leave it waiting, and which believes no proxy.
+    """uvicorn with limits on connections and request heads, which trusts no proxy header.
+
+    Clients that send or read slowly are the reverse proxy's task (docs/subnet.md).
 
     Args:
-        app: what answers, by ASGI.
+        app: the ASGI application.
         ready: is called with the address and the port once the server listens.
         port_file: the port is written there then.
     """
@@ -37,20 +75,22 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=ImpatientProtocol,
+                http="h11",
                 ws="none",
                 backlog=BACKLOG,
+                limit_concurrency=MOST_CONNECTIONS,
+                h11_max_incomplete_event_size=HEAD_BYTES,
                 log_config=None,  # neurons.runtime.observe takes uvicorn's loggers too
                 log_level="warning",
                 access_log=False,  # our own line shows neither the query nor headers
                 server_header=False,
-                proxy_headers=False,  # an app that asks for addresses knows whom to believe
+                proxy_headers=False,  # the application knows which proxies to trust
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell systemd, the log and the port file."""
+        """Listen, then notify systemd, log the address and write the port file."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -58,6 +98,4 @@ class Server(uvicorn.Server):
         notify("READY=1")
         self._ready(host, port)
         if self._port_file is not None:
-            part = self._port_file.with_name(f"{self._port_file.name}.part")
-            part.write_text(f"{port}\n")
-            os.replace(part, self._port_file)  # a reader never sees half a number
+            write_atomically(self._port_file, f"{port}\n")

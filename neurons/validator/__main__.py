@@ -20,10 +20,9 @@ import click
 
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError, Postponed
-from neurons.runtime.heartbeat import heartbeat
+from neurons.runtime.heartbeat import heartbeat, notify
 from neurons.runtime.identity import OFFLINE, load_identity, set_weights
 from neurons.runtime.machine import resolve_device
-from neurons.runtime.notify import notify
 from neurons.runtime.process import StateLock, Stopped, stop_on_signals
 from neurons.runtime.settings import Settings
 from neurons.validator.api import ApiFault, ValidatorApi

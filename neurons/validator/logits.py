@@ -16,7 +16,6 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
-from neurons.wire.binding import request_text
 from neurons.wire.connection import Signer
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.protocol import (
@@ -26,6 +25,7 @@ from neurons.wire.protocol import (
     TIMESTAMP_HEADER,
     QueuedSubmission,
     Verification,
+    request_text,
 )
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import click
 
 from neurons.runtime import flags, observe
-from neurons.runtime.identity import Neuron, subnet_neurons
-from neurons.runtime.listen import listen
 from neurons.runtime.process import stop_on_signals
-from neurons.runtime.server import Server
+from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
+from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
-from neurons.validator_api.config import ApiConfig
-from neurons.validator_api.database.availability import DatabaseAway
+from neurons.validator_api.database.storage import DatabaseAway
 
-CACHE_SECONDS = 1.0
-"""Rounds last days and verdicts take minutes: nobody misses a second."""
-SWITCH_SECONDS = 0.0005
 DATABASE_SECONDS = 5.0
-"""Between two tries to reach a database, which may start after the API."""
+"""Pause between two tries to reach a database, which may start after the API."""
 
 log = observe.get_logger("validator_api")
 
@@ -61,7 +55,6 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     server = open_server(settings, port_file)
     if server is None:
         return 0
-    _prefer_short_waits()
     # uvicorn raises the signal again once it has stopped; ending on request is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -81,7 +74,7 @@ def open_server(settings: Settings, port_file: Path | None = None) -> Server | N
     with stop_on_signals(stop):
         while True:
             try:
-                return Server(create_app(config_of(settings)), _say_ready, port_file)
+                return Server(create_app(Api(settings)), _say_ready, port_file)
             except DatabaseAway as error:
                 if not said:
                     log.error(f"{error} Trying again every {DATABASE_SECONDS:.0f} s.")
@@ -92,45 +85,6 @@ def open_server(settings: Settings, port_file: Path | None = None) -> Server | N
 
 def _say_ready(host: str, port: int) -> None:
     log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-
-
-def _prefer_short_waits() -> None:
-    """Let nobody wait long for the interpreter: neither a thread's answer nor a request.
-
-    A thread that the database has answered may go on after 0.5 ms in place of 5, and what was
-    imported, which is never freed, is not looked through for garbage.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
-    gc.collect()
-    gc.freeze()
-
-
-def config_of(settings: Settings) -> ApiConfig:
-    """Return what the settings say about the API; SQLite in the state folder by default."""
-    if settings.database_url is not None:
-        database_url = settings.database_url.get_secret_value()
-    else:
-        database_url = f"sqlite:///{settings.state_dir / 'validator_api.db'}"
-    return ApiConfig(
-        database_url=database_url,
-        blocks_until_reveal=settings.blocks_until_reveal,
-        reveal_window_blocks=settings.reveal_window_blocks,
-        block_time_seconds=settings.block_time_seconds,
-        rate_limit=settings.rate_limit,
-        allow_file_forks=settings.allow_file_forks,
-        trusted_proxies=settings.trusted_proxies,
-        validator_hotkeys=frozenset(settings.validator_hotkeys),
-        neurons=asks_chain(settings),
-        validator_stake=settings.validator_stake,
-        cache_seconds=CACHE_SECONDS,
-    )
-
-
-def asks_chain(settings: Settings) -> Callable[[], Mapping[str, Neuron]] | None:
-    """Return what asks the chain for the subnet's hotkeys, None where nobody wants to know."""
-    if not settings.uids_from_chain and settings.validator_stake is None:
-        return None
-    return partial(subnet_neurons, settings.netuid, settings.subtensor_network)
 
 
 if __name__ == "__main__":

@@ -1,109 +1,133 @@
-"""What every route works with: the settings, the database, the limits and the present moment."""
+"""What every route works with: settings, database, rate limit and the time of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
-from neurons.runtime.identity import Neuron
-from neurons.validator_api.access.auth import ValidatorCall
-from neurons.validator_api.access.limits import RateLimiter
-from neurons.validator_api.competition import commits, rounds
-from neurons.validator_api.competition.commits import Commit
-from neurons.validator_api.competition.moment import Moment
-from neurons.validator_api.config import ApiConfig
+from neurons.runtime.identity import Neuron, subnet_neurons
+from neurons.runtime.settings import Settings
+from neurons.validator_api.auth import RateLimiter, ValidatorCall
+from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
-from neurons.validator_api.database.together import Together
-from neurons.wire.protocol import CommitReply
+from neurons.wire.rules import block_at
 
 Result = TypeVar("Result")
+Clock = Callable[[], float]
+"""Returns Unix seconds."""
 
 
 class Api:
-    """The parts of one running API.
+    """The parts of one running API. Tests pass clocks, a chain and shorter pauses.
+
+    Args:
+        clock: the time of rounds, blocks and bans.
+        wall_clock: the time that validators' signed timestamps are compared with.
+        neurons: returns the subnet's registered hotkeys; by default it asks the chain where a
+            setting needs it.
+        round_check_seconds: pause between two checks whether the round is over.
+        chain_seconds: pause between two requests to the chain.
 
     Raises:
         ConfigError: the database cannot be opened.
+        DatabaseAway: it cannot be reached yet.
     """
 
-    def __init__(self, config: ApiConfig) -> None:
-        self.config = config
-        self.storage = Storage(config.database_url)
-        self.limiter = RateLimiter(config.rate_limit, config.clock)
-        self.commits = Together(self._store_commits)
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock = time.time,
+        wall_clock: Clock = time.time,
+        neurons: Callable[[], Mapping[str, Neuron]] | None = None,
+        round_check_seconds: float = 5.0,
+        chain_seconds: float = 600.0,
+    ) -> None:
+        if neurons is None and (settings.uids_from_chain or settings.validator_stake is not None):
+            neurons = partial(subnet_neurons, settings.netuid, settings.subtensor_network)
+        self.settings, self.clock, self.wall_clock = settings, clock, wall_clock
+        self.round_check_seconds, self.chain_seconds = round_check_seconds, chain_seconds
+        self.storage = Storage(_database_url(settings))
+        self.limiter = RateLimiter(settings.rate_limit, clock)
+        self.ask_chain = neurons
         self._neurons: Mapping[str, Neuron] = {}
 
-    def moment(self) -> Moment:
+    def context(self) -> RequestContext:
         """Return the present."""
         uids = None
-        if self.config.neurons is not None:  # until it answers nobody's uid is known
+        if self.ask_chain is not None:  # until it answers, no hotkey has a uid
             uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
-        return Moment(
-            self.config.now(), self.config.block(), self.config.oldest_reveal_block(), uids
-        )
+        now = self.clock()
+        block = block_at(now, self.settings.block_time_seconds)
+        oldest = block - self.settings.reveal_window_blocks
+        return RequestContext(rounds.utc(now), block, oldest, uids)
 
-    def ask_chain(self) -> None:
-        """Learn who is registered on the subnet; what was known stays where no answer comes.
+    def update_neurons(self) -> None:
+        """Read from the chain who is registered; on failure the earlier answer stays.
 
         Raises:
-            ChainUnreachable: none came.
+            ChainUnreachable: the chain does not answer.
         """
-        if self.config.neurons is not None:
-            self._neurons = self.config.neurons()
+        if self.ask_chain is not None:
+            self._neurons = self.ask_chain()
 
     def is_validator(self, hotkey: str) -> bool:
-        """Tell whether the hotkey may write verdicts."""
-        if hotkey in self.config.validator_hotkeys:
+        """Return whether the hotkey may write verdicts."""
+        if hotkey in self.settings.validator_hotkeys:
             return True
-        least, neuron = self.config.validator_stake, self._neurons.get(hotkey)
+        least, neuron = self.settings.validator_stake, self._neurons.get(hotkey)
         return least is not None and neuron is not None and neuron.stake >= least
 
-    def read(self, work: Callable[[Session, Moment], Result]) -> Result:
-        """Return what `work` reads, after a round whose time is over has been ended."""
-        moment = self.moment()
+    def read(self, work: Callable[[Session, RequestContext], Result]) -> Result:
+        """Return what `work` reads, after an overdue round has been ended."""
+        context = self.context()
         with self.storage.read() as session:
-            if not rounds.is_overdue(session, moment):
-                return work(session, moment)
+            if not rounds.is_overdue(session, context):
+                return work(session, context)
         self.end_overdue_round()
         with self.storage.read() as session:
-            return work(session, self.moment())
+            return work(session, self.context())
 
     def write(
-        self, work: Callable[[Session, Moment], Result], call: ValidatorCall | None = None
+        self, work: Callable[[Session, RequestContext], Result], call: ValidatorCall | None = None
     ) -> Result:
-        """Run `work` in one transaction, after a round whose time is over has been ended in it.
+        """Run `work` in one transaction, which first ends an overdue round.
 
         Args:
             call: the validator's signed request, which counts once.
         """
 
-        def in_turn(session: Session) -> Result:
-            moment = self.moment()
+        def transaction(session: Session) -> Result:
+            context = self.context()
             if call is not None:
                 call.spend(session)
-            rounds.end_overdue(session, moment)
-            return work(session, moment)
+            rounds.end_overdue(session, context)
+            return work(session, context)
 
-        return self.storage.write(in_turn)
-
-    def _store_commits(self, asked: Sequence[Commit]) -> Sequence[CommitReply | HTTPException]:
-        return self.write(
-            lambda session, moment: commits.store(session, asked, moment, self.config)
-        )
+        return self.storage.write(transaction)
 
     def end_overdue_round(self) -> None:
         """Finalize the active round when its time is over, and open the next."""
-        moment = self.moment()
+        context = self.context()
         with self.storage.read() as session:
-            overdue = rounds.is_overdue(session, moment)
+            overdue = rounds.is_overdue(session, context)
         if overdue:
-            self.storage.write(lambda session: rounds.end_overdue(session, moment))
+            self.storage.write(lambda session: rounds.end_overdue(session, context))
 
 
-async def _api(request: Request) -> Api:  # FastAPI gives what is not async a thread each time
+def _database_url(settings: Settings) -> str:
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    return f"sqlite:///{settings.state_dir / 'validator_api.db'}"
+
+
+async def _api(request: Request) -> Api:  # FastAPI would run a plain function in a thread
     api: Api = request.app.state.api
     return api
 

@@ -16,17 +16,15 @@ from starlette.responses import Response
 
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.access.addresses import ClientAddress
-from neurons.validator_api.access.cache import AnswerCache
-from neurons.validator_api.access.middleware import AccessLog, BodyLimit
 from neurons.validator_api.api import Api
-from neurons.validator_api.config import ApiConfig
-from neurons.validator_api.database.availability import DatabaseAway
+from neurons.validator_api.competition import errors
+from neurons.validator_api.database.storage import DatabaseAway
+from neurons.validator_api.middleware import AccessLog, BodyLimit, ClientAddress
 from neurons.validator_api.pages.render import error as answer
 from neurons.validator_api.routes import miners, pages, public, validators
 
 AWAY_SECONDS = 5
-"""After so many a client may ask again where the database could not be used."""
+"""Retry-After where the database cannot be used."""
 
 GROUPS = [
     {"name": "public", "description": "Anyone may read these, without headers."},
@@ -43,17 +41,20 @@ GROUPS = [
 ]
 """The groups of the API's calls, in the order in which they are shown."""
 
+STATUSES = (
+    (errors.NotFound, 404),
+    (errors.Banned, 403),
+    (errors.Conflict, 409),
+    (errors.TooEarly, 425),
+    (errors.Refusal, 400),
+)
+"""The HTTP status of each refusal; the first type that matches counts."""
+
 log = get_logger("validator_api")
 
 
-def create_app(config: ApiConfig) -> FastAPI:
-    """Return the API over the database that `config` names.
-
-    Raises:
-        ConfigError: the database cannot be opened.
-        DatabaseAway: it cannot be reached yet.
-    """
-    api = Api(config)
+def create_app(api: Api) -> FastAPI:
+    """Return the application over `api`, whose database it closes at the end."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -75,11 +76,11 @@ def create_app(config: ApiConfig) -> FastAPI:
         openapi_tags=GROUPS,
     )
     app.state.api = api
-    app.add_middleware(AnswerCache, seconds=config.cache_seconds)
-    app.add_middleware(BodyLimit, limit=config.max_body_bytes)
+    app.add_middleware(BodyLimit)
     app.add_middleware(AccessLog)
-    app.add_middleware(ClientAddress, trusted=config.trusted_proxies)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_middleware(ClientAddress, trusted=api.settings.trusted_proxies)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(errors.Refusal, _refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DatabaseAway, _away)
     app.add_exception_handler(Exception, _unexpected)
@@ -91,7 +92,7 @@ def create_app(config: ApiConfig) -> FastAPI:
 async def _end_rounds(api: Api) -> None:
     """End each round on time, also when nobody calls."""
     while True:
-        await asyncio.sleep(api.config.round_check_seconds)
+        await asyncio.sleep(api.round_check_seconds)
         try:
             await asyncio.to_thread(api.end_overdue_round)
         except DatabaseAway as error:  # it has been logged, once
@@ -102,17 +103,22 @@ async def _end_rounds(api: Api) -> None:
 
 async def _follow_chain(api: Api) -> None:
     """Keep up with who is registered on the subnet, where a chain is asked at all."""
-    while api.config.neurons is not None:
+    while api.ask_chain is not None:
         try:
-            await asyncio.to_thread(api.ask_chain)
+            await asyncio.to_thread(api.update_neurons)
         except ChainUnreachable as error:
             log.warning("uids and stakes stay as they are", reason=str(error))
         except Exception:  # an answer in another form must not end the questions
             log.exception("the chain's answer could not be read")
-        await asyncio.sleep(api.config.chain_seconds)
+        await asyncio.sleep(api.chain_seconds)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _refusal(request: Request, error: Exception) -> Response:
+    status = next(status for kind, status in STATUSES if isinstance(error, kind))
+    return answer(request, status, str(error))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 — registered for this type only
     return answer(request, error.status_code, error.detail, error.headers)
 

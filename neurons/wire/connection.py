@@ -21,7 +21,6 @@ from pydantic import BaseModel, ValidationError
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
-from neurons.wire.binding import request_text
 from neurons.wire.outcomes import (
     ProtocolFault,
     ReplyLost,
@@ -36,6 +35,7 @@ from neurons.wire.protocol import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
+    request_text,
 )
 
 Query = Mapping[str, str | int | float | bool]

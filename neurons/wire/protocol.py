@@ -22,11 +22,11 @@ HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
 TIMESTAMP_HEADER = "Timestamp"
 NONCE_HEADER = "Nonce"
-"""The last two go with a validator's request, which `binding.request_text` signs as a whole."""
+"""The last two go with a validator's request, which `request_text` signs as a whole."""
 
 WIRE_VERSION = 2
 """What this project's own server offers beside the public wire, which is version 1: commitments
-and signatures that bind all of a submission (`neurons.wire.binding`)."""
+and signatures that bind all of a submission."""
 
 HIGHEST_CLAIM = 1e10
 """The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
@@ -426,3 +426,42 @@ class CreateRoundRequest(Message):
 
     duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=MOST_HOURS)
     baseline_submission_id: RowId | None = None
+
+
+# Version 2: commitments and signatures that bind every field, so that no part can be exchanged.
+# The public wire, version 1, leaves out the target of a submission, the number of a reveal, and
+# the commit and claim of a commitment.
+
+COMMITTED = {"miner_hotkey", "fork_url", "commit_hash", "tokens_per_sec", "vram_mb", "benchmarks"}
+"""The fields of a reveal that its commitment binds, beside the salt and the target."""
+
+
+def bound_commitment(salt: str, target_sequence_length: int, claim: ClaimRequest) -> str:
+    """Return the lower-case SHA-256 hex that commits to the whole claim."""
+    values = claim.model_dump(mode="json", include=COMMITTED, exclude_none=True)
+    values |= {"commitment_salt": salt, "target_sequence_length": target_sequence_length}
+    return hashlib.sha256(f"quasar-commitment-2\n{_canonical(values)}".encode()).hexdigest()
+
+
+def bound_text(route: str, body: BaseModel) -> str:
+    """Return the text that a body's `signature` signs: the route and every other field."""
+    values = body.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
+    return f"quasar-body-2\n{route}\n{_canonical(values)}"
+
+
+def request_text(method: str, target: str, timestamp: str, nonce: str, body: bytes) -> str:
+    """Return the text that a validator's Signature header signs.
+
+    Args:
+        target: the path, and `?` with the query where there is one, as sent.
+        timestamp: Unix seconds, as in the header.
+        nonce: as in the header; one is taken once.
+        body: the bytes sent, empty without a body.
+    """
+    digest = hashlib.sha256(body).hexdigest()
+    return "\n".join(("quasar-request-2", method, target, timestamp, nonce, digest))
+
+
+def _canonical(values: dict[str, object]) -> str:
+    """Return JSON with sorted keys, without spaces, in ASCII."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -16,10 +16,11 @@ import httpx
 import uvicorn
 from bittensor.sp_core import Keypair
 
+from neurons.runtime.settings import Settings
+from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
-from neurons.validator_api.config import ApiConfig
 from neurons.wire import protocol, rules
-from neurons.wire.binding import request_text
+from neurons.wire.protocol import request_text
 from tests.processes import HANG
 
 FORK = "https://github.com/alice/flash-linear-attention"
@@ -176,20 +177,24 @@ def revelation(
 
 
 @contextmanager
-def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
-    """Run the API in a thread on a free port."""
-    clock = Clock()
-    config = ApiConfig(
-        **{
-            "database_url": f"sqlite:///{folder / 'api.db'}",
-            "blocks_until_reveal": BLOCKS,
-            "validator_hotkeys": frozenset({VALIDATOR.hotkey}),
-            "rate_limit": 0,
-            "allow_file_forks": True,
-            "clock": clock,
-            **settings,
-        }
-    )
+def serve(folder: Path, **options: Any) -> Iterator[LiveApi]:
+    """Run the API in a thread on a free port.
+
+    Args:
+        options: settings of `Settings`, and arguments of `Api`.
+    """
+    values: dict[str, Any] = {
+        "database_url": f"sqlite:///{folder / 'api.db'}",
+        "blocks_until_reveal": BLOCKS,
+        "validator_hotkeys": (VALIDATOR.hotkey,),
+        "rate_limit": 0,
+        "allow_file_forks": True,
+        "clock": Clock(),
+        **options,
+    }
+    clock = values["clock"]
+    parts = {name: values.pop(name) for name in list(values) if name not in Settings.model_fields}
+    api = Api(Settings(**values), **parts)
     started = threading.Event()
 
     class Server(uvicorn.Server):
@@ -197,9 +202,7 @@ def serve(folder: Path, **settings: Any) -> Iterator[LiveApi]:
             await super().startup(sockets)
             started.set()
 
-    server = Server(
-        uvicorn.Config(create_app(config), port=0, log_config=None, proxy_headers=False)
-    )
+    server = Server(uvicorn.Config(create_app(api), port=0, log_config=None, proxy_headers=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert started.wait(HANG), "the server did not start"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.github import ensure_fork, web_address
-from neurons.miner.publishing.tuned_kernels import Kept
+from neurons.miner.publishing.tuned_kernels import TunedKernels
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.settings import Settings
 
@@ -45,5 +45,5 @@ def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> For
         create=create,
         scope=settings.fork_scope,
         stop=stop,
-        overlay=Kept(settings.state_dir, settings.fork_scope).root,
+        overlay=TunedKernels(settings.state_dir, settings.fork_scope).root,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from datetime import datetime
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from neurons.runtime.process import write_atomically
 from quasar_kernels.contract import OVERLAY, Scope, overlay_digest, overlay_files
 
 FOLDER, FILE = "tuned", "tuned.json"
@@ -43,7 +43,7 @@ class Evidence(BaseModel):
     at: datetime
 
 
-class Kept:
+class TunedKernels:
     """The tuned kernels in a state folder, if there are any.
 
     A crash while new ones are written leaves those of before.
@@ -83,9 +83,7 @@ class Kept:
             with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
                 copy_overlay(overlay, Path(scratch, "overlay"))
                 Path(scratch, "overlay").rename(target)
-        file = self.folder / f".{FILE}"
-        file.write_text(evidence.model_dump_json(indent=1) + "\n")
-        os.replace(file, self.folder / FILE)
+        write_atomically(self.folder / FILE, evidence.model_dump_json(indent=1) + "\n")
         for other in self.folder.iterdir():
             if other.is_dir() and other != target:
                 shutil.rmtree(other)

@@ -1,48 +1,30 @@
 """Bans: five failures of a client without a success between them shut it out for a day.
 
-What the client has in the validators' queue by then is dropped.
+A ban withdraws the client's rows from the validators' queue. A client is an address or, where
+several share it, a hotkey (`middleware.ban_key`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from fastapi import HTTPException
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.competition.waiting import IN_QUEUE
-from neurons.validator_api.database.tables import IpBan, Submission
+from neurons.validator_api.competition.errors import Banned
+from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
 log = get_logger("validator_api")
 
 
-def check_not_banned(session: Session, key: str, now: datetime) -> None:
-    """Refuse a banned client with 403.
-
-    Args:
-        key: what `access.addresses.ban_key` says of it.
-    """
-    until = bans_of(session, [key], now).get(key)
-    if until is not None:
-        raise refusal(until, now)
-
-
-def bans_of(session: Session, keys: Collection[str], now: datetime) -> dict[str, datetime]:
-    """Return until when each of these clients is banned, of those that are."""
-    standing = select(IpBan.ip_address, IpBan.banned_until).where(
-        IpBan.ip_address.in_(keys), IpBan.banned_until > now
-    )
-    return {key: until for key, until in session.execute(standing) if until is not None}
-
-
-def refusal(until: datetime, now: datetime) -> HTTPException:
-    """Return what a banned client is answered."""
-    hours = (until - now).total_seconds() / 3600
-    return HTTPException(403, f"IP address banned: IP banned for {hours:.1f} more hours")
+def check_not_banned(session: Session, client: str, now: datetime) -> None:
+    """Refuse a banned client."""
+    row = session.get(IpBan, client)
+    if row is not None and row.banned_until is not None and row.banned_until > now:
+        hours = (row.banned_until - now).total_seconds() / 3600
+        raise Banned(f"IP address banned: IP banned for {hours:.1f} more hours")
 
 
 def record_failure(session: Session, key: str, now: datetime) -> None:

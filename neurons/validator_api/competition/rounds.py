@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from fastapi import HTTPException
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.moment import Moment
-from neurons.validator_api.database.tables import Miner, Place, Round, Submission, count
+from neurons.validator_api.competition.errors import Invalid, NotFound
+from neurons.validator_api.database.tables import UNJUDGED, Miner, Place, Round, Submission, count
 from neurons.wire import protocol, rules
 
 log = get_logger("validator_api")
 
 ACTIVE = "active"
 COMPLETED = "completed"
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The present as one request sees it.
+
+    Attributes:
+        now: naive UTC.
+        block: the server's block number.
+        oldest_block: the reveal block of the oldest commitment that may still be revealed.
+        uids: the chain's uid of each hotkey of the subnet; None where the server counts its own.
+    """
+
+    now: datetime
+    block: int
+    oldest_block: int
+    uids: Mapping[str, int] | None = None
+
+
+def utc(unix: float) -> datetime:
+    """Return Unix seconds as naive UTC, the form of times on the wire and in the database."""
+    return datetime.fromtimestamp(unix, timezone.utc).replace(tzinfo=None)
 
 
 def active(session: Session) -> Round | None:
@@ -29,43 +51,45 @@ def active(session: Session) -> Round | None:
     ).first()
 
 
-def current(session: Session, moment: Moment) -> Round:
+def current(session: Session, context: RequestContext) -> Round:
     """Return the active round, opened where there is none."""
     row = active(session)
-    return row if row is not None else _open(session, moment, rules.ROUND_HOURS)
+    return row if row is not None else _open(session, context, rules.ROUND_HOURS)
 
 
-def is_overdue(session: Session, moment: Moment) -> bool:
+def is_overdue(session: Session, context: RequestContext) -> bool:
     """Tell whether the active round's time is over."""
     end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
-    return end is not None and end <= moment.now
+    return end is not None and end <= context.now
 
 
-def end_overdue(session: Session, moment: Moment) -> None:
+def end_overdue(session: Session, context: RequestContext) -> None:
     """Finalize the active round when its time is over, and open the next one.
 
     Whatever writes comes after this, so that nothing later changes a round.
     """
-    if is_overdue(session, moment):
-        _open(session, moment, rules.ROUND_HOURS)
+    if is_overdue(session, context):
+        _open(session, context, rules.ROUND_HOURS)
 
 
-def create(session: Session, request: protocol.CreateRoundRequest, moment: Moment) -> Round:
+def create(
+    session: Session, request: protocol.CreateRoundRequest, context: RequestContext
+) -> Round:
     """End the active round, if any, and open the next one."""
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
-        raise HTTPException(404, "Submission not found")
-    return _open(session, moment, request.duration_hours, baseline)
+        raise NotFound("Submission not found")
+    return _open(session, context, request.duration_hours, baseline)
 
 
-def finalize(session: Session, row: Round, moment: Moment) -> list[ranking.Ranked]:
+def finalize(session: Session, row: Round, context: RequestContext) -> list[ranking.Ranked]:
     """Complete the round, name its winner and freeze its places; return its ranking."""
     ranked = standing(session, row)
     if ranked:
         row.winner_submission_id = ranked[0].submission.id
         row.winner_hotkey = ranked[0].submission.miner_hotkey
     row.status = COMPLETED
-    row.end_time = min(row.end_time, moment.now)
+    row.end_time = min(row.end_time, context.now)
     for place in ranked:
         session.add(
             Place(
@@ -74,7 +98,7 @@ def finalize(session: Session, row: Round, moment: Moment) -> list[ranking.Ranke
                 rank=place.rank,
                 weighted_score=place.weighted_score,
                 weight=place.weight,
-                uid=uid_of(session, place.submission.miner_hotkey, moment),
+                uid=uid_of(session, place.submission.miner_hotkey, context),
             )
         )
     session.flush()
@@ -82,14 +106,14 @@ def finalize(session: Session, row: Round, moment: Moment) -> list[ranking.Ranke
     return ranked
 
 
-def finalize_by_id(session: Session, round_id: int, moment: Moment) -> dict[str, Any]:
+def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
     """Complete one round on a validator's word; return the wire's answer."""
     row = session.get(Round, round_id)
     if row is None:
-        raise HTTPException(404, "Round not found")
+        raise NotFound("Round not found")
     if row.status != ACTIVE:
-        raise HTTPException(400, "Round already finalized")
-    ranked = finalize(session, row, moment)
+        raise Invalid("Round already finalized")
+    ranked = finalize(session, row, context)
     return {
         "status": row.status,
         "round_id": row.id,
@@ -99,7 +123,7 @@ def finalize_by_id(session: Session, round_id: int, moment: Moment) -> dict[str,
 
 
 def standing(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
-    """Return the round's ranking by the verdicts of this moment, best first.
+    """Return the round's ranking by the verdicts of this context, best first.
 
     With a baseline (the winner of the round before), only what is faster than it counts, unless
     the baseline has been refuted since.
@@ -180,7 +204,9 @@ def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
     return {number: ranks[number] for number in round_of if number in ranks}
 
 
-def weights(session: Session, round_id: int | None, moment: Moment) -> list[protocol.Weight]:
+def weights(
+    session: Session, round_id: int | None, context: RequestContext
+) -> list[protocol.Weight]:
     """Return the shares of a round, by default of the last completed one."""
     if round_id is None:
         row = session.scalars(
@@ -195,50 +221,52 @@ def weights(session: Session, round_id: int | None, moment: Moment) -> list[prot
     shown = []
     for place in ranked_in(session, row):
         hotkey, number = place.submission.miner_hotkey, place.submission.id
-        uid = frozen[number] if number in frozen else uid_of(session, hotkey, moment)
+        uid = frozen[number] if number in frozen else uid_of(session, hotkey, context)
         if place.weight and uid is not None:
             shown.append(protocol.Weight(uid=uid, hotkey=hotkey, weight=place.weight))
     return shown
 
 
-def uid_of(session: Session, hotkey: str, moment: Moment) -> int | None:
+def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
     """Return the hotkey's uid: the chain's, or where none is asked, this server's own count.
 
     None where the chain does not know the hotkey: any number would be another's.
     """
-    if moment.uids is not None:
-        return moment.uids.get(hotkey)
+    if context.uids is not None:
+        return context.uids.get(hotkey)
     return session.get_one(Miner, hotkey).uid
 
 
-def as_message(session: Session, row: Round, moment: Moment) -> protocol.Round:
+def as_message(session: Session, row: Round, context: RequestContext) -> protocol.Round:
     """Return the round as the wire shows it."""
     return protocol.Round(
         **row.facts(),
-        time_remaining_seconds=max(0, int((row.end_time - moment.now).total_seconds())),
+        time_remaining_seconds=max(0, int((row.end_time - context.now).total_seconds())),
         total_submissions=count(session, Submission.round_id == row.id),
         wire_version=protocol.WIRE_VERSION,
     )
 
 
-def _open(session: Session, moment: Moment, hours: int, baseline: int | None = None) -> Round:
+def _open(
+    session: Session, context: RequestContext, hours: int, baseline: int | None = None
+) -> Round:
     """Open the next round once the active one, if any, is finalized."""
     ending = active(session)
     if ending is not None:
-        finalize(session, ending, moment)
+        finalize(session, ending, context)
     last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     if baseline is None and last is not None:
         baseline = baseline_after(last)
     row = Round(
         round_number=last.round_number + 1 if last else 1,
-        start_time=moment.now,
-        end_time=moment.now + timedelta(hours=hours),
+        start_time=context.now,
+        end_time=context.now + timedelta(hours=hours),
         status=ACTIVE,
         baseline_submission_id=baseline,
     )
     session.add(row)
     session.flush()
-    _take_over(session, row, moment)
+    _take_over(session, row, context)
     log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
     return row
 
@@ -250,13 +278,11 @@ def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
     return of_round if least is None else [*of_round, least < ranking.WEIGHTED]
 
 
-def _take_over(session: Session, row: Round, moment: Moment) -> None:
+def _take_over(session: Session, row: Round, context: RequestContext) -> None:
     """Bring into the new round what nobody has judged: it ranks where it is judged."""
-    waiting = update(Submission).where(
-        Submission.validated_at.is_(None), Submission.withdrawn_at.is_(None)
-    )
-    expired = (Submission.is_revealed.is_(False), Submission.reveal_block < moment.oldest_block)
-    session.execute(waiting.where(*expired).values(withdrawn_at=moment.now))
+    waiting = update(Submission).where(*UNJUDGED)
+    expired = (Submission.is_revealed.is_(False), Submission.reveal_block < context.oldest_block)
+    session.execute(waiting.where(*expired).values(withdrawn_at=context.now))
     session.execute(waiting.where(Submission.round_id != row.id).values(round_id=row.id))
 
 

@@ -1,73 +1,109 @@
-"""Registration, reveal and direct submission: what a miner may write beside commitments."""
+"""What miners write: registrations, commitments, reveals and direct submissions."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
-from fastapi import HTTPException
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import bans, rounds
-from neurons.validator_api.competition.moment import Moment
-from neurons.validator_api.competition.withdrawals import Arrival, withdraw_replaced
-from neurons.validator_api.config import ApiConfig
-from neurons.validator_api.database.tables import LeagueEntry, Miner, Submission
+from neurons.validator_api.competition.errors import (
+    CommitmentMismatch,
+    Conflict,
+    Invalid,
+    NotFound,
+    TooEarly,
+)
+from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.database.tables import UNJUDGED, LeagueEntry, Miner, Submission
 from neurons.wire import protocol
-from neurons.wire.binding import bound_commitment
 
 NOT_FOUND = "Submission not found"
-NOT_REGISTERED = "Miner not registered"
 LEAGUE_ENTRIES = 64
 """Registrations of one hotkey, each for a model and a league."""
-
-
-class CommitmentMismatch(HTTPException):
-    """The reveal does not hash to its commitment; it counts against the client."""
-
-    def __init__(self) -> None:
-        super().__init__(400, "Commitment verification failed. Hash mismatch.")
+OPEN_A_HOTKEY = 10
+"""Submissions of one hotkey that may wait at once, one for each target."""
 
 
 def register(
-    session: Session, request: protocol.RegisterRequest, moment: Moment
+    session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
     """Register the hotkey for a model and league; the first time it gets the next free uid."""
     miner = session.get(Miner, request.hotkey)
     if miner is None:
         highest = session.scalar(select(func.max(Miner.uid)))
         uid = 0 if highest is None else highest + 1
-        miner = Miner(hotkey=request.hotkey, uid=uid, registered_at=moment.now)
+        miner = Miner(hotkey=request.hotkey, uid=uid, registered_at=context.now)
         session.add(miner)
         session.flush()
-    asked = request.model_dump()
-    known = session.get(LeagueEntry, asked) is not None
+    entry = request.model_dump()
+    known = session.get(LeagueEntry, entry) is not None
     if not known:
         _check_few_entries(session, request.hotkey)
-        session.add(LeagueEntry(**asked, registered_at=moment.now))
+        session.add(LeagueEntry(**entry, registered_at=context.now))
     status = "already_registered" if known else "registered"
-    uid_shown = rounds.uid_of(session, request.hotkey, moment)
-    return protocol.RegisterReply(status=status, uid=uid_shown, **asked)
+    uid_shown = rounds.uid_of(session, request.hotkey, context)
+    return protocol.RegisterReply(status=status, uid=uid_shown, **entry)
 
 
-def submit(
-    session: Session, request: protocol.SubmitRequest, client: str, moment: Moment
-) -> protocol.SubmitReply:
-    """Store a direct submission; the same one a second time in a round is the first one.
-
-    So a repeated request does no harm, and no claim is judged until chance favours it.
+def commit(
+    session: Session,
+    request: protocol.CommitRequest,
+    client: str,
+    context: RequestContext,
+    settings: Settings,
+) -> protocol.CommitReply:
+    """Store a commitment, whose reveal opens `blocks_until_reveal` blocks later.
 
     Args:
         client: what bans count the caller under.
     """
-    _check_may_submit(session, request.miner_hotkey, client, moment)
-    claim = _claim(request, request.target_sequence_length)
-    found = _same_in_round(session, request, claim, moment)
-    row = found or _add(
+    _check_may_submit(session, request.miner_hotkey, client, context)
+    same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
+    if session.scalar(same) is not None:
+        raise Conflict("Commitment hash already exists. Use a different salt.")
+    block = context.block + settings.blocks_until_reveal
+    row = _add(
         session,
         request,
         client,
-        moment,
+        context,
+        is_revealed=False,
+        reveal_block=block,
+        commitment_hash=request.commitment_hash,
+        commitment_version=request.version or 1,
+    )
+    seconds = settings.blocks_until_reveal * settings.block_time_seconds
+    return protocol.CommitReply(
+        submission_id=row.id,
+        commitment_hash=request.commitment_hash,
+        reveal_block=block,
+        estimated_reveal_time=(context.now + timedelta(seconds=seconds)).isoformat(),
+        message=f"Commitment accepted. Reveal after block {block} (~{seconds // 60} minutes)",
+    )
+
+
+def submit(
+    session: Session, request: protocol.SubmitRequest, client: str, context: RequestContext
+) -> protocol.SubmitReply:
+    """Store a direct submission; a repetition within a round returns the first one.
+
+    So a repeated request does no harm, and a miner cannot have one claim judged until noise
+    favours it.
+
+    Args:
+        client: what bans count the caller under.
+    """
+    _check_may_submit(session, request.miner_hotkey, client, context)
+    claim = _claim(request, request.target_sequence_length)
+    row = _same_in_round(session, request, claim, context) or _add(
+        session,
+        request,
+        client,
+        context,
         is_revealed=True,
         repo_hash=request.repo_hash,
         **claim,
@@ -80,30 +116,33 @@ def submit(
 
 
 def reveal(
-    session: Session, request: protocol.RevealRequest, moment: Moment, config: ApiConfig
+    session: Session,
+    request: protocol.RevealRequest,
+    context: RequestContext,
+    settings: Settings,
 ) -> protocol.RevealReply:
-    """Check the reveal against its commitment and store what it says.
+    """Check the reveal against its commitment and store its claim.
 
     Raises:
         CommitmentMismatch: it does not hash to the commitment; nothing was stored.
     """
     row = session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
-        raise HTTPException(404, NOT_FOUND)
+        raise NotFound(NOT_FOUND)
     if row.is_revealed or row.reveal_block is None:
-        raise HTTPException(409, "Submission already revealed")
-    if row.reveal_block < moment.oldest_block:
-        last = row.reveal_block + config.reveal_window_blocks
-        raise HTTPException(404, f"{NOT_FOUND}: the commitment expired at block {last}")
+        raise Conflict("Submission already revealed")
+    if row.reveal_block < context.oldest_block:
+        last = row.reveal_block + settings.reveal_window_blocks
+        raise NotFound(f"{NOT_FOUND}: the commitment expired at block {last}")
     if row.withdrawn_at is not None:
-        raise HTTPException(404, f"{NOT_FOUND}: a newer one of this target took its place")
-    blocks = row.reveal_block - moment.block
+        raise NotFound(f"{NOT_FOUND}: a newer one of this target took its place")
+    blocks = row.reveal_block - context.block
     if blocks > 0:
-        minutes = blocks * config.block_time_seconds // 60
-        raise HTTPException(425, f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
+        minutes = blocks * settings.block_time_seconds // 60
+        raise TooEarly(f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
     _check_commitment(row, request)
     row.is_revealed = True
-    _withdraw_replaced(session, row, moment)
+    _withdraw_replaced(session, row, context)
     row.commitment_salt = request.commitment_salt
     row.signature = request.signature
     row.docker_image = request.docker_image
@@ -122,38 +161,35 @@ def reveal(
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
     """Refuse a reveal of something else than was committed to.
 
-    The public server takes a Docker image in the place of the fork, and so leaves the fork open
-    until the reveal. Here the fork's address is always what counts.
+    The public server accepts a Docker image instead of the fork, which leaves the fork open until
+    the reveal. This server always checks the fork's address.
     """
     salt = request.commitment_salt
     if row.commitment_version == protocol.WIRE_VERSION:
-        found = bound_commitment(salt, row.target_sequence_length, request)
+        expected = protocol.bound_commitment(salt, row.target_sequence_length, request)
     else:
-        found = protocol.commitment_hash(salt, request.fork_url)
-    if found == row.commitment_hash:
+        expected = protocol.commitment_hash(salt, request.fork_url)
+    if expected == row.commitment_hash:
         return
     image = request.docker_image
     if image and protocol.commitment_hash(salt, image) == row.commitment_hash:
-        raise HTTPException(
-            400, "This server judges forks: commit to fork_url in place of docker_image."
-        )
+        raise Invalid("This server judges forks: commit to fork_url in place of docker_image.")
     raise CommitmentMismatch
 
 
-def _check_may_submit(session: Session, hotkey: str, client: str, moment: Moment) -> None:
-    """Refuse an unregistered hotkey (404) and a banned client (403)."""
+def _check_may_submit(session: Session, hotkey: str, client: str, context: RequestContext) -> None:
+    """Refuse an unregistered hotkey and a banned client."""
     if session.get(Miner, hotkey) is None:
-        raise HTTPException(404, NOT_REGISTERED)
-    bans.check_not_banned(session, client, moment.now)
+        raise NotFound("Miner not registered")
+    bans.check_not_banned(session, client, context.now)
 
 
 def _check_few_entries(session: Session, hotkey: str) -> None:
     entries = select(func.count()).select_from(LeagueEntry).where(LeagueEntry.hotkey == hotkey)
     if (session.scalar(entries) or 0) >= LEAGUE_ENTRIES:
-        raise HTTPException(
-            409,
+        raise Conflict(
             f"This hotkey has {LEAGUE_ENTRIES} registrations. Submissions need none of a new "
-            "model or league.",
+            "model or league."
         )
 
 
@@ -161,7 +197,7 @@ def _same_in_round(
     session: Session,
     request: protocol.SubmitRequest,
     claim: dict[str, Any],
-    moment: Moment,
+    context: RequestContext,
 ) -> Submission | None:
     """Return the hotkey's direct submission of this very claim in the present round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}
@@ -169,7 +205,7 @@ def _same_in_round(
         select(Submission)
         .filter_by(
             miner_hotkey=request.miner_hotkey,
-            round_id=rounds.current(session, moment).id,
+            round_id=rounds.current(session, context).id,
             target_sequence_length=request.target_sequence_length,
             commitment_hash=None,
             withdrawn_at=None,
@@ -183,30 +219,51 @@ def _same_in_round(
 
 def _add(
     session: Session,
-    request: protocol.SubmitRequest,
+    request: protocol.CommitRequest | protocol.SubmitRequest,
     client: str,
-    moment: Moment,
+    context: RequestContext,
     **fields: Any,
 ) -> Submission:
-    """Add a row of the current round in the place of what it replaces; return it with its id."""
+    """Add a row to the current round, withdraw the rows it replaces, and return it with its id."""
     row = Submission(
         miner_hotkey=request.miner_hotkey,
-        round_id=rounds.current(session, moment).id,
+        round_id=rounds.current(session, context).id,
         target_sequence_length=request.target_sequence_length,
         signature=request.signature,
         ip_address=client,
-        created_at=moment.now,
+        created_at=context.now,
         **fields,
     )
     session.add(row)
     session.flush()
-    _withdraw_replaced(session, row, moment)
+    _withdraw_replaced(session, row, context)
     return row
 
 
-def _withdraw_replaced(session: Session, row: Submission, moment: Moment) -> None:
-    arrival = Arrival(row.id, row.miner_hotkey, row.target_sequence_length, is_commit=False)
-    withdraw_replaced(session, [arrival], moment)
+def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
+    """Withdraw older rows of the hotkey: one waits for each target, and `OPEN_A_HOTKEY` in all.
+
+    A commitment replaces only another commitment; a revealed row stays in the queue until the
+    reveal. A validator may still mark a row that it has begun to judge.
+    """
+    waiting = session.execute(
+        select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)
+        .where(Submission.miner_hotkey == row.miner_hotkey, Submission.id != row.id, *UNJUDGED)
+        .order_by(Submission.id)
+    ).all()
+    replaced = [
+        other.id
+        for other in waiting
+        if other.target_sequence_length == row.target_sequence_length
+        and (row.is_revealed or not other.is_revealed)
+    ]
+    kept = [other.id for other in waiting if other.id not in replaced]
+    replaced += kept[: max(0, len(kept) + 1 - OPEN_A_HOTKEY)]
+    if replaced:
+        rows = update(Submission).where(Submission.id.in_(replaced))
+        session.execute(
+            rows.values(withdrawn_at=context.now).execution_options(synchronize_session=False)
+        )
 
 
 def _claim(request: protocol.ClaimRequest, target: int) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import HTTPException
 from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import bans
-from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.competition.errors import Conflict, Invalid, NotFound
+from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
 from neurons.wire import protocol
@@ -17,7 +17,10 @@ NO_ID = "submission_id required"
 
 
 def mark_validated(
-    session: Session, request: protocol.MarkValidatedRequest, validator: str, moment: Moment
+    session: Session,
+    request: protocol.MarkValidatedRequest,
+    validator: str,
+    context: RequestContext,
 ) -> dict[str, Any]:
     """Store a validator's score; a score above 0 clears the client's failures.
 
@@ -27,11 +30,11 @@ def mark_validated(
         validator: the hotkey that signed the request.
     """
     if request.submission_id is None:
-        raise HTTPException(400, NO_ID)
+        raise Invalid(NO_ID)
     row = _submission(session, request.submission_id)
     if not row.is_revealed:
-        raise HTTPException(409, "Submission not revealed yet")
-    row.validated_at = moment.now
+        raise Conflict("Submission not revealed yet")
+    row.validated_at = context.now
     row.score = request.score
     row.verdict_reason = request.reason
     row.validator_hotkey = validator
@@ -56,5 +59,5 @@ def record_verification(session: Session, found: protocol.Verification) -> dict[
 def _submission(session: Session, submission_id: int) -> Submission:
     row = session.get(Submission, submission_id)
     if row is None:
-        raise HTTPException(404, NOT_FOUND)
+        raise NotFound(NOT_FOUND)
     return row

@@ -1,8 +1,9 @@
-"""Transactions on the API's database, SQLite (WAL) or PostgreSQL. Nothing here knows HTTP."""
+"""Transactions on the API's database, SQLite (WAL) or PostgreSQL, and whether it can be used."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session, sessionmaker
 
-from neurons.runtime.errors import ConfigError
-from neurons.validator_api.database.availability import (
-    Availability,
-    DatabaseAway,
-    is_refused,
-    reason,
-)
+from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.observe import get_logger, redact_text
 from neurons.validator_api.database.versions import bring_up_to_date
 
 Result = TypeVar("Result")
@@ -37,6 +40,63 @@ CONNECTION = {
 """libpq's bounds on a server that has gone without a word; DATABASE_URL's own words win."""
 WRITE_LOCK = 24
 """The number of PostgreSQL's advisory lock that writers share."""
+PASSING = (OperationalError, InterfaceError, NoConnection)
+"""What drivers raise of a database that does not answer, is locked, or has no space left."""
+_REFUSED = "FATAL"
+_SOON = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
+
+log = get_logger("validator_api")
+
+
+class DatabaseAway(QuasarError):
+    """The database cannot be used now; what is asked of it may be asked again later."""
+
+
+class Availability:
+    """Knows since when a database does not do what it is asked, and logs the change alone.
+
+    Args:
+        url: what the log calls the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._failing: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, act: str) -> Iterator[None]:
+        """Surround one transaction; `act` is its kind, as a full disk still lets others read.
+
+        Raises:
+            DatabaseAway: it failed through the database.
+        """
+        try:
+            yield
+        except PASSING as error:
+            said = reason(error)
+            self._note_failure(act, said)
+            raise DatabaseAway(said) from error
+        if self._failing:
+            self._note_success(act)
+
+    def _note_failure(self, act: str, said: str) -> None:
+        with self._lock:
+            first = not self._failing
+            self._failing.setdefault(act, time.monotonic())
+        if first:
+            log.error(
+                "the database does not do what it is asked; such calls get 503 until it does",
+                database=self._url,
+                reason=said,
+            )
+
+    def _note_success(self, act: str) -> None:
+        with self._lock:
+            since = self._failing.pop(act, None)
+            last = since is not None and not self._failing
+        if last and since is not None:
+            log.info("the database is back", seconds=round(time.monotonic() - since, 1))
 
 
 class Storage:
@@ -180,3 +240,13 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def reason(error: SQLAlchemyError) -> str:
+    """Return what the driver says, as one line; SQLAlchemy adds the statement and its values."""
+    return redact_text(str(error.orig if isinstance(error, DBAPIError) else error))
+
+
+def is_refused(said: str) -> bool:
+    """Tell of a driver's words whether a server has answered and will not change its mind."""
+    return _REFUSED in said and not any(words in said for words in _SOON)

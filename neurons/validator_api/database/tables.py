@@ -153,6 +153,12 @@ class Submission(Base):
     verification_reason: Mapped[str | None]
 
 
+UNJUDGED = (Submission.validated_at.is_(None), Submission.withdrawn_at.is_(None))
+"""Conditions of rows that wait, for their reveal or for a validator."""
+IN_QUEUE = (Submission.is_revealed.is_(True), *UNJUDGED)
+"""Conditions of rows that wait for a validator: a commitment joins the queue with its reveal."""
+
+
 class IpBan(Base):
     """Failures counted against an address since its last success, and the ban they led to."""
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition import rounds, waiting
-from neurons.validator_api.competition.moment import Moment
-from neurons.validator_api.database.tables import LeagueEntry, Round, Submission, count
+from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.database.tables import IN_QUEUE, LeagueEntry, Round, Submission, count
 from neurons.wire import rules
 
 PLACES, LAST_PLACES, VERDICTS, ROUNDS, MODELS = 100, 10, 20, 50, 3
@@ -136,7 +136,7 @@ class SubmissionPage:
     claim: ClaimView | None
 
 
-def leaderboard(session: Session, moment: Moment) -> RoundPage:
+def leaderboard(session: Session, context: RequestContext) -> RoundPage:
     """Return the newest round with the latest verdicts, and the round before it while it runs."""
     newest = select(Round).order_by(Round.round_number.desc()).limit(2)
     row, before = [*session.scalars(newest), None, None][:2]
@@ -150,23 +150,23 @@ def leaderboard(session: Session, moment: Moment) -> RoundPage:
         .limit(VERDICTS)
     )
     is_open = row.status == rounds.ACTIVE
-    page = _round_page(session, row, moment)
+    page = _round_page(session, row, context)
     return replace(
         page,
-        in_queue=count(session, *waiting.IN_QUEUE),
+        in_queue=count(session, *IN_QUEUE),
         bars=_bars(session, row),
         verdicts=[_verdict(one, number) for one, number in judged],
-        last=_round_page(session, before, moment, LAST_PLACES) if before and is_open else None,
+        last=_round_page(session, before, context, LAST_PLACES) if before and is_open else None,
     )
 
 
-def one_round(session: Session, moment: Moment, number: int) -> RoundPage | None:
+def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
     """Return the round of this number, None where there is none."""
     row = session.scalars(select(Round).where(Round.round_number == number)).first()
-    return None if row is None else _round_page(session, row, moment)
+    return None if row is None else _round_page(session, row, context)
 
 
-def history(session: Session, moment: Moment, before: int | None) -> RoundsPage:
+def history(session: Session, context: RequestContext, before: int | None) -> RoundsPage:
     """Return the rounds with numbers below `before`, the newest first."""
     wanted = select(Round).order_by(Round.round_number.desc()).limit(ROUNDS + 1)
     if before is not None:
@@ -174,10 +174,10 @@ def history(session: Session, moment: Moment, before: int | None) -> RoundsPage:
     found = session.scalars(wanted).all()
     shown = found[:ROUNDS]
     following = shown[-1].round_number if len(found) > ROUNDS else None
-    return RoundsPage([_round(session, row, moment) for row in shown], following)
+    return RoundsPage([_round(session, row, context) for row in shown], following)
 
 
-def submission(session: Session, moment: Moment, number: int) -> SubmissionPage | None:
+def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
     """Return the submission of this number, None where there is none."""
     row = session.get(Submission, number)
     if row is None:
@@ -188,16 +188,18 @@ def submission(session: Session, moment: Moment, number: int) -> SubmissionPage 
         hotkey=row.miner_hotkey,
         created=row.created_at,
         round_number=session.get_one(Round, row.round_id).round_number,
-        state=_state(row, moment),
+        state=_state(row, context),
         open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
         reveal_block=row.reveal_block,
-        blocks_left=max(0, (row.reveal_block or 0) - moment.block),
+        blocks_left=max(0, (row.reveal_block or 0) - context.block),
         claim=None if hidden else _claim(session, row),
     )
 
 
-def _round_page(session: Session, row: Round, moment: Moment, most: int = PLACES) -> RoundPage:
+def _round_page(
+    session: Session, row: Round, context: RequestContext, most: int = PLACES
+) -> RoundPage:
     ranked = rounds.ranked_in(session, row, most + 1)
     places = [
         PlaceView(
@@ -212,7 +214,7 @@ def _round_page(session: Session, row: Round, moment: Moment, most: int = PLACES
         )
         for place in ranked[:most]
     ]
-    return RoundPage(_round(session, row, moment), places, len(ranked) > most)
+    return RoundPage(_round(session, row, context), places, len(ranked) > most)
 
 
 def _bars(session: Session, row: Round) -> list[BarView]:
@@ -238,13 +240,13 @@ def _bars(session: Session, row: Round) -> list[BarView]:
     return list(found.values())
 
 
-def _round(session: Session, row: Round, moment: Moment) -> RoundView:
+def _round(session: Session, row: Round, context: RequestContext) -> RoundView:
     is_open = row.status == rounds.ACTIVE
     return RoundView(
         number=row.round_number,
         start=row.start_time,
         end=row.end_time,
-        remaining=_duration(row.end_time - moment.now) if is_open else "",
+        remaining=_duration(row.end_time - context.now) if is_open else "",
         submissions=count(session, Submission.round_id == row.id),
         winner=row.winner_hotkey,
         winner_submission=row.winner_submission_id,
@@ -296,14 +298,14 @@ def _claim(session: Session, row: Submission) -> ClaimView:
     )
 
 
-def _state(row: Submission, moment: Moment) -> str:
+def _state(row: Submission, context: RequestContext) -> str:
     if row.validated_at is not None:
         return "confirmed" if _is_confirmed(row) else "rejected"
     if row.withdrawn_at is not None:
         return "replaced by a newer one, or expired"
     if row.is_revealed:
         return "waiting for a validator"
-    if (row.reveal_block or 0) < moment.oldest_block:
+    if (row.reveal_block or 0) < context.oldest_block:
         return "expired"
     return "committed, hidden until its reveal"
 

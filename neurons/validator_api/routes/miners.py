@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, HTTPException
 
-from neurons.validator_api.access import auth
-from neurons.validator_api.access.limits import TheCaller
+from neurons.validator_api import auth
 from neurons.validator_api.api import TheApi
+from neurons.validator_api.auth import TheCaller
 from neurons.validator_api.competition import bans, submissions
-from neurons.validator_api.competition.commits import Commit
+from neurons.validator_api.competition.errors import CommitmentMismatch
 from neurons.wire import protocol, rules
 
 router = APIRouter(tags=["miners"])
@@ -27,7 +27,7 @@ def register_miner(
     leagues = [league for _, league, _ in rules.LEAGUES]
     if body.league not in leagues:
         raise HTTPException(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
-    return api.write(lambda session, moment: submissions.register(session, body, moment))
+    return api.write(lambda session, context: submissions.register(session, body, context))
 
 
 @router.post("/submit_kernel")
@@ -37,20 +37,24 @@ def submit_kernel(
     """Submit a fork and its claim without commit and reveal."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/submit_kernel", body)
-    auth.check_fork_url(body.fork_url, api.config)
+    auth.check_fork_url(body.fork_url, allow_files=api.settings.allow_file_forks)
     return api.write(
-        lambda session, moment: submissions.submit(session, body, caller.client, moment)
+        lambda session, context: submissions.submit(session, body, caller.client, context)
     )
 
 
 @router.post("/commit_submission")
-async def commit_submission(
+def commit_submission(
     caller: TheCaller, body: protocol.CommitRequest, api: TheApi
 ) -> protocol.CommitReply:
     """Commit to a fork whose address stays hidden until the reveal."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/commit_submission", body)
-    return await api.commits.ask(Commit(body, caller.client))
+    return api.write(
+        lambda session, context: submissions.commit(
+            session, body, caller.client, context, api.settings
+        )
+    )
 
 
 @router.post("/reveal_submission")
@@ -60,11 +64,11 @@ def reveal_submission(
     """Reveal the fork and the claim of a commitment."""
     auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
     auth.check_signed("/reveal_submission", body)
-    auth.check_fork_url(body.fork_url, api.config)
+    auth.check_fork_url(body.fork_url, allow_files=api.settings.allow_file_forks)
     try:
         return api.write(
-            lambda session, moment: submissions.reveal(session, body, moment, api.config)
+            lambda session, context: submissions.reveal(session, body, context, api.settings)
         )
-    except submissions.CommitmentMismatch:
-        api.write(lambda session, moment: bans.record_failure(session, caller.client, moment.now))
+    except CommitmentMismatch:
+        api.write(lambda session, context: bans.record_failure(session, caller.client, context.now))
         raise

@@ -29,19 +29,19 @@ def leaderboard(api: TheApi, refresh: str = "") -> Response:
 def history(api: TheApi, before: str = "") -> Response:
     """Show the rounds, the newest first."""
     start = _number(before)
-    shown = api.read(lambda session, moment: views.history(session, moment, start))
-    return page("rounds.html", now=api.config.now(), shown=shown)
+    shown = api.read(lambda session, context: views.history(session, context, start))
+    return page("rounds.html", now=api.context().now, shown=shown)
 
 
 @router.get("/rounds/{number}")
 def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a round's ranking."""
     wanted = _existing(number)
-    shown = api.read(lambda session, moment: views.one_round(session, moment, wanted))
+    shown = api.read(lambda session, context: views.one_round(session, context, wanted))
     if shown is None or shown.round is None:
         raise HTTPException(404, "Round not found")
     if not shown.round.remaining:
-        return page("round.html", now=api.config.now(), shown=shown, home=False)
+        return page("round.html", now=api.context().now, shown=shown, home=False)
     return _live("round.html", api, refresh, shown=shown, home=False)
 
 
@@ -49,11 +49,11 @@ def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
 def submission(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a submission: its claim once it is revealed, what was measured, the verdict."""
     wanted = _existing(number)
-    shown = api.read(lambda session, moment: views.submission(session, moment, wanted))
+    shown = api.read(lambda session, context: views.submission(session, context, wanted))
     if shown is None:
         raise HTTPException(404, "Submission not found")
     if not shown.open:
-        return page("submission.html", now=api.config.now(), shown=shown)
+        return page("submission.html", now=api.context().now, shown=shown)
     return _live("submission.html", api, refresh, shown=shown)
 
 
@@ -72,7 +72,7 @@ def style() -> Response:
 def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
     """Return a page that loads itself again, unless the reader has paused it."""
     paused = refresh == NOT_REFRESHED
-    return page(name, now=api.config.now(), refresh=REFRESH_SECONDS, paused=paused, **values)
+    return page(name, now=api.context().now, refresh=REFRESH_SECONDS, paused=paused, **values)
 
 
 def _existing(text: str) -> int:

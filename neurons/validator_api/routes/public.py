@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from neurons.validator_api.api import TheApi
-from neurons.validator_api.competition import rounds, stats, waiting
+from neurons.validator_api.competition import lists, rounds
 from neurons.wire import protocol
 
 PENDING_PAGE = 1000
@@ -25,12 +25,14 @@ async def health() -> dict[str, str]:
 def get_current_round(api: TheApi) -> protocol.Round:
     """Show the active round; open the next one when there is none."""
     found = api.read(
-        lambda session, moment: (
-            rounds.as_message(session, row, moment) if (row := rounds.active(session)) else None
+        lambda session, context: (
+            rounds.as_message(session, row, context) if (row := rounds.active(session)) else None
         )
     )
     return found or api.write(
-        lambda session, moment: rounds.as_message(session, rounds.current(session, moment), moment)
+        lambda session, context: rounds.as_message(
+            session, rounds.current(session, context), context
+        )
     )
 
 
@@ -46,7 +48,7 @@ def pending_reveals(
     `hotkey` asks for one miner's; `before`, the number of the last row, for the next page.
     """
     return api.read(
-        lambda session, moment: waiting.pending_reveals(session, moment, hotkey, before, limit)
+        lambda session, context: lists.pending_reveals(session, context, hotkey, before, limit)
     )
 
 
@@ -55,13 +57,13 @@ def get_submission_stats(
     api: TheApi, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> protocol.SubmissionStats:
     """List the submissions that wait for a verdict, newest first, and the latest verdicts."""
-    return api.read(lambda session, _: stats.submission_stats(session, limit))
+    return api.read(lambda session, _: lists.submission_stats(session, limit))
 
 
 @router.get("/verification_stats")
 def verification_stats(api: TheApi, round_id: protocol.RowId | None = None) -> dict[str, Any]:
     """Count the logit verifications."""
-    return api.read(lambda session, _: stats.verification_stats(session, round_id))
+    return api.read(lambda session, _: lists.verification_stats(session, round_id))
 
 
 @router.get("/get_submission_rate")
@@ -70,16 +72,16 @@ def get_submission_rate(
 ) -> dict[str, Any]:
     """Count the submissions of the last minutes."""
     return api.read(
-        lambda session, moment: stats.submission_rate(session, window_minutes, moment.now)
+        lambda session, context: lists.submission_rate(session, window_minutes, context.now)
     )
 
 
 @router.get("/get_weights")
 def get_weights(api: TheApi, round_id: protocol.RowId | None = None) -> protocol.Weights:
     """Show the weights of a round, by default of the last completed one."""
-    epoch = int(api.config.clock())
+    epoch = int(api.clock())
     return api.read(
-        lambda session, moment: protocol.Weights(
-            epoch=epoch, weights=rounds.weights(session, round_id, moment)
+        lambda session, context: protocol.Weights(
+            epoch=epoch, weights=rounds.weights(session, round_id, context)
         )
     )

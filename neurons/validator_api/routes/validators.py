@@ -1,6 +1,6 @@
 """The routes for validators alone: their queue, verdicts, failures, rounds.
 
-Each request is signed as a whole, and each that writes is taken once (`access.auth.validator`).
+Each request is signed as a whole, and each that writes is taken once (`auth.validator`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from neurons.validator_api.access.addresses import ban_key
-from neurons.validator_api.access.auth import Validator
 from neurons.validator_api.api import TheApi
-from neurons.validator_api.competition import bans, rounds, verdicts, waiting
+from neurons.validator_api.auth import Validator
+from neurons.validator_api.competition import bans, lists, rounds, verdicts
+from neurons.validator_api.middleware import ban_key
 from neurons.wire import protocol
 
 QUEUE_PAGE = 100
@@ -28,7 +28,7 @@ def validation_queue(
     limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
 ) -> protocol.ValidationQueue:
     """List the submissions that wait for a verdict, the oldest first, a page at a time."""
-    return api.read(lambda session, _: waiting.validation_queue(session, after, limit))
+    return api.read(lambda session, _: lists.validation_queue(session, after, limit))
 
 
 @router.post("/mark_validated")
@@ -37,7 +37,7 @@ def mark_validated(
 ) -> dict[str, Any]:
     """Store a validator's score of a submission."""
     return api.write(
-        lambda session, moment: verdicts.mark_validated(session, body, call.hotkey, moment), call
+        lambda session, context: verdicts.mark_validated(session, body, call.hotkey, context), call
     )
 
 
@@ -59,7 +59,7 @@ def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) 
         api.write(lambda *_: None, call)
     else:
         message = "Failure recorded"
-        api.write(lambda session, moment: bans.record_failure(session, key, moment.now), call)
+        api.write(lambda session, context: bans.record_failure(session, key, context.now), call)
     return {"status": "ok", "ip_address": client, "message": message}
 
 
@@ -67,8 +67,8 @@ def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) 
 def create_round(call: Validator, body: protocol.CreateRoundRequest, api: TheApi) -> protocol.Round:
     """End the active round and open the next one."""
     return api.write(
-        lambda session, moment: rounds.as_message(
-            session, rounds.create(session, body, moment), moment
+        lambda session, context: rounds.as_message(
+            session, rounds.create(session, body, context), context
         ),
         call,
     )
@@ -77,4 +77,6 @@ def create_round(call: Validator, body: protocol.CreateRoundRequest, api: TheApi
 @router.post("/finalize_round/{round_id}")
 def finalize_round(round_id: protocol.RowId, call: Validator, api: TheApi) -> dict[str, Any]:
     """End a round, name its winner and freeze its places."""
-    return api.write(lambda session, moment: rounds.finalize_by_id(session, round_id, moment), call)
+    return api.write(
+        lambda session, context: rounds.finalize_by_id(session, round_id, context), call
+    )

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import create_throwaway
-from neurons.runtime.notify import notify
 from neurons.runtime.process import GRACE_SECONDS
 from tests import PROJECT
 from tests.processes import HANG, is_alive, run, started, wait_for

@@ -20,7 +20,6 @@ import uvicorn
 
 from neurons.inference_server.app import Limits, create_app
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
-from neurons.runtime import patience
 from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
@@ -31,7 +30,6 @@ from tests.processes import HANG, wait_for
 
 VOCABULARY = 512
 LIMITS = Limits(prompt=256, new=600)
-HEAD = b"POST /inference HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def serving(
 ) -> Iterator[str]:
     """Run a server on a free port of loopback."""
     app = create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)
-    config = uvicorn.Config(app, port=0, log_config=None, http=patience.ImpatientProtocol)
+    config = uvicorn.Config(app, port=0, log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -174,20 +172,6 @@ def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str
 def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str) -> None:
     reply = httpx.post(f"{url}/inference", content=body, timeout=HANG)
     assert (reply.status_code, reply.json()) == (422, {"detail": detail})
-
-
-@pytest.mark.parametrize("start", [b"", b"POST /inf", HEAD, HEAD + b"\r\n{"])
-def test_who_does_not_finish_a_request_is_cut_off(
-    url: str, start: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = httpx.URL(url)
-    with monkeypatch.context() as limit:
-        limit.setattr(patience, "REQUEST_SECONDS", 0.5)
-        with socket.create_connection((place.host, int(place.port or 0)), HANG) as client:
-            client.sendall(start)
-            with contextlib.suppress(ConnectionError):
-                assert not client.recv(4096)
-    assert ask(url, prompt=[1], gen_len=1).status_code == 200
 
 
 class Slow:

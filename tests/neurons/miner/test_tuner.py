@@ -14,7 +14,7 @@ from harness.analysis.ab_compare import BLOCKS, LEAST_BLOCKS
 from harness.measuring.runner import MeasurementError, check, measure
 from harness.report import Measurement
 from neurons.miner.proposal import Refused
-from neurons.miner.publishing.tuned_kernels import FILE, Evidence, Kept, copy_overlay
+from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
 from neurons.miner.tuner import Tuner
 from neurons.runtime.observe import get_logger
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_digest
@@ -54,7 +54,7 @@ def tuner(tmp_path: Path, host: Path) -> Tuner:
     settings, bench = make_settings(tmp_path / "state", tune_seconds=HANG), Bench()
     parts: dict[str, Any] = {"check": bench.check, "measure": bench.measure}
     return Tuner(
-        *(settings, Kept(settings.state_dir), host, get_logger("test")),
+        *(settings, TunedKernels(settings.state_dir), host, get_logger("test")),
         **parts,
         probe=lambda **_: ENVIRONMENT,
     )
@@ -191,7 +191,7 @@ def evidence_of(overlay: Path, shipped: str) -> Evidence:
 
 
 def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path: Path) -> None:
-    kept, overlay = Kept(tmp_path), tmp_path / "overlay"
+    kept, overlay = TunedKernels(tmp_path), tmp_path / "overlay"
     copy_overlay(OVERLAY, overlay)
     with (overlay / CHUNK).open("a") as file:
         file.write("# tuned\n")
@@ -225,7 +225,7 @@ def test_real_workers_check_and_time_what_a_real_command_changes(tmp_path: Path)
     (host / "fla/layers/__init__.py").touch()
     settings, bench = make_settings(tmp_path / "state", tune_seconds=HANG), RealBench()
     parts: dict[str, Any] = {"check": bench.check, "measure": bench.measure}
-    kept = Kept(settings.state_dir)
+    kept = TunedKernels(settings.state_dir)
     tuner = Tuner(settings, kept, host, get_logger("test"), blocks=LEAST_BLOCKS, **parts)
     found = tuner.try_one(python(FASTER), 64)
     assert found.faster

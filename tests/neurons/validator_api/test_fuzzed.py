@@ -23,8 +23,7 @@ from pydantic import ValidationError
 from schemathesis import Case
 from schemathesis.core.result import Err
 
-from neurons.wire.binding import bound_text
-from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest
+from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest, bound_text
 from tests import postgresql
 from tests.neurons.live_api import ALICE, FORK, VALIDATOR, LiveApi, serve
 from tests.processes import HANG

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from neurons.validator_api.access.addresses import ban_key
-from neurons.validator_api.access.limits import RateLimiter
+from neurons.validator_api.auth import RateLimiter
+from neurons.validator_api.middleware import ban_key
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,

@@ -12,10 +12,8 @@ import structlog
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 from sqlalchemy import event, insert
 
-from neurons.validator_api.competition.rounds import ACTIVE
-from neurons.validator_api.config import utc
-from neurons.validator_api.database.availability import DatabaseAway
-from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.competition.rounds import ACTIVE, utc
+from neurons.validator_api.database.storage import DatabaseAway, Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
 from neurons.validator_api.pages.views import PLACES, ROUNDS, VERDICTS
 from tests import postgresql
@@ -215,7 +213,7 @@ def test_nothing_is_shown_before_its_reveal(api: LiveApi) -> None:
 @pytest.fixture
 def any_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take any text as a fork's address, as servers before 0.2.0 did: their rows are shown too."""
-    monkeypatch.setattr("neurons.validator_api.access.auth.check_fork_url", lambda *_: None)
+    monkeypatch.setattr("neurons.validator_api.auth.check_fork_url", lambda *_, **__: None)
 
 
 @pytest.mark.usefixtures("any_address")

@@ -14,8 +14,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking, rounds
-from neurons.validator_api.competition.moment import Moment
 from neurons.validator_api.competition.ranking import Ranked
+from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Miner, Round, Submission
 from neurons.wire import rules
@@ -192,13 +192,13 @@ def test_a_refuted_baseline_need_not_be_beaten(standing: Standing) -> None:
 
 def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
     def uids(of_chain: dict[str, int]) -> list[tuple[int, str]]:
-        moment = Moment(START, block=2, oldest_block=1, uids=of_chain)
-        return [(one.uid, one.hotkey) for one in rounds.weights(standing.session, 2, moment)]
+        context = RequestContext(START, block=2, oldest_block=1, uids=of_chain)
+        return [(one.uid, one.hotkey) for one in rounds.weights(standing.session, 2, context)]
 
     standing([row(1, "a", 2.0), row(2, "b", 1.0)])
     assert uids({"a": 5}) == [(5, "a")]  # the chain does not know b
-    moment = Moment(START, block=2, oldest_block=1, uids={"a": 7})
-    rounds.finalize(standing.session, standing.session.get_one(Round, 2), moment)
+    context = RequestContext(START, block=2, oldest_block=1, uids={"a": 7})
+    rounds.finalize(standing.session, standing.session.get_one(Round, 2), context)
     assert uids({"a": 9, "b": 8}) == uids({}) == [(7, "a")]
 
 

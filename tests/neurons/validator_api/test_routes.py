@@ -12,8 +12,13 @@ import pytest
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
-from neurons.wire.binding import bound_commitment, bound_text
-from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest
+from neurons.wire.protocol import (
+    CommitRequest,
+    RevealRequest,
+    SubmitRequest,
+    bound_commitment,
+    bound_text,
+)
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,

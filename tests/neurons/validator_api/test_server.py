@@ -17,9 +17,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.config import utc
-from neurons.validator_api.database.availability import DatabaseAway
-from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.competition.rounds import utc
+from neurons.validator_api.database.storage import DatabaseAway, Storage
 from neurons.validator_api.database.tables import Miner
 from tests.neurons.live_api import ALICE
 from tests.processes import HANG, started, wait_for

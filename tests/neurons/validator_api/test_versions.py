@@ -14,15 +14,15 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
 
 from neurons.runtime.errors import ConfigError
-from neurons.validator_api.competition import rounds, waiting
-from neurons.validator_api.competition.moment import Moment
+from neurons.validator_api.competition import lists, rounds
+from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
 from neurons.wire.protocol import CreateRoundRequest
 from tests import postgresql
 
 VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0")
-MOMENT = Moment(datetime(2026, 11, 4), block=15_000_000, oldest_block=14_999_000)  # noqa: DTZ001
+CONTEXT = RequestContext(datetime(2026, 11, 4), block=15_000_000, oldest_block=14_999_000)  # noqa: DTZ001
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
         frozen = [(p.submission.id, p.rank, p.weight) for p in rounds.ranked_in(session, first)]
         # 5 and 2 score the same, 150 weighted: the earlier one leads; 4 was refuted.
         assert frozen == [(2, 1, 0.60), (5, 2, 0.25), (3, 3, 0.10), (1, 3, 0.0)]
-        assert [row.id for row in waiting.validation_queue(session, 0, 9).submissions] == [7]
-        (open_one,) = waiting.pending_reveals(session, MOMENT, None, None, 9).pending_reveals
+        assert [row.id for row in lists.validation_queue(session, 0, 9).submissions] == [7]
+        (open_one,) = lists.pending_reveals(session, CONTEXT, None, None, 9).pending_reveals
         assert (open_one.submission_id, second.baseline_submission_id) == (8, 2)
         assert session.get_one(Submission, 8).commitment_version == 1
         assert session.get_one(IpBan, "203.0.113.9").failure_count == 2
         assert session.get_one(Submission, 1).benchmarks == {"512": {"tokens_per_sec": 5.0}}
     following = CreateRoundRequest()
-    added = storage.write(lambda session: rounds.create(session, following, MOMENT).round_number)
+    added = storage.write(lambda session: rounds.create(session, following, CONTEXT).round_number)
     assert added == 3  # numbers go on behind those of the old rows
     storage.close()
 

@@ -1,9 +1,12 @@
-"""Who is calling: header signatures, body signatures, and validators' signed requests."""
+"""Who may call, and how often: signatures of headers, bodies and whole requests; a rate limit."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -16,12 +19,20 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
-from neurons.validator_api.config import ApiConfig, utc
+from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
+from neurons.validator_api.middleware import ban_key
 from neurons.wire import protocol
-from neurons.wire.binding import bound_text, request_text
-from neurons.wire.protocol import ClaimRequest, CommitRequest, SubmitRequest
+from neurons.wire.protocol import (
+    ClaimRequest,
+    CommitRequest,
+    SubmitRequest,
+    bound_text,
+    request_text,
+)
 
+WINDOW_SECONDS = 60.0
+"""The rate limit counts a hotkey's calls of the last minute."""
 SKEW_SECONDS = 60
 """How far a validator's clock may be from the server's."""
 
@@ -57,14 +68,78 @@ def authenticated(request: Request) -> str:
     return hotkey
 
 
-def check_fork_url(fork_url: str, config: ApiConfig) -> None:
+class RateLimiter:
+    """At most `limit` calls of a hotkey in any minute, counted in this process's memory."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._calls: deque[tuple[float, str]] = deque()  # of all hotkeys, the oldest first
+        self._of: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, hotkey: str) -> float:
+        """Count a call; return 0, or the seconds until the hotkey may call (not counted then)."""
+        if not self._limit:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            self._forget(now - WINDOW_SECONDS)
+            own = self._of.setdefault(hotkey, deque())
+            if len(own) >= self._limit:
+                return own[0] + WINDOW_SECONDS - now
+            own.append(now)
+            self._calls.append((now, hotkey))
+            return 0.0
+
+    def _forget(self, before: float) -> None:
+        """Drop what the window has left behind, so that memory follows the traffic."""
+        while self._calls and self._calls[0][0] <= before:
+            _, hotkey = self._calls.popleft()
+            self._of[hotkey].popleft()
+            if not self._of[hotkey]:
+                del self._of[hotkey]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A miner that has proved who it is and may call now.
+
+    Attributes:
+        client: what bans count it under.
+    """
+
+    hotkey: str
+    client: str
+
+
+async def caller(request: Request) -> Caller:
+    """Return who calls when it has not sent too much: else 401, or 429 with Retry-After."""
+    hotkey = authenticated(request)
+    api = request.app.state.api
+    wait = api.limiter.wait(hotkey)
+    if wait > 0:
+        raise HTTPException(
+            429,
+            f"Rate limit exceeded. Max {api.settings.rate_limit} requests per "
+            f"{WINDOW_SECONDS:.0f} seconds.",
+            headers={"Retry-After": str(int(wait) + 1)},
+        )
+    address = request.client.host if request.client else None
+    return Caller(hotkey, ban_key(address, hotkey) or hotkey)
+
+
+TheCaller = Annotated[Caller, Depends(caller)]
+
+
+def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
     """Refuse a fork that no validator elsewhere can clone, and text that is no address."""
     try:
         parts = urlsplit(fork_url)
     except ValueError:  # such as https://[
         parts = urlsplit("")
     local = parts.scheme == "file" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
-    if config.allow_file_forks and local and fork_url.isprintable():
+    if allow_files and local and fork_url.isprintable():
         return
     plain = parts.scheme == "https" and parts.hostname and "@" not in parts.netloc
     if not plain or not fork_url.isascii() or not fork_url.isprintable() or " " in fork_url:
@@ -103,7 +178,7 @@ async def validator(request: Request) -> ValidatorCall:
 
     401 without a valid signature of just this request, 403 when the hotkey is no validator.
     """
-    config: ApiConfig = request.app.state.api.config
+    api = request.app.state.api
     hotkey, signature = _claimed(request)
     timestamp = request.headers.get(protocol.TIMESTAMP_HEADER, "")
     nonce = request.headers.get(protocol.NONCE_HEADER, "")
@@ -113,7 +188,7 @@ async def validator(request: Request) -> ValidatorCall:
             "Invalid signature: a validator signs each request, with the headers Timestamp "
             "(Unix seconds) and Nonce (32 to 64 hex digits)",
         )
-    now = config.wall_clock()
+    now = api.wall_clock()
     if abs(int(timestamp) - now) > SKEW_SECONDS:
         raise HTTPException(401, f"Timestamp is more than {SKEW_SECONDS} s from the server's time")
     query = request.scope["query_string"].decode("latin-1")
@@ -121,7 +196,7 @@ async def validator(request: Request) -> ValidatorCall:
     text = request_text(request.method, target, timestamp, nonce, await request.body())
     if not verify(hotkey, text, signature):
         raise HTTPException(401, "Invalid signature")
-    if not request.app.state.api.is_validator(hotkey):
+    if not api.is_validator(hotkey):
         raise HTTPException(403, "Only validators may do this")
     return ValidatorCall(hotkey, nonce, utc(now), utc(int(timestamp) + SKEW_SECONDS + 1))
 

@@ -23,8 +23,7 @@ from neurons.runtime.errors import ConfigError
 from neurons.runtime.settings import Settings
 from neurons.validator_api import __main__ as process
 from neurons.validator_api.database import storage
-from neurons.validator_api.database.availability import DatabaseAway
-from neurons.validator_api.database.storage import Storage
+from neurons.validator_api.database.storage import DatabaseAway, Storage
 from neurons.validator_api.database.tables import Submission
 from tests import postgresql
 from tests.neurons.live_api import ALICE, LiveApi, commitment, serve

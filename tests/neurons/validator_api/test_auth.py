@@ -14,8 +14,7 @@ from fastapi import HTTPException, Request
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.access import auth
-from neurons.validator_api.config import ApiConfig
+from neurons.validator_api import auth
 from neurons.validator_api.database.tables import UsedNonce
 from neurons.wire.protocol import CommitRequest, SubmitRequest
 from tests.neurons.live_api import ALICE, BOB, COMMIT, FORK, commitment, submission
@@ -36,9 +35,7 @@ def request(
     validators: tuple[str, ...] = (ALICE.hotkey,),
 ) -> Request:
     """Return what a server would hand on, at a server whose clock says `now`."""
-    api = SimpleNamespace(
-        config=SimpleNamespace(wall_clock=lambda: now), is_validator=lambda who: who in validators
-    )
+    api = SimpleNamespace(wall_clock=lambda: now, is_validator=lambda who: who in validators)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -228,9 +225,8 @@ def test_a_claim_without_figures_may_be_signed_with_and_without_their_place() ->
 )
 def test_a_fork_has_a_plain_https_address(fork: str, at_home: bool, away: bool) -> None:
     for taken, allowed in ((at_home, True), (away, False)):
-        config = ApiConfig("sqlite://", allow_file_forks=allowed)
         if taken:
-            auth.check_fork_url(fork, config)
+            auth.check_fork_url(fork, allow_files=allowed)
         else:
             with pytest.raises(HTTPException, match="plain https address"):
-                auth.check_fork_url(fork, config)
+                auth.check_fork_url(fork, allow_files=allowed)

@@ -1,14 +1,17 @@
-"""Where a call comes from: the client's own address, and what a ban counts it under."""
+"""What surrounds every request: the client's address, a limit on the body, one line in the log."""
 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Sequence
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neurons.runtime.observe import get_logger
 
+MOST_BODY_BYTES = 16 * 1024
 FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 CLIENT_PREFIX = 64
 """Bits of an IPv6 address that stand for one client: a provider gives out all that share them."""
@@ -16,6 +19,7 @@ CLIENT_PREFIX = 64
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+access_log = get_logger("validator_api.access")
 log = get_logger("validator_api")
 
 
@@ -79,6 +83,62 @@ class ClientAddress:
         return self._anyone or any(
             address in network for network in self._trusted if network.version == address.version
         )
+
+
+class BodyLimit:
+    """Refuses a body of more than `MOST_BODY_BYTES` with 413, with or without a Content-Length."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting what is read of its body."""
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > MOST_BODY_BYTES:
+                raise HTTPException(413, f"Request body is larger than {MOST_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+class AccessLog:
+    """Logs method, path, status, duration and address; never headers, query or body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and log its outcome."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        start = time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            quiet = scope["method"] == "GET" and status < 400
+            write = access_log.debug if quiet else access_log.info
+            write(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(1000 * (time.perf_counter() - start), 1),
+                client=(scope.get("client") or ("",))[0],
+            )
 
 
 def parse_ip(text: str) -> Ip | None:

@@ -1,4 +1,4 @@
-"""What anyone may see of the submissions: the newest, the best, and the counters."""
+"""The lists and counters of submissions that the API shows: queue, reveals, statistics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,73 @@ from typing import Any
 from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition import ranking, rounds, waiting
-from neurons.validator_api.database.tables import Round, Submission, count
+from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.database.tables import IN_QUEUE, UNJUDGED, Round, Submission, count
 from neurons.wire import protocol
+
+
+def validation_queue(session: Session, after: int, limit: int) -> protocol.ValidationQueue:
+    """Return a page of the validators' queue, the oldest first, so that nobody is passed over.
+
+    Args:
+        after: the number of the last row that the caller has.
+    """
+    rows = session.scalars(
+        select(Submission)
+        .where(*IN_QUEUE, Submission.id > after)
+        .order_by(Submission.id)
+        .limit(limit + 1)
+    ).all()
+    page = rows[:limit]
+    return protocol.ValidationQueue(
+        submissions=[queued(row, with_client=True) for row in page],
+        next_after=page[-1].id if len(rows) > limit else None,
+    )
+
+
+def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubmission:
+    """Return the row as the lists show it; who sent it is for validators only."""
+    shown = row.facts() | {"validated": row.validated_at is not None}
+    if not with_client:
+        shown["ip_address"] = None
+    return protocol.QueuedSubmission(**shown)
+
+
+def pending_reveals(
+    session: Session, context: RequestContext, hotkey: str | None, before: int | None, limit: int
+) -> protocol.PendingReveals:
+    """Return the commitments that may yet be revealed, the newest first.
+
+    Args:
+        hotkey: only this one's.
+        before: only those with a smaller number, for the next page.
+    """
+    wanted = select(Submission).where(
+        Submission.is_revealed.is_(False),
+        *UNJUDGED,
+        Submission.reveal_block >= context.oldest_block,
+    )
+    if hotkey is not None:
+        wanted = wanted.where(Submission.miner_hotkey == hotkey)
+    if before is not None:
+        wanted = wanted.where(Submission.id < before)
+    rows = session.scalars(wanted.order_by(Submission.id.desc()).limit(limit))
+    return protocol.PendingReveals(
+        current_block=context.block,
+        pending_reveals=[
+            protocol.PendingReveal(
+                submission_id=row.id,
+                miner_hotkey=row.miner_hotkey,
+                commitment_hash=f"{row.commitment_hash or '':.16}...",
+                reveal_block=row.reveal_block or 0,
+                blocks_remaining=max(0, (row.reveal_block or 0) - context.block),
+                can_reveal=(row.reveal_block or 0) <= context.block,
+                created_at=row.created_at.isoformat(),
+            )
+            for row in rows
+        ],
+    )
 
 
 def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
@@ -22,14 +86,14 @@ def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
     """
     newest = session.scalars(
         select(Submission)
-        .where(*waiting.IN_QUEUE)
+        .where(*IN_QUEUE)
         .order_by(Submission.created_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
     total = count(session)
     return protocol.SubmissionStats(
         total_submissions=total,
-        recent_submissions=[waiting.queued(row) for row in newest],
+        recent_submissions=[queued(row) for row in newest],
         stats={**_speeds(newest), "total_submissions": total},
         top_performers=_performers(session, limit),
     )

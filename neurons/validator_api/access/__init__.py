@@ -1,1 +1,0 @@
-"""Who may call, from where, how often and with how much."""

@@ -1,0 +1,34 @@
+"""What the competition refuses. It knows no HTTP: app.py maps each type to a status."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """The request breaks a rule of the competition; nothing was written."""
+
+
+class Invalid(Refusal):
+    """The request contradicts itself or what it refers to."""
+
+
+class CommitmentMismatch(Invalid):
+    """The reveal does not hash to its commitment; it counts as a failure of the client."""
+
+    def __init__(self) -> None:
+        super().__init__("Commitment verification failed. Hash mismatch.")
+
+
+class NotFound(Refusal):
+    """The hotkey, submission or round is not there."""
+
+
+class Banned(Refusal):
+    """The client is banned."""
+
+
+class Conflict(Refusal):
+    """The request repeats or contradicts something that is stored."""
+
+
+class TooEarly(Refusal):
+    """The reveal came before its block."""

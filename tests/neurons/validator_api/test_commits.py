@@ -1,0 +1,83 @@
+"""Commitments: who may commit, which one replaces another, and what a commit reads."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from neurons.validator_api.competition.submissions import OPEN_A_HOTKEY
+from tests.neurons.live_api import ALICE, BOB, LiveApi, commitment, serve
+
+
+def commit(api: LiveApi, salt: str, target: int) -> int:
+    body = {**commitment(ALICE, salt), "target_sequence_length": target}
+    return int(api.ok("/commit_submission", body, ALICE)["submission_id"])
+
+
+def pending(api: LiveApi) -> list[int]:
+    """Return the numbers of the commitments that wait, the newest first."""
+    return [row["submission_id"] for row in api.get("/pending_reveals")["pending_reveals"]]
+
+
+def test_a_hotkey_has_one_commitment_of_a_target_and_a_bounded_number_in_all(
+    api: LiveApi,
+) -> None:
+    revealed = [api.submit(ALICE, 1.0, target=512 + n) for n in (7, 8)]
+    first = [commit(api, f"first {n}", target=512 + n) for n in range(4)]
+    second = [commit(api, f"second {n}", target=512 + n) for n in range(4)]
+    assert pending(api) == second[::-1]
+    assert not set(first) & set(pending(api))
+    commit(api, "seven", target=519)  # leaves the revealed row of this target in the queue
+    assert [row["id"] for row in api.queue()["submissions"]] == revealed
+    many = [commit(api, f"many {n}", target=600 + n) for n in range(OPEN_A_HOTKEY)]
+    assert pending(api) == many[::-1]
+    assert api.queue()["submissions"] == []
+
+
+def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
+    api.register(BOB)
+    keys = [ALICE, BOB] * 12
+    bodies = [
+        {**commitment(key, salt=str(n // 6)), "target_sequence_length": 512 + n}
+        for n, key in enumerate(keys)
+    ]
+    with ThreadPoolExecutor(len(keys)) as crowd:
+        sent = zip(bodies, keys, strict=True)
+        replies = list(crowd.map(lambda one: api.post("/commit_submission", *one), sent))
+    statuses = sorted(reply.status_code for reply in replies)
+    assert statuses == [200] * 4 + [409] * 20  # four salts, whoever came first
+    rows = [reply.json()["submission_id"] for reply in replies if reply.status_code == 200]
+    assert sorted(pending(api)) == sorted(rows)
+
+
+@pytest.mark.parametrize("path", ["/get_current_round", "/get_submission_stats"])
+def test_a_commitment_is_visible_at_once(api: LiveApi, path: str) -> None:
+    for number in (1, 2):
+        api.commit(ALICE, salt=str(number))
+        assert api.get(path)["total_submissions"] == number
+
+
+def test_a_commit_does_not_read_the_rows_that_a_hotkey_has_left_behind(tmp_path: Path) -> None:
+    """A hotkey with a hundred thousand old rows must not slow down every commit."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        if "FROM submissions" in statement and "miner_hotkey = ?" in statement:
+            sent.append((statement, parameters))
+
+    with serve(tmp_path) as api:
+        api.register(ALICE)
+        event.listen(Engine, "before_cursor_execute", note)
+        api.commit(ALICE)
+        event.remove(Engine, "before_cursor_execute", note)
+    ((statement, parameters),) = sent
+    with closing(sqlite3.connect(tmp_path / "api.db")) as database:
+        plan = database.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+    assert "USING INDEX ix_submissions_waiting" in str(plan)
