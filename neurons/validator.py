@@ -8,7 +8,11 @@ goes on with the other submissions.
 
 from __future__ import annotations
 
-import sys
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -311,4 +315,4 @@ def _confinement(settings: Settings) -> Sandbox | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import gc
 import signal
 import sys
@@ -135,4 +140,4 @@ def asks_chain(settings: Settings) -> Callable[[], Mapping[str, Neuron]] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)
