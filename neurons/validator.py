@@ -210,7 +210,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     stop = threading.Event()
     api = _api(settings, stop)
     with StateLock(folder), stop_on_signals(stop), closing(api):
-        confinement = _confinement(settings)
+        confinement = _confinement(settings, stop)
         evaluator = Evaluator(
             *(folder / "clones", settings.device, settings.bench_timeout_seconds),
             sources=Sources(settings.fork_hosts, settings.allow_file_forks),
@@ -289,7 +289,7 @@ def _logit_verifier(
     )
 
 
-def _confinement(settings: Settings) -> Sandbox | None:
+def _confinement(settings: Settings, stop: threading.Event) -> Sandbox | None:
     """Return what shuts forks in, once a worker in it was seen to import what it needs."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
@@ -297,7 +297,7 @@ def _confinement(settings: Settings) -> Sandbox | None:
         try:
             gpu = resolve_device(settings.device) == "cuda"
             sandbox = open_sandbox(gpu=gpu, private=private)
-            check_imports(sandbox, sandbox.packages.withheld)
+            check_imports(sandbox, sandbox.packages.withheld, stop)
         except ConfigError as error:
             if settings.sandbox == "required":
                 raise
@@ -310,7 +310,7 @@ def _confinement(settings: Settings) -> Sandbox | None:
         "no sandbox: forks run with this user's rights, may read its hotkey and write verdicts",
         reason=reason,
     )
-    check_imports(None, {})
+    check_imports(None, {}, stop)
     return None
 
 
