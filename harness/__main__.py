@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness.analysis import ab_compare, history, profile
 from harness.analysis.stats import markdown, show_table
+from harness.measuring.process import printable
 from harness.measuring.runner import MeasurementError, probe
 from harness.measuring.series import Policy, Series
 from harness.measuring.trees import whole_tree
@@ -175,7 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:
-        sys.stdout.write(f"A VALIDATOR REJECTS THIS TREE by its rules: {violation}\n")
+        sys.stdout.write(
+            f"A VALIDATOR REJECTS THIS TREE by its rules: {printable(str(violation))}\n"
+        )
     return 1 if series.failures or (broken and report.checked) else 0
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TextIO
 
+from harness.measuring.process import printable
+
 P = ParamSpec("P")
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -39,7 +41,8 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays; code under test may have worded parts of it."""
+        text = printable(text, kept="\n")
         if self._console is not None:
             self._console.print(text, markup=False)
         else:
@@ -49,7 +52,9 @@ class Progress:
     def doing(self, text: str) -> None:
         """Show what goes on now; nothing where the stream is no terminal."""
         if self._status is not None:
-            self._status.update(text)
+            from rich.text import Text
+
+            self._status.update(Text(printable(text)))  # a str would be read as markup
 
 
 def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:

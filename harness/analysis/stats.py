@@ -101,12 +101,14 @@ def markdown(measurements: Sequence[Measurement], failures: Iterable[Failure] = 
 def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> Table:
     """Return the same for a terminal; what does not count is red."""
     from rich.table import Table
+    from rich.text import Text  # a str would be read as markup
 
-    made = Table(caption="\n".join(failure_lines(failures)) or None, caption_style="red")
+    caption = "\n".join(failure_lines(failures))
+    made = Table(caption=Text(caption) if caption else None, caption_style="red")
     for name in HEADER:
         made.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
     for row in rows(measurements):
-        made.add_row(*row, style=None if row[-1] == "checked" else "red")
+        made.add_row(*map(Text, row), style=None if row[-1] == "checked" else "red")
     return made
 
 
