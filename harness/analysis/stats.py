@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from harness.claim.rejection import rejection
 from harness.hardware.roofline import ceiling
+from harness.measuring.process import printable
 from harness.report import Failure, Measurement
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
     """Return a line for each reason of failures, with the lengths that share it."""
     alike: dict[str, list[int]] = {}
     for failure in failures:
-        alike.setdefault(f"{failure.kind}: {failure.reason}", []).append(failure.length)
+        alike.setdefault(f"{failure.kind}: {printable(failure.reason)}", []).append(failure.length)
     return [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
 
 

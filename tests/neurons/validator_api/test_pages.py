@@ -284,6 +284,7 @@ def test_a_round_that_is_ended_early_shows_when_it_ended(api: LiveApi) -> None:
     page = Page(api, "/")  # no round has begun since
     assert page.fact("Ended") == Page(api, "/rounds/1").fact("Ended") == ended
     assert [(one[0], one[4]) for one in page.rows()] == [("1", "60%")]
+    assert page.texts("main p strong") == ["2,001"]  # to beat in the next round
     assert Page(api, "/rounds").rows()[0][4] == ended
     api.get("/get_current_round")
     page = Page(api, "/")
