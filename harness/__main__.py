@@ -6,6 +6,11 @@ the kernels' rules and what command lines share.
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import argparse
 import json
 import sys
@@ -20,7 +25,7 @@ from harness.measuring.series import Policy, Series
 from harness.measuring.trees import whole_tree
 from harness.report import Measurement, Report, build_report, report_schema, write_report
 from harness.source import tree_commit
-from harness.terminal import Progress, ends_quietly
+from harness.terminal import Progress, ends_quietly, printable
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
 from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree
@@ -170,9 +175,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:
-        sys.stdout.write(f"A VALIDATOR REJECTS THIS TREE by its rules: {violation}\n")
+        sys.stdout.write(
+            f"A VALIDATOR REJECTS THIS TREE by its rules: {printable(str(violation))}\n"
+        )
     return 1 if series.failures or (broken and report.checked) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

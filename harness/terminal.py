@@ -14,6 +14,15 @@ P = ParamSpec("P")
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Return untrusted text without what steers a terminal or turns the direction of writing.
+
+    Args:
+        kept: characters that stay although they are not printable, such as a line feed.
+    """
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class Progress:
     """Says what has happened, one line an event, and on a terminal what is going on below it.
 
@@ -39,7 +48,8 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays; code under test may have worded parts of it."""
+        text = printable(text, kept="\n")
         if self._console is not None:
             self._console.print(text, markup=False)
         else:
@@ -49,7 +59,9 @@ class Progress:
     def doing(self, text: str) -> None:
         """Show what goes on now; nothing where the stream is no terminal."""
         if self._status is not None:
-            self._status.update(text)
+            from rich.text import Text
+
+            self._status.update(Text(printable(text)))  # a str would be read as markup
 
 
 def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:

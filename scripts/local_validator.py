@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from harness.analysis.judge import judge_tree
-from harness.terminal import ends_quietly
+from harness.terminal import ends_quietly, printable
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime import observe
 from neurons.runtime.errors import Postponed
@@ -77,7 +77,8 @@ def judge_checkout(
     best = ""
     for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
         passed = passed and finding.passed
-        print(f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.told}", flush=True)
+        told = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.told}"
+        print(printable(told), flush=True)  # a fork's file has any name
         if finding.log:
             print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
         if finding.measurement is not None and not best:  # the longest comes first

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from harness.claim.rejection import rejection
 from harness.hardware.roofline import ceiling
 from harness.report import Failure, Measurement
+from harness.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,7 +76,7 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
     """Return a line for each reason of failures, with the lengths that share it."""
     alike: dict[str, list[int]] = {}
     for failure in failures:
-        alike.setdefault(f"{failure.kind}: {failure.reason}", []).append(failure.length)
+        alike.setdefault(f"{failure.kind}: {printable(failure.reason)}", []).append(failure.length)
     return [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
 
 
@@ -101,12 +102,14 @@ def markdown(measurements: Sequence[Measurement], failures: Iterable[Failure] = 
 def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> Table:
     """Return the same for a terminal; what does not count is red."""
     from rich.table import Table
+    from rich.text import Text  # a str would be read as markup
 
-    made = Table(caption="\n".join(failure_lines(failures)) or None, caption_style="red")
+    caption = "\n".join(failure_lines(failures))
+    made = Table(caption=Text(caption) if caption else None, caption_style="red")
     for name in HEADER:
         made.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
     for row in rows(measurements):
-        made.add_row(*row, style=None if row[-1] == "checked" else "red")
+        made.add_row(*map(Text, row), style=None if row[-1] == "checked" else "red")
     return made
 
 

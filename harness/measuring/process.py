@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from harness.terminal import printable
+
 RESULT_LIMIT = 1 << 20
 """Bytes accepted on the result descriptor; one more byte marks the result as too long."""
 
@@ -46,15 +48,6 @@ def hide(*, hidden: bool = True) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
-
-
-def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without what steers a terminal or turns the direction of writing.
-
-    Args:
-        kept: characters that stay although they are not printable, such as a line feed.
-    """
-    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def delete(path: Path) -> None:

@@ -20,12 +20,12 @@ from harness.measuring.process import (
     RESULT_LIMIT,
     Confinement,
     Ended,
-    printable,
     run_supervised,
     scratch_folder,
 )
 from harness.report import Environment, GateResult, Kind, Measurement
 from harness.source import missing_files, source_digest, unreadable_files
+from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.contract import fork_imports
 
@@ -254,14 +254,20 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
 
 
 def probe(
-    *, device: str = "auto", timeout: float = 120.0, confinement: Confinement | None = None
+    *,
+    device: str = "auto",
+    timeout: float = 120.0,
+    stop: threading.Event | None = None,
+    confinement: Confinement | None = None,
 ) -> Environment:
     """Return the machine as a worker sees it, the resolved device included.
 
     Raises:
         MeasurementError: torch cannot be imported, or the device asked for is not there.
     """
-    body = _work({"task": "probe"}, device=device, timeout=timeout, confinement=confinement)
+    body = _work(
+        {"task": "probe"}, device=device, timeout=timeout, stop=stop, confinement=confinement
+    )
     return Environment.model_validate(body)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import sys
 import threading
 from collections.abc import Sequence
@@ -9,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from harness.measuring.process import printable
+from harness.terminal import printable
 from neurons.embedded.competition import Competition
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
@@ -63,4 +68,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

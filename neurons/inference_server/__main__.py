@@ -6,10 +6,14 @@ validator compares it with its own. This process, other than the miner's, loads 
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,4 +109,4 @@ async def _serve(server: Server, decoding: Decoding, place: socket.socket) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

@@ -6,6 +6,11 @@ Nothing in this process imports torch.
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -232,4 +237,4 @@ for _name, (_function, _summary) in _ALL.items():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

@@ -48,15 +48,20 @@ TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
 """Failures that cost a length and the longer ones their claim, and no more."""
 
 
-def describe_machine(device: str, look: Callable[..., Environment] = probe) -> Environment:
+def describe_machine(
+    device: str, look: Callable[..., Environment] = probe, stop: threading.Event | None = None
+) -> Environment:
     """Return the machine as a child process sees it.
 
     Raises:
         Held: nothing can be measured on it.
+        Stopped: `stop` was set.
     """
     try:
-        return look(device=device)
+        return look(device=device, stop=stop)
     except MeasurementError as error:
+        if error.kind == "stopped":
+            raise Stopped("asked to stop") from None
         raise Held(
             f"Nothing can be measured here: {error.reason}.",
             f"Mend what the sentence names, or change DEVICE={device}.",
@@ -263,9 +268,10 @@ def new_series(
         too_long=TOO_LONG,
     )
     on_cpu = environment.device == "cpu"
+    soak = partial(call, SOAK, SOAK_SECONDS, device="cuda", timeout=60.0, stop=parts.get("stop"))
     return MinerSeries(
         *(tree, policy, settings.device, settings.bench_timeout_seconds),
-        soak=None if on_cpu else partial(call, SOAK, SOAK_SECONDS, device="cuda", timeout=60.0),
+        soak=None if on_cpu else soak,
         at_once=processes_at_once(environment),
         most=max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs),
         path=settings.state_dir / "reports" / f"{name}.json",

@@ -132,7 +132,7 @@ class Tuner:
                 raise Refused(f"Its gain is not beyond the noise: {found}.")
             if overlay_digest() != shipped:
                 raise Refused("The shipped kernels were changed meanwhile.")
-            machine = self.probe(device=settings.device)
+            machine = self.probe(device=settings.device, stop=self._stop)
             evidence = Evidence(
                 shipped=shipped,
                 overlay=overlay_digest(root=overlay),

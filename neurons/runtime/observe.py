@@ -23,7 +23,7 @@ from stamina.instrumentation import set_on_retry_hooks
 from stamina.typing import RetryDetails
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from harness.measuring.process import printable
+from harness.terminal import printable
 
 REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20

@@ -8,7 +8,11 @@ goes on with the other submissions.
 
 from __future__ import annotations
 
-import sys
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -204,7 +208,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     stop = threading.Event()
     api = _api(settings, stop)
     with StateLock(folder), stop_on_signals(stop), closing(api):
-        confinement = _confinement(settings)
+        confinement = _confinement(settings, stop)
         evaluator = Evaluator(
             *(folder / "clones", settings.device, settings.bench_timeout_seconds),
             sources=Sources(settings.fork_hosts, settings.allow_file_forks),
@@ -283,7 +287,7 @@ def _logit_verifier(
     )
 
 
-def _confinement(settings: Settings) -> Sandbox | None:
+def _confinement(settings: Settings, stop: threading.Event) -> Sandbox | None:
     """Return what shuts forks in, once a worker in it was seen to import what it needs."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
@@ -291,7 +295,7 @@ def _confinement(settings: Settings) -> Sandbox | None:
         try:
             gpu = resolve_device(settings.device) == "cuda"
             sandbox = open_sandbox(gpu=gpu, private=private)
-            check_imports(sandbox, sandbox.packages.withheld)
+            check_imports(sandbox, sandbox.packages.withheld, stop)
         except ConfigError as error:
             if settings.sandbox == "required":
                 raise
@@ -304,9 +308,9 @@ def _confinement(settings: Settings) -> Sandbox | None:
         "no sandbox: forks run with this user's rights, may read its hotkey and write verdicts",
         reason=reason,
     )
-    check_imports(None, {})
+    check_imports(None, {}, stop)
     return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

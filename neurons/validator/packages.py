@@ -13,6 +13,7 @@ import pwd
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -81,8 +82,12 @@ def hidden_entries(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def check_imports(confinement: Confinement | None, withheld: Mapping[str, str]) -> None:
-    """Return when a worker can import what measuring needs.
+def check_imports(
+    confinement: Confinement | None,
+    withheld: Mapping[str, str],
+    stop: threading.Event | None = None,
+) -> None:
+    """Return when a worker can import what measuring needs, or when `stop` is set.
 
     Args:
         confinement: what shuts the workers in; None for workers with this user's rights.
@@ -91,10 +96,10 @@ def check_imports(confinement: Confinement | None, withheld: Mapping[str, str]) 
     Raises:
         ConfigError: it cannot, with the module and the remedy.
     """
-    found = _missing(confinement)
+    found = _missing(confinement, stop)
     if not found:
         return
-    if confinement is None or _missing(None):
+    if confinement is None or _missing(None, stop):
         raise ConfigError(Problem(f"Workers cannot import {found}.", "Run scripts/install.sh."))
     remedy = "Install the packages where every user may read them: scripts/install.sh makes .venv."
     if withheld:
@@ -107,16 +112,19 @@ def check_imports(confinement: Confinement | None, withheld: Mapping[str, str]) 
     raise ConfigError(Problem(f"Workers in the sandbox cannot import {found}.", remedy))
 
 
-def _missing(confinement: Confinement | None) -> str:
-    """Return what a worker cannot import, with the error; "" when it can import everything."""
+def _missing(confinement: Confinement | None, stop: threading.Event | None) -> str:
+    """Return what a worker cannot import, with the error; "" for nothing, and after a stop."""
     try:
         reply = call(
             "harness.worker.machine.imports:find_missing",
             device="cpu",
             timeout=CHECK_SECONDS,
+            stop=stop,
             confinement=confinement,
         )
     except MeasurementError as error:
+        if error.kind == "stopped":
+            return ""
         last = error.log_tail.strip().splitlines()[-1:]
         return f"the harness ({' '.join([error.reason, *last])})"
     return ", ".join(map(str, reply["modules"]))  # type: ignore[arg-type]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -88,4 +92,4 @@ def _say_ready(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

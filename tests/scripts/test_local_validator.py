@@ -7,6 +7,7 @@ from pathlib import Path
 import local_validator
 import pytest
 
+from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
 from tests.repositories import make_checkout, run_git
 
@@ -41,6 +42,32 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
     assert done.returncode == 1
     assert "FAIL  files: fla/ops/quasar/chunk.py" in done.stdout
     assert done.stdout.splitlines()[-1] == "REJECTED"
+
+
+@pytest.mark.slow
+def test_an_overlay_is_judged_over_the_installed_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["local_validator.py", "--repo-path", str(OVERLAY), "--seq-len", "16"]
+    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu"])
+    assert local_validator.main() == 0
+    said = capsys.readouterr().out
+    assert "FAIL" not in said
+    assert said.splitlines()[-1].startswith("PASSED; weighted score")
+
+
+def test_what_a_fork_says_is_printed_as_text(
+    fork: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fork / "fla/ops/quasar"
+    folder.mkdir(parents=True)
+    (folder / "\x1b]0;owned\x07.so").touch()
+    monkeypatch.setattr("sys.argv", ["local_validator.py", "--repo-path", str(fork)])
+    assert local_validator.main() == 1
+    said = capsys.readouterr().out
+    assert "owned" in said
+    assert said.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from typing import TextIO
 import click
 
 from harness.analysis.stats import show_table
-from harness.measuring.process import printable
 from harness.source import tree_commit
+from harness.terminal import printable
 from harness.workload import LENGTHS, lengths_for
 from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
 from neurons.miner import daemon
@@ -55,8 +55,13 @@ from neurons.runtime.settings import Settings
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print `text`, its printable characters without secrets, to stdout unless one is given."""
     stream = stream or sys.stdout
-    stream.write(printable(observe.redact(text), kept="\n") + "\n")
+    stream.write(_harmless(text) + "\n")
     stream.flush()
+
+
+def _harmless(text: str) -> str:
+    """Return lines of text without secrets and without what steers a terminal."""
+    return printable(observe.redact(text), kept="\n")
 
 
 def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
@@ -108,7 +113,7 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
 
     def now() -> str:
         found = read_status(settings.state_dir, public_hotkey(*wallet), shown)
-        return json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
+        return _harmless(json.dumps(found.as_json(), indent=2) if as_json else found.as_text())
 
     if watch and not as_json:
         watch_text(now)

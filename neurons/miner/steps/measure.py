@@ -21,7 +21,7 @@ def run(submission: Submission, context: Context) -> Submission:
     """
     if not context.lays_out(submission):
         return context.move(submission, State.NEW)
-    environment = describe_machine(context.settings.device, context.probe)
+    environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length
     targets = targets_to_try(target, environment.device)
     series = _open_series(submission, context, environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -15,8 +14,8 @@ WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 44
 """Margins. A telephone is 360 to 430 pixels wide, so that letters keep their size there."""
 LETTERS = 12
-LABEL_APART = 48
-"""Pixels between two labels of lengths; those that have no room are left out."""
+LETTER_WIDTH, LABEL_GAP = 7.2, 6
+"""Pixels of a letter of a label, and between two labels of lengths."""
 MOST_TICKS = 7
 """Labels of speeds."""
 
@@ -118,10 +117,12 @@ def _heights(ticks: Sequence[float], y: _Axis) -> list[str]:
 
 
 def _lengths(lengths: list[int], x: _Axis) -> list[str]:
-    """Label the lengths from the longest down, which is the one that counts."""
-    labelled = lengths[-1:]
-    for longer, length in pairwise(reversed(lengths)):
-        if x.at(labelled[-1]) - x.at(length) >= LABEL_APART and length < longer:
+    """Label the lengths from the longest down; a label that has no room is left out."""
+    labelled: list[int] = []
+    for length in reversed(lengths):
+        letters = len(f"{length:,}{labelled[-1]:,}") if labelled else 0
+        room = x.at(labelled[-1]) - x.at(length) if labelled else math.inf
+        if room >= LETTER_WIDTH * letters / 2 + LABEL_GAP:
             labelled.append(length)
     base = HEIGHT - BOTTOM
     return [f'<path class="grid" d="M{x.at(n)} {TOP}V{base}"/>' for n in lengths] + [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -124,6 +126,11 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
+def _breakable(name: str) -> Markup:
+    """Return a field's name that a narrow column may break between its words."""
+    return Markup(re.sub(r"([_.])", r"\1<wbr>", str(escape(name))))  # noqa: S704 — escaped
+
+
 def _above(value: float) -> str:
     """Return the smallest figure, in the digits that are shown, that is above a value."""
     return _figure(math.floor(value) + 1 if value >= 1000 else (math.floor(10 * value) + 1) / 10)
@@ -135,4 +142,10 @@ _environment.globals |= {
     "LEAGUES": LEAGUES,
     "NOT_REFRESHED": NOT_REFRESHED,
 }
-_environment.filters |= {"time": _time, "figure": _figure, "above": _above, "hotkey": _hotkey}
+_environment.filters |= {
+    "time": _time,
+    "figure": _figure,
+    "above": _above,
+    "hotkey": _hotkey,
+    "breakable": _breakable,
+}

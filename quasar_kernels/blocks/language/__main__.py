@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from quasar_kernels import interrupts
+
+if __name__ == "__main__":
+    interrupts.exit_at_once()  # until all below is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -74,4 +79,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.run(main)

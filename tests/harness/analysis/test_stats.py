@@ -107,6 +107,24 @@ def test_on_a_terminal_what_does_not_count_is_red(monkeypatch: pytest.MonkeyPatc
     assert [row.style for row in rich_table(RUNS).rows] == ["red", "red"]
 
 
+HOSTILE = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
+"""Words of a fork that steer a terminal, and that rich takes for markup or fails at."""
+
+
+def test_a_forks_words_reach_a_terminal_as_text() -> None:
+    terminal = Terminal()
+    with Progress(terminal) as progress:
+        progress.doing(HOSTILE)
+        progress.say(HOSTILE)
+    failures = [Failure(length=4096, kind="crash", reason=HOSTILE)]
+    show_table(RUNS, failures, terminal)
+    shown = terminal.getvalue()
+    assert shown.count("[link=https://x.example]see[/wrong]") >= 3
+    for text in (shown, table(RUNS, failures)):
+        assert "\x1b]" not in text  # a title or a link
+        assert "\u202e" not in text
+
+
 def test_progress_is_live_on_a_terminal_and_lines_elsewhere() -> None:
     file, terminal = io.StringIO(), Terminal()
     for stream in (file, terminal):

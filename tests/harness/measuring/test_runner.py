@@ -8,6 +8,7 @@ import py_compile
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MeasurementError, match="no CUDA device") as caught:
         probe(device="cuda")
     assert caught.value.kind == "crash"
+
+
+def test_a_stop_ends_a_probe() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(MeasurementError) as caught:
+        probe(device="cpu", stop=stop)
+    assert caught.value.kind == "stopped"
 
 
 # ---- the gate --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from harness.__main__ import main
 from harness.measuring.runner import MeasurementError
 from harness.measuring.series import Policy, Series
 from harness.report import Measurement, load_report
+from quasar_kernels.contract import OVERLAY
 from tests.harness.samples import gate_result, measurement
 
 
@@ -184,6 +185,32 @@ def test_a_fault_of_the_tree_is_told_once(
         f"{tree}/none has no fla/ops/quasar/chunk.py. Name the root of a fork, or an overlay such "
         "as quasar_kernels/overlay.\n"
     )
+
+
+@pytest.mark.slow
+def test_an_overlay_is_measured_over_the_installed_library(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--tree", str(OVERLAY), "--lengths", "16", "--runs", "1", "--device", "cpu"]
+    assert main([*words, "--ungated"]) == 0
+    printed = capsys.readouterr()
+    assert "16 tokens: run 1 of 1:" in printed.err
+    assert "A VALIDATOR REJECTS" not in printed.out
+
+
+@pytest.mark.parametrize("words", [["compare", "{tree}"], ["profile", "--tree"]])
+def test_the_traceback_of_a_worker_is_for_debug(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    tree = str(make_tree("raise ValueError('boom')"))
+    command = [*(word.format(tree=tree) for word in words), tree, "--device", "cpu"]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "ValueError: boom. --debug shows the worker's log." in printed.err
+    assert "Traceback" not in printed.err + printed.out
+    assert main([*command, "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from neurons.runtime import observe
 from tests.processes import run_python
@@ -16,13 +16,13 @@ from tests.processes import run_python
 CANARY = "canary-7f3a9c"
 
 
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    hooks = sys.excepthook
-    yield
-    sys.excepthook = hooks
-    observe._secrets.clear()
-    logging.captureWarnings(False)
+@pytest.mark.parametrize("_", ["first", "second"])
+def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_: str) -> None:
+    assert not structlog.is_configured()
+    assert observe.redact("expired") == "expired"
+    assert sys.excepthook.__module__ != observe.__name__
+    observe.configure(secrets=["expired"])
+    assert observe.redact("expired") != "expired"
 
 
 def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,17 +16,20 @@ from typing import Any
 
 import pytest
 
+from harness.measuring.runner import MeasurementError
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
-from neurons.validator.__main__ import Validator
+from neurons.validator import packages
+from neurons.validator.__main__ import Validator, _confinement
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
 from neurons.validator.verdict import Verdict, judge, reject
 from neurons.wire.protocol import QueuedSubmission
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
+from tests.neurons.miner.parts import make_settings
 from tests.processes import HANG, is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 from tests.small_host import make_small
@@ -347,6 +350,22 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
         wait_for(lambda: not is_alive(int(note.read_text())))  # init may not have buried it yet
         queue = api.get("/get_submission_stats")["recent_submissions"]
         assert [entry["id"] for entry in queue] == [row]
+
+
+@pytest.mark.parametrize("sandbox", ["off", "preferred"])
+def test_a_stop_ends_the_check_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
+) -> None:
+    stop = threading.Event()
+
+    def call(*_: object, **options: Any) -> None:
+        stop.set()
+        assert options["stop"] is stop
+        raise MeasurementError("stopped on request", "stopped")
+
+    monkeypatch.setattr(packages, "call", call)
+    _confinement(make_settings(tmp_path, sandbox=sandbox), stop)
+    assert stop.is_set()
 
 
 def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Path) -> None:

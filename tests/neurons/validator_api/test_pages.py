@@ -152,7 +152,9 @@ def test_a_submission_shows_its_figures_and_why_it_was_judged_so(api: LiveApi) -
         "100000": {"tokens_per_sec": 4000.0},  # the claim once more, as the miner sends it
     }
     row = api.submit(ALICE, 4000.0, benchmarks=claimed)
-    assert Page(api, f"/submissions/{row}").fact("State") == "waiting for a validator"
+    page = Page(api, f"/submissions/{row}")
+    assert page.fact("State") == "waiting for a validator"
+    assert page.fact("Submitted") == f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"
     api.clock.now += 3600.0
     reason = "Rejected: 3,000 tokens/s measured, 4,000 claimed (75% of the claim)."
     measured = {"100000": {"tokens_per_sec": 3000.0}}
@@ -201,6 +203,7 @@ def test_nothing_is_shown_before_its_reveal(api: LiveApi) -> None:
     for page in pages:
         assert [word for word in hidden if word in page.reply.text] == []
     assert pages[-1].fact("State") == "committed, hidden until its reveal"
+    assert pages[-1].fact("Committed") == f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"
     assert pages[-1].fact("Commitment") == f"{body['commitment_hash'][:16]}..."
     assert pages[-1].fact("Opens").endswith(f"in {BLOCKS} blocks")
     api.pass_blocks(BLOCKS)
@@ -279,11 +282,13 @@ def test_a_round_that_is_ended_early_shows_when_it_ended(api: LiveApi) -> None:
     page = Page(api, "/")  # no round has begun since
     assert page.fact("Ended") == Page(api, "/rounds/1").fact("Ended") == ended
     assert [(one[0], one[4]) for one in page.rows()] == [("1", "60%")]
+    assert page.texts("main p strong") == ["2,001"]  # to beat in the next round
     assert Page(api, "/rounds").rows()[0][4] == ended
     api.get("/get_current_round")
     page = Page(api, "/")
     assert page.texts("h1") == ["Round 2"]
     assert ended in page.text
+    assert "The weight is the miner's share of the emission." in page.text
     bars, last, verdicts = page.rows(0), page.rows(1), page.rows(2)
     assert bars[0] == ["100k", "0.5", "4,001"]  # what Alice claimed in that league
     assert [(one[0], one[3], one[4]) for one in last] == [("1", "2,000", "60%")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +18,13 @@ TELEPHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
 OPEN = "document.querySelectorAll('details').forEach(one => one.open = true)"
 """Shows what a page has folded up."""
+BROKEN = """[...document.querySelectorAll('.fields .code')].flatMap(name =>
+    [...name.childNodes].filter(node => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        return node.nodeType === Node.TEXT_NODE && range.getClientRects().length > 1;
+    }).map(node => node.data))"""
+"""Words of fields' names that a page shows on two lines."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
     with serve(tmp_path_factory.mktemp("pages")) as live:
         for key in (ALICE, BOB):
             live.register(key, model="M" * 120)
-        figures = {str(2**n): {"tokens_per_sec": 10.0**n} for n in range(7, 10)}
+        lengths = (128, 256, 512, 200_000)
+        figures = {str(length): {"tokens_per_sec": 1e3 * length} for length in lengths}
         first = live.submit(ALICE, 2e8, target=1_000_000, benchmarks=figures)
         second = live.submit(BOB, 5.0, fork="https://x.example/" + "long" * 100)
         measured = {"1000000": {"tokens_per_sec": 2.1e8}}
@@ -95,6 +104,24 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
             assert page.evaluate("one => one.scrollWidth <= one.clientWidth", table)
         assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
     assert said == []  # the policy has stopped nothing of ours
+
+
+def test_no_label_covers_another_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
+    page = opened(browser, "light", viewport=TELEPHONE)
+    page.goto(f"{api.url}/submissions/1")
+    labels = page.query_selector_all("figure > svg text")
+    boxes = [box for box in (label.bounding_box() for label in labels) if box is not None]
+    assert len(boxes) > 5
+    for one, other in combinations(boxes, 2):
+        apart = [
+            one[start] + one[size] <= other[start] or other[start] + other[size] <= one[start]
+            for start, size in (("x", "width"), ("y", "height"))
+        ]
+        assert any(apart), (one, other)
+    page.goto(f"{api.url}/docs")
+    page.evaluate(OPEN)
+    assert page.evaluate(BROKEN) == []
+    page.context.close()
 
 
 def test_a_browser_loads_a_live_page_again_until_it_is_stopped(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.report import load_report
 from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
+from neurons.miner.progress import Length, Measuring
 from neurons.miner.series import new_series
 from neurons.runtime.errors import Held
 from neurons.runtime.flags import Given
@@ -28,7 +30,7 @@ from tests.neurons.miner.parts import (
     make_context,
     make_settings,
 )
-from tests.processes import started, wait_for
+from tests.processes import HANG, started, wait_for
 
 CRASH = MeasurementError("died", "crash")
 
@@ -140,9 +142,16 @@ def test_status_shows_the_progress_of_a_measurement(
     speeds = ", ".join(f"{speed:,.0f}" for speed in taken[length][:-1])
     runs = len(taken[length])
     assert f"{length:>9,} tokens, run {runs} of {runs}: {speeds} tokens/s" in last.as_text()
-    assert "measuring for 0 s" in last.as_text()
+    assert 0.0 <= time.time() - last.measuring.began < HANG  # type: ignore[union-attr]
     assert last.as_json()["measuring"]["lengths"][-1]["planned"] == runs
     assert read_status(watched.state_dir).measuring is None
+
+
+def test_status_shows_how_long_a_measurement_has_taken(tmp_path: Path) -> None:
+    lengths = (Length(length=2048, planned=3, speeds=(1000.0,)),)
+    measuring = Measuring(began=time.time() - 2.4 * 3600, lengths=lengths)
+    text = Status(tmp_path, True, None, None, measuring=measuring).as_text()
+    assert "  measuring for 2 h\n        2,048 tokens, run 2 of 3: 1,000 tokens/s" in text
 
 
 def test_progress_of_a_dead_process_is_not_shown(tmp_path: Path) -> None:

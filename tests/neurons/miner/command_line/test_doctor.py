@@ -11,7 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from harness.imports import install_command
-from neurons.miner.command_line import doctor, machine_checks
+from neurons.miner.command_line import commands, doctor, machine_checks
+from neurons.miner.command_line.findings import failure
+from neurons.runtime.flags import Given
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
@@ -49,6 +51,18 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     assert names == [*expected, "wallet", "api", "clock", "token", "registration", "update"]
     assert [check for check in checks if check.level == "failure"] == []
     assert all(check.remedy for check in checks if check.level != "ok")
+
+
+def test_foreign_words_are_printed_as_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = failure("api", "\x1b]0;owned\x07\u202e[red]says[/x]", "\x1b[2Jdo this")
+    monkeypatch.setattr(commands.kernel_checks, "examine", lambda _: [found])
+    assert commands.doctor(Given(), as_json=False, kernels=True) == 1
+    shown = capsys.readouterr().out
+    assert "[red]says[/x]" in shown
+    assert "[2Jdo this" in shown
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_embedded_looks_at_this_machine_only(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
 from tests.neurons.miner.miner_command import run
 from tests.neurons.miner.parts import COMMITTING, draft, new
+from tests.processes import started
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -55,3 +58,25 @@ def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: 
     as_json = json.loads(run("status", "--json", **settings).stdout)
     assert as_json["submission"]["hotkey"] == hotkeys["mine"]
     assert [one["hotkey"] for one in as_json["others"]] == [hotkeys["theirs"]]
+
+
+@pytest.mark.parametrize("words", [(), ("--watch",)])
+def test_foreign_words_reach_a_terminal_as_text(tmp_path: Path, words: tuple[str, ...]) -> None:
+    hostile = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        one = new(journal)
+        held = replace(one, state=State.HELD, reason=hostile, remedy=hostile, updated_at=2.0)
+        journal.transition(one, held)
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TERM": "xterm", "COLUMNS": "200"}
+    env |= {"ENV_FILE": "/dev/null", "STATE_DIR": str(tmp_path), "SUBTENSOR_NETWORK": "offline"}
+    env["VALIDATOR_API_URL"] = "https://api.example.org"
+    with started("-m", "neurons.miner", "status", *words, env=env, stdout=theirs, stderr=theirs):
+        shown = ""
+        while shown.count("see[/wrong]") < 2:
+            shown += os.read(ours, 4096).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert shown.count("[link=https://x.example]see[/wrong]") == 2
+    assert "\x1b]" not in shown
+    assert "\u202e" not in shown

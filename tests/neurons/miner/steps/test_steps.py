@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.measuring.series import Policy
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
+from neurons.miner.series import new_series
 from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
@@ -92,6 +94,29 @@ def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     assert held.state is State.HELD
     assert "no NVIDIA driver" in str(held.reason)
     assert "DEVICE" in str(held.remedy)
+
+
+def test_a_stop_ends_the_first_look_at_the_machine(miner: Miner) -> None:
+    def probe(*, stop: threading.Event, **_: Any) -> Any:
+        context.stop.set()
+        assert stop.is_set()
+        raise MeasurementError("stopped on request", "stopped")
+
+    context = miner(probe=probe)
+    assert run_cycle(context).state is State.PUBLISHED
+
+
+def test_a_stop_ends_the_soak(context: Context) -> None:
+    stop = threading.Event()
+    stop.set()
+    on_gpu = ENVIRONMENT.model_copy(update={"device": "cuda"})
+    series = new_series(
+        *(context.settings, context.fork.worktree, on_gpu), "name", None, context.log, stop=stop
+    )
+    assert series.soak is not None
+    with pytest.raises(MeasurementError) as caught:
+        series.soak()
+    assert caught.value.kind == "stopped"
 
 
 @pytest.mark.parametrize("change", ["machine", "code"])
