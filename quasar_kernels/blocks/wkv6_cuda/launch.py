@@ -19,7 +19,7 @@ from fla.ops.quasar.cuda.program import (
     Variant,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.device import on_its_device
 from torch import Tensor
@@ -58,7 +58,7 @@ PROGRAM = _Program(
     {"wkv6_forward": Arguments, "wkv6_backward": Arguments},
     "",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Inputs(NamedTuple):
@@ -107,7 +107,7 @@ def _launch(
         x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds
     )  # fmt: skip
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
-    parameters = (ctypes.c_char_p * 1)(_pack(*places, T, H, V))
+    parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
     stream = torch._C._cuda_getCurrentRawStream(x.v.device.index)
     program.kernels[name].launch(grid, parameters, stream)
 

@@ -199,7 +199,7 @@ class QuasarAttention(nn.Module):
             weights = Weights(*tensors)
             if by_kernels:
                 return begin(call, x, weights)
-            return [self._attend(x, weights, dtype, cu_seqlens)[0]], ()
+            return [self._forward_with_states(x, weights, dtype, cu_seqlens)[0]], ()
 
         def copied(x):
             return call.copied_as(x, weights) if by_kernels else dtype
@@ -248,7 +248,7 @@ class QuasarAttention(nn.Module):
                 conv_state = x.new_zeros(B, 3 * self.key_dim, self.conv_size).to(dtype)
             else:
                 conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
-        y, conv_state, state = self._attend(
+        y, conv_state, state = self._forward_with_states(
             x, self._weights(), dtype, cu_seqlens, conv_state, state, keep, walk, overwrite
         )
         if keep:
@@ -271,7 +271,7 @@ class QuasarAttention(nn.Module):
             weights = Weights(*tensors[:count])
             parts, state = tensors[count:-1], tensors[-1]
             conv_state = torch.cat(parts, dim=1) if parts else None
-            y, conv_state, _ = self._attend(
+            y, conv_state, _ = self._forward_with_states(
                 x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
             )
             if parts:
@@ -326,7 +326,7 @@ class QuasarAttention(nn.Module):
             self.beta_log, self.o_norm.weight, self.o_proj.weight,
         )  # fmt: skip
 
-    def _attend(
+    def _forward_with_states(
         self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False,
         overwrite=False,
     ):  # fmt: skip

@@ -157,7 +157,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
+def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
     """Return a function of a structure's values, those of arrays one by one, that gives its bytes.
 
     It takes a third of the time that filling the structure does.

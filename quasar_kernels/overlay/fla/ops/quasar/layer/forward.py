@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
 from fla.ops.quasar.layer.hopper.attend import (
-    Attended,
+    LayerResults,
     Unfinished,
     attend_fused,
     begin_fused,
@@ -62,9 +62,9 @@ class Call(NamedTuple):
         return x.dtype if fused else self.dtype
 
 
-def attend(
+def layer_forward(
     call: Call, x: torch.Tensor, weights: Weights, *, keep: bool = False, output: bool = True
-) -> Attended:
+) -> LayerResults:
     """Compute the layer; it records nothing for autograd.
 
     Args:
@@ -81,7 +81,7 @@ def attend(
         if found is not None:
             return found
     with torch.autocast(x.device.type, enabled=False):
-        return _attend_by_library(call, x, weights, keep, output)
+        return _forward_by_library(call, x, weights, keep, output)
 
 
 def begin(
@@ -95,7 +95,7 @@ def begin(
     begun = None
     if call.cu_seqlens is None and x.shape[1] >= APART:
         begun = begin_fused(x, weights, call.dtype, call.backend)
-    return ([], begun[0]) if begun else ([attend(call, x, weights).y], ())
+    return ([], begun[0]) if begun else ([layer_forward(call, x, weights).y], ())
 
 
 def finish(
@@ -103,12 +103,12 @@ def finish(
 ) -> torch.Tensor:
     """Return the layer's output from what `begin` returned for the same call, if that is more."""
     y = finish_fused(Unfinished(*unfinished), call.eps, call.backend)
-    return attend(call, x, weights).y if y is None else y
+    return layer_forward(call, x, weights).y if y is None else y
 
 
-def _attend_by_library(
+def _forward_by_library(
     call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
-) -> Attended:
+) -> LayerResults:
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
@@ -122,19 +122,21 @@ def _attend_by_library(
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
-    kept = Attended(None, rows, products if output else None, narrow) if keep else Attended(None)
+    results = LayerResults(None)
+    if keep:
+        results = LayerResults(None, rows, products if output else None, narrow)
     del rows, products
     q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
     beta = F.softplus(weights.beta_log.float())
     operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens, backend=call.backend)
     if keep:
-        kept = kept._replace(operator=operator)
+        results = results._replace(operator=operator)
     o = operator.o
     del q, k, v, qkv, operator
     if not output:
-        return kept
+        return results
     o = gated(o, narrow, gate_weights, weights.norm, call.eps)
-    return kept._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
+    return results._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

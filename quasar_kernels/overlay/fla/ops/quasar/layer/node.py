@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar import switches
 from fla.ops.quasar.chunk import Recorded, recorded_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, attend, positions, project
-from fla.ops.quasar.layer.hopper.attend import Attended
+from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, layer_forward, positions, project
+from fla.ops.quasar.layer.hopper.attend import LayerResults
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
@@ -74,7 +74,7 @@ class LayerFunction(torch.autograd.Function):
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
             return run(x, *weights)
-        y, *kept, operator = attend(call, x, Weights(*weights), keep=True)
+        y, *kept, operator = layer_forward(call, x, Weights(*weights), keep=True)
         ctx.cut = operator.cut
         ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved)
         return y
@@ -101,7 +101,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
         found = None
         if kept:
-            found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
+            found = LayerResults(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
         return _gradients(call, x, weights, found, dy, needed)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def apply_layer(
 
 
 def _gradients(
-    call: Call, x: torch.Tensor, weights: Weights, found: Attended | None, dy: torch.Tensor,
+    call: Call, x: torch.Tensor, weights: Weights, found: LayerResults | None, dy: torch.Tensor,
     needed: Sequence[bool],
 ) -> tuple[Tensors, Tensors]:  # fmt: skip
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
@@ -152,7 +152,7 @@ def _gradients(
     channels = 3 * H * S  # of q, k and v
     projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     if found is None:
-        found = attend(call, x, weights, keep=True, output=False)
+        found = layer_forward(call, x, weights, keep=True, output=False)
     _, rows, products, narrow, operator = found
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows

@@ -24,7 +24,7 @@ from fla.ops.quasar.cuda.program import (
     LoadedProgram,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.cuda.scan.forward import (
     CSRC,
@@ -68,7 +68,7 @@ PROGRAM = CudaProgram(
     dict.fromkeys(_KERNELS, Arguments),
     "the CUDA kernels of the gradients are not used, Triton serves: %s",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Gradients(NamedTuple):
@@ -200,7 +200,7 @@ def backward(
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, places[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(_pack(*places, *tables, *sizes, *given), maps)
+        (ctypes.c_char_p * 2)(_serialize(*places, *tables, *sizes, *given), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)

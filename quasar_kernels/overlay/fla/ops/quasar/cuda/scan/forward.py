@@ -26,7 +26,7 @@ from fla.ops.quasar.cuda.program import (
     Variant,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.segments import Segments, packed_table
 
@@ -70,7 +70,7 @@ PROGRAM = CudaProgram(
     {"segment_map_{}": Arguments, "segment_scan": Arguments, "segment_output_{}": Arguments},
     "the CUDA kernels are not used, Triton serves: %s",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Forward(NamedTuple):
@@ -279,7 +279,7 @@ def forward(
         maps = scan_maps(v.shape, group, places[:4], (qs, ks, vs, os))
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(_pack(*places, *sizes, repeat, *given), maps)
+        parameters = (ctypes.c_char_p * 2)(_serialize(*places, *sizes, repeat, *given), maps)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
             scans = cut.sequences * H, S // _SCAN_COLUMNS

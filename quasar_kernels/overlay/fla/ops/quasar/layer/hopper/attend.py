@@ -11,8 +11,8 @@ import torch
 
 from fla.ops.quasar.chunk import Recorded, recorded_forward
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings
-from fla.ops.quasar.layer.hopper.packing import Vector, pack_weights
+from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
+from fla.ops.quasar.layer.hopper.weight_tiles import Vector, swizzle_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
@@ -20,9 +20,9 @@ from fla.ops.quasar.layer.hopper.projection import (
     TAPS,
     WIDTH,
     project,
-    projection_packings,
+    projection_layouts,
     taps_buffer,
-    taps_packing,
+    taps_layout,
 )
 from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import Backend
@@ -63,7 +63,7 @@ def fused_program(
     return hopper_program(x, dtype, backend) if _takes(x, weights) else None
 
 
-class Attended(NamedTuple):
+class LayerResults(NamedTuple):
     """The layer's output, and what its backward pass needs; None for what was not asked for."""
 
     y: torch.Tensor | None  # [B, T, hidden]
@@ -78,9 +78,9 @@ class Unfinished(NamedTuple):
 
     o: torch.Tensor  # [T, 8, 64]
     narrow: torch.Tensor  # [T, 64]
-    gate_images: torch.Tensor
+    gate_weights: torch.Tensor
     gate_bias: torch.Tensor
-    out_images: torch.Tensor
+    out_weights: torch.Tensor
 
 
 def begin_fused(
@@ -110,23 +110,23 @@ def _begin(
     program: LoadedProgram,
 ) -> tuple[Unfinished, Recorded | None]:  # fmt: skip
     with torch.autocast(x.device.type, enabled=False):
-        packings = (
-            *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
-            *output_packings(weights.wide, weights.norm, weights.out),
+        layouts = (
+            *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
+            *output_layouts(weights.wide, weights.norm, weights.out),
         )
         taps, bias = taps_buffer(x), x.new_empty(WIDTH)
         beta = x.new_empty(WIDTH // HEAD_DIM)
         vectors = (
-            *taps_packing(weights.taps(), taps),
+            *taps_layout(weights.taps(), taps),
             Vector(weights.wide_bias, bias),
             Vector(weights.beta_log, beta, softplus=True),
         )
-        images = pack_weights(program, packings, dtype, vectors)
-        qkv, narrow = project(program, x[0], images[0], taps, dtype)
+        weight_tiles = swizzle_weights(program, layouts, dtype, vectors)
+        qkv, narrow = project(program, x[0], weight_tiles[0], taps, dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
         operator = recorded_forward(q, k, v, beta, backend=backend)
         # what is not kept is gigabytes for a million tokens
-        unfinished = Unfinished(operator.o[0], narrow, images[4], bias, images[5])
+        unfinished = Unfinished(operator.o[0], narrow, weight_tiles[4], bias, weight_tiles[5])
         return unfinished, operator if keep else None
 
 
@@ -149,7 +149,7 @@ def _finish(unfinished: Unfinished, eps: float, *, program: LoadedProgram) -> to
 def attend_fused(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, *,
     keep: bool = False, output: bool = True,
-) -> Attended | None:  # fmt: skip
+) -> LayerResults | None:  # fmt: skip
     """Return the layer's output `[1, T, 512]` in `dtype`, or None where `begin_fused` does.
 
     Args:
@@ -164,7 +164,7 @@ def attend_fused(
     y = finish_fused(unfinished, eps, backend) if output else None
     if output and y is None:
         return None
-    return Attended(y, narrow=unfinished.narrow if keep else None, operator=operator)
+    return LayerResults(y, narrow=unfinished.narrow if keep else None, operator=operator)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

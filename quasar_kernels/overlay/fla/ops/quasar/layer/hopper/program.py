@@ -31,19 +31,19 @@ MATRICES, VECTORS = 6, 5
 """How many matrices and vectors one launch packs."""
 
 
-class PackedMatrix(ctypes.Structure):
-    """`quasar::layer::PackedMatrix` of pack_weights.cu."""
+class SwizzledMatrix(ctypes.Structure):
+    """`quasar::layer::SwizzledMatrix` of pack_weights.cu."""
 
     _fields_ = [
-        *fields(POINTER, "from scale images"),
+        *fields(POINTER, "from scale weight_tiles"),
         *fields(INT, "type scale_type rows inputs row_group input_group"),
         *fields(FLOAT, "factor"),
         *fields(INT, "fp16"),
     ]
 
 
-class PackedVector(ctypes.Structure):
-    """`quasar::layer::PackedVector` of pack_weights.cu."""
+class ConvertedVector(ctypes.Structure):
+    """`quasar::layer::ConvertedVector` of pack_weights.cu."""
 
     _fields_ = [
         *fields(POINTER, "from to"),
@@ -53,17 +53,17 @@ class PackedVector(ctypes.Structure):
     ]
 
 
-class PackArguments(ctypes.Structure):
-    """`quasar::layer::PackArguments` of pack_weights.cu."""
+class SwizzleArguments(ctypes.Structure):
+    """`quasar::layer::SwizzleArguments` of pack_weights.cu."""
 
-    _fields_ = [("matrices", PackedMatrix * MATRICES), ("vectors", PackedVector * VECTORS)]
+    _fields_ = [("matrices", SwizzledMatrix * MATRICES), ("vectors", ConvertedVector * VECTORS)]
 
 
 class ProjectionArguments(ctypes.Structure):
     """`quasar::layer::ProjectionArguments` of projection.cu."""
 
     _fields_ = [
-        *fields(POINTER, "x taps images qkv narrow"),
+        *fields(POINTER, "x taps weight_tiles qkv narrow"),
         *fields(INT64, "T"),
         *fields(INT, "steps lag"),
     ]
@@ -73,7 +73,7 @@ class OutputArguments(ctypes.Structure):
     """`quasar::layer::OutputArguments` of gated_rows.cuh."""
 
     _fields_ = [
-        *fields(POINTER, "o narrow gate_images out_images bias y"),
+        *fields(POINTER, "o narrow gate_weights out_weights bias y"),
         *fields(INT64, "T narrow_stride"),
         *fields(INT, "tiles row_tiles steps"),
         *fields(FLOAT, "eps"),
@@ -85,7 +85,7 @@ PROGRAM = CudaProgram(
     "hopper_products",
     [_CSRC / f"{part}.cu" for part in ("pack_weights", "projection", "gated_output")],
     {
-        "pack_weights_{}": PackArguments,
+        "pack_weights_{}": SwizzleArguments,
         "projection_{}": ProjectionArguments,
         "gated_output_{}": OutputArguments,
     },

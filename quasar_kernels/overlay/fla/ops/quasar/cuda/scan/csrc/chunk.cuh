@@ -1,4 +1,10 @@
-// What a chunk needs before any state: its keys' products, its step sizes, and the inverse.
+// Computations inside one chunk that do not involve the state: step sizes, decays and the WY
+// representation.
+//
+// Q, K, V are a chunk's rows, a its step sizes. The WY representation (UT transform) turns 16
+// sequential rank-1 updates into matrix products by the matrix
+//     A diag(a),  A = (I + strict_tril(a K K^T))^-1.
+// One warp computes it for one chunk, in registers.
 
 #pragma once
 
@@ -25,27 +31,26 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
 
 #if QUASAR_READ_STEP
 
-// What a chunk's tokens are given. Lanes g, c have of token g + 8 (c & 1) the step size, and with
-// decays those of c > 1 its log decay.
+// Step sizes, and with decays log decays, of a chunk's tokens. Lane (g, c) holds those of token
+// g + 8 (c & 1): the step size, or where there are decays and c > 1 the log decay.
 struct Steps {
-  float given;
+  float value;
 
   // of token g + 8 r
-  __device__ __forceinline__ float size(int r) const { return __shfl_sync(ALL, given, r, 4); }
+  __device__ __forceinline__ float size(int r) const { return __shfl_sync(ALL, value, r, 4); }
   // in powers of two
   __device__ __forceinline__ float log_decay(int r) const {
-    return __shfl_sync(ALL, given, 2 + r, 4) * 1.44269504f;
+    return __shfl_sync(ALL, value, 2 + r, 4) * 1.44269504f;
   }
 };
 
-// A segment's step sizes of one head, and log decays, read from device memory: a tile before they
-// are needed.
+// A segment's step sizes and log decays of one head, read from device memory one tile ahead.
 struct StepSizes {
   const float* at;    // of this lane's token of the segment's first chunk
   int heads, tokens;  // of the segment, from that one on
 
-  template <class Given>
-  __device__ __forceinline__ StepSizes(const Given& arg, const Segment& segment, int head, int lane)
+  template <class Args>
+  __device__ __forceinline__ StepSizes(const Args& arg, const Segment& segment, int head, int lane)
       : heads(arg.heads) {
     const int own = (lane >> 2) + 8 * (lane & 1);
     at = (QUASAR_DECAY && lane & 2 ? arg.decay : arg.beta) + entry_of(arg, segment, head, own);
@@ -65,8 +70,8 @@ typedef float Steps;  // a head's beta, from which step sizes follow
 struct StepSizes {
   float beta;
 
-  template <class Given>
-  __device__ __forceinline__ StepSizes(const Given& arg, const Segment&, int head, int)
+  template <class Args>
+  __device__ __forceinline__ StepSizes(const Args& arg, const Segment&, int head, int)
       : beta(arg.beta[head]) {}
   __device__ __forceinline__ Steps of(int) const { return beta; }
 };
@@ -106,7 +111,7 @@ __device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4]
 }
 
 // fill the rest from gram
-__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
+__device__ __forceinline__ void compute_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
   const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
@@ -127,7 +132,8 @@ __device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& ste
 }
 
 // Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.
-__device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[2][2], int lane) {
+__device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&columns)[2][2],
+                                                int lane) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     columns[n][0] = __shfl_sync(ALL, rows[n], 8 * (lane & 3));
@@ -162,7 +168,7 @@ __device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const 
   }
 }
 
-// -(M_21 A_11)^T, packed, from the blocks: what joins them by one product more
+// -(M_21 A_11)^T, packed: one more product with it gives the off-diagonal block
 __device__ __forceinline__ u32 corner(const float (&minus)[2][4], const u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;
   float x[4] = {};
@@ -187,7 +193,7 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
 
 // Running sums of a chunk's log decays, in powers of two.
 struct Decays {
-  float since[2], columns[2][2];  // of tokens g and g + 8, up to each; and spread
+  float since[2], columns[2][2];  // of tokens g and g + 8, up to each token; the same by column
   float whole;
 
   __device__ __forceinline__ Decays(const Steps& steps, int lane) {
@@ -199,11 +205,11 @@ struct Decays {
     }
     since[0] = low, since[1] = high + __shfl_sync(ALL, low, 31);
     whole = __shfl_sync(ALL, since[1], 31);
-    spread(since, columns, lane);
+    rows_to_columns(since, columns, lane);
   }
 
-  // x's entries on and below the diagonal times what decays between their tokens, or on and above it
-  // where x is TRANSPOSED
+  // Scales x's entries on and below the diagonal (above it where x is TRANSPOSED) by the decay
+  // between their tokens.
   template <bool TRANSPOSED = false>
   __device__ __forceinline__ void apply(float (&x)[2][4]) const {
 #pragma unroll
@@ -216,7 +222,7 @@ struct Decays {
   }
 };
 
-// What state and chunk decay by, for lanes c: of tokens 2c, 2c + 1, 2c + 8, 2c + 9.
+// A chunk's decay factors, one float4 for each c: of tokens 2c, 2c + 1, 2c + 8, 2c + 9.
 struct ChunkDecays {
   float4 before[4], after[4];  // from the chunk's begin to the token, from there to the end
   float whole;
@@ -233,7 +239,7 @@ struct ChunkDecays {
   }
 };
 
-// tiles of tokens in their columns times what those have: d0 of tokens 0..7, d1 of 8..15
+// scales columns by their tokens' factors: d0 has tokens 0..7, d1 tokens 8..15
 __device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], const float4& by) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -244,7 +250,7 @@ __device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], co
 
 #endif
 
-// x <- diag(root) x diag(root); `columns` are what spread gives of the roots
+// x <- diag(root) x diag(root); `columns` is rows_to_columns(root)
 __device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&root)[2],
                                                const float (&columns)[2][2]) {
 #pragma unroll
@@ -254,11 +260,12 @@ __device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&r
       x[n][e] *= -root[e >> 1] * columns[n][e & 1];
 }
 
-// -A diag(a), whose A is (I + strict_tril(a K K^T))^-1, from a chunk's products, which are lost
-__device__ __forceinline__ void find_mix(ChunkKeys& at, const BlockMasks& mask, float (&out)[2][4],
-                                         int lane) {
+// The WY representation's matrix -A diag(a), A = (I + strict_tril(a K K^T))^-1, from a chunk's
+// products, which it overwrites
+__device__ __forceinline__ void compute_wy(ChunkKeys& at, const BlockMasks& mask,
+                                           float (&out)[2][4], int lane) {
   float columns[2][2];
-  spread(at.root, columns, lane);
+  rows_to_columns(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
   invert(at.gram, mask, out);
   scale_by_roots(out, at.root, columns);

@@ -1,16 +1,23 @@
-// The gradients of q and k, and beta's, for one tile of S tokens of one head.
+// The gradients of q and k, and of beta, for one tile of S tokens of one head.
 //
-// Both walks have left what a tile needs: V', dv, the state S before it and its gradient dS behind
-// it. So all tiles run at once. With dP = tril(dO V'^T) and N = strict_tril(dv V'^T),
+// Grid: one block for each tile of S tokens and head; heads are adjacent in the grid. A warpgroup
+// handles 64 tokens, 16 a warp (two warpgroups for heads of 128). A block reads V' and dv, the
+// state S before its tile and its gradient dS behind it, all of which state_checkpoint.cu and
+// state_gradient.cu have stored, so all tiles run in parallel. With dP = tril(dO V'^T) and N =
+// strict_tril(dv V'^T),
 //   dQ = dO S^T + dP K
 //   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
-// where dlambda follows from da_t = dv_t V'_t / a_t^2: as V'_t = a_t (v_t - S_(t-1)^T k_t), nothing
-// else depends on a_t. Where a_t is read, that is its gradient. A warpgroup's four warps take 64
-// tokens, 16 each. With decays, each product has what lies between its tokens; tile_decays.cuh has
-// these, and how their own gradients follow.
+// where dlambda follows from da_t = dv_t V'_t / a_t^2: V'_t = a_t (v_t - S_(t-1)^T k_t) is the only
+// place where a_t enters. Where step sizes are read, da is their gradient. With decays each product
+// is weighted by the decay between its two tokens; tile_decays.cuh has these and their gradients.
 //
-// Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as the
-// sum of two operands.
+// Prologue: two groups of copies, first those that dQ needs. The main part has no loop over tiles.
+// Epilogue: dQ and dK overwrite S and dS in shared memory and are copied out from there.
+//
+// Shared memory: seven [S, S] matrices in 16 bits: q, k, dO, V', dv, S and dS.
+//
+// Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as
+// the sum of two operands.
 
 #include "tile_decays.cuh"
 #include "tile_products.cuh"
@@ -22,13 +29,13 @@ namespace quasar::scan {
 
 struct InputShared {
   uint4 q[MATRIX_BYTES / 16], k[MATRIX_BYTES / 16], d_o[MATRIX_BYTES / 16];
-  uint4 fresh[MATRIX_BYTES / 16], dv[MATRIX_BYTES / 16];
+  uint4 v_new[MATRIX_BYTES / 16], dv[MATRIX_BYTES / 16];
   uint4 state[MATRIX_BYTES / 16], d_state[MATRIX_BYTES / 16];
 #if QUASAR_DECAY
   TileDecays decays;
 #endif
   float d_beta[INPUT_WARPS];
-  u64 arrived[2];
+  u64 full[2];
 };
 
 // d alpha / d lambda and d alpha / d beta; gate.py has the derivation
@@ -98,23 +105,23 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
 
 // Where a tile's matrices are in shared memory.
 struct TileOperands {
-  u32 q, k, d_o, fresh, dv, state, d_state;
+  u32 q, k, d_o, v_new, dv, state, d_state;
 };
 
 // dQ of the 64 tokens of this warpgroup, the row-th, packed. With decays, `reads` becomes q . dQ of
-// this lane's tokens, without what a token reads of itself; `queries_arrive` waits for q.
+// this lane's tokens, without a token's read of its own write; `queries_arrive` waits for q.
 #if QUASAR_DECAY
 template <Scalar T, class Row, class Arrive>
 #else
 template <Scalar T, class Row>
 #endif
-__device__ __forceinline__ void find_query_gradient(OperandRows& out, const TileOperands& tile,
+__device__ __forceinline__ void compute_query_gradient(OperandRows& out, const TileOperands& tile,
 #if QUASAR_DECAY
-                                                    const TileDecays& decays, float (&reads)[2],
-                                                    const Arrive& queries_arrive,
+                                                       const TileDecays& decays, float (&reads)[2],
+                                                       const Arrive& queries_arrive,
 #endif
-                                                    float scale, Row row, int warp, int lane) {
-  constexpr Keep EARLIER = QUASAR_DECAY ? Keep::strictly_lower : Keep::lower;
+                                                       float scale, Row row, int warp, int lane) {
+  constexpr Mask EARLIER = QUASAR_DECAY ? Mask::strictly_lower : Mask::lower;
   OperandRows own;
   Rows64 dQ[PANELS] = {}, x;
   load_operand(own, tile.d_o, row, warp, lane);
@@ -127,9 +134,9 @@ __device__ __forceinline__ void find_query_gradient(OperandRows& out, const Tile
 #pragma unroll
   for (int j = 0; j <= row; ++j) {
     Operand high, low;
-    find_scores<T>(x, own, tile.fresh, j, lane);
+    compute_scores<T>(x, own, tile.v_new, j, lane);
 #if QUASAR_DECAY
-    if (j == row) find_diagonal(itself, x, warp, lane);
+    if (j == row) extract_diagonal(itself, x, warp, lane);
     here.apply<false>(x, decays, j, lane);
 #endif
     split_entries<T, EARLIER>(high, low, x, QUASAR_DECAY ? scale : 1.f, 64 * (row - j), warp, lane);
@@ -138,13 +145,13 @@ __device__ __forceinline__ void find_query_gradient(OperandRows& out, const Tile
   }
 #if QUASAR_DECAY
   queries_arrive();
-  find_row_products<T>(reads, dQ, tile.q, row, warp, lane);
+  compute_row_products<T>(reads, dQ, tile.q, row, warp, lane);
   itself[0] *= scale, itself[1] *= scale;
   add_scaled_rows<T>(dQ, itself, tile.k, row, warp, lane);
 #endif
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
-    pack_entries<T, Keep::all>(out[p], dQ[p], QUASAR_DECAY ? 1.f : scale, 0, warp, lane);
+    pack_entries<T, Mask::all>(out[p], dQ[p], QUASAR_DECAY ? 1.f : scale, 0, warp, lane);
 }
 
 // -dv of this warp's rows
@@ -159,9 +166,9 @@ __device__ __forceinline__ void load_values(OperandRows& out, const TileOperands
       for (int i = 0; i < 4; ++i) out[p][t][i] ^= 0x80008000u;
 }
 
-// dK, which has -dv S^T, gets all the rest that is products, and d_values the rows of dv . V'. With
-// decays, of this lane's tokens, `reads`, which has q . dQ, becomes what they read of earlier ones
-// less what they write for later ones, and `passes` what they write for what comes behind the tile.
+// Adds all remaining products to dK, which holds -dv S^T, and sets d_values to the rows' dv . V'.
+// With decays `reads`, which holds q . dQ, becomes the reads of earlier tokens minus the writes for
+// later ones, and `passes` the writes for tokens behind the tile, each of this lane's tokens.
 template <Scalar T, class Row>
 __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d_values)[2],
                                                  const TileOperands& tile,
@@ -179,21 +186,21 @@ __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d
   load_values(own, tile, row, warp, lane);
 #pragma unroll
   for (int j = 0; j <= row; ++j) {
-    find_scores<T>(x, own, tile.fresh, j, lane);
-    if (j == row) find_diagonal(d_values, x, warp, lane);
+    compute_scores<T>(x, own, tile.v_new, j, lane);
+    if (j == row) extract_diagonal(d_values, x, warp, lane);
 #if QUASAR_DECAY
     here.apply<false>(x, decays, j, lane);
 #endif
-    pack_entries<T, Keep::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
+    pack_entries<T, Mask::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
     add_tokens<T>(dK, scores, tile.k, j, lane);
   }
   d_values[0] = -d_values[0], d_values[1] = -d_values[1];
-  load_operand(own, tile.fresh, row, warp, lane);
+  load_operand(own, tile.v_new, row, warp, lane);
 #if QUASAR_DECAY
   float so_far[2], sum[2], itself[2];
-  find_row_products<T>(so_far, dK, tile.k, row, warp, lane);
+  compute_row_products<T>(so_far, dK, tile.k, row, warp, lane);
   add_scaled_matrix<T>(dK, own, tile.d_state, {here.after(decays, 0), here.after(decays, 1)}, lane);
-  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
+  compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     reads[r] += 2.f * so_far[r];
@@ -205,33 +212,32 @@ __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d
 #pragma unroll
   for (int j = row; j < PANELS; ++j) {
     const int ahead = 64 * (row - j);
-    find_scores<T>(x, own, tile.d_o, j, lane);
+    compute_scores<T>(x, own, tile.d_o, j, lane);
 #if QUASAR_DECAY
     Operand low;
-    if (j == row) find_diagonal(itself, x, warp, lane);
+    if (j == row) extract_diagonal(itself, x, warp, lane);
     here.apply<true>(x, decays, j, lane);
-    split_entries<T, Keep::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
+    split_entries<T, Mask::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
     add_tokens<T>(dK, low, tile.q, j, lane);
 #else
-    pack_entries<T, Keep::upper>(scores, x, scale, ahead, warp, lane);
+    pack_entries<T, Mask::upper>(scores, x, scale, ahead, warp, lane);
 #endif
     add_tokens<T>(dK, scores, tile.q, j, lane);
-    find_scores<T>(x, own, tile.dv, j, lane);
+    compute_scores<T>(x, own, tile.dv, j, lane);
 #if QUASAR_DECAY
     here.apply<true>(x, decays, j, lane);
 #endif
-    pack_entries<T, Keep::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
+    pack_entries<T, Mask::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
     add_tokens<T>(dK, scores, tile.k, j, lane);
   }
 #if QUASAR_DECAY
-  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
+  compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
   reads[0] -= sum[0], reads[1] -= sum[1];
   itself[0] *= scale, itself[1] *= scale;
   add_scaled_rows<T>(dK, itself, tile.q, row, warp, lane);
 #endif
 }
 
-// One block a tile and head; `parts` of them a segment, neighbouring heads beside one another.
 template <Scalar T>
 __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
                                                const GradientMaps& maps) {
@@ -261,14 +267,14 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
   const TileOperands at = {shared_address(shared.q),      shared_address(shared.k),
-                           shared_address(shared.d_o),    shared_address(shared.fresh),
+                           shared_address(shared.d_o),    shared_address(shared.v_new),
                            shared_address(shared.dv),     shared_address(shared.state),
                            shared_address(shared.d_state)};
 
-  // one warp copies for all, or each warp of a warpgroup its chunk of that one's rows; what dQ needs
-  // comes first
-  const Arrivals<2> arrivals{shared_address(shared.arrived)};
-  if (threadIdx.x == 0) arrivals.init(1);
+  // Prologue. On Hopper one warp copies for all, elsewhere each warp its own chunk. The operands of
+  // dQ come first.
+  const Pipeline<2> pipeline{shared_address(shared.full)};
+  if (threadIdx.x == 0) pipeline.init(1);
   __syncthreads();
   const bool copies = !Tiles::RUN_OVER || warp == 0;
   const int keys_of = key_head(arg, head);
@@ -280,56 +286,56 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
       if (Tiles::RUN_OVER || r == row)
 #pragma unroll
         for (int p = 0; p < PANELS; ++p)
-          from.load(square(to, r, p), token + r * PANEL, p * PANEL, arrivals, stage);
+          from.load(square(to, r, p), token + r * PANEL, p * PANEL, pipeline, stage);
   };
   if (copies) {
-    arrivals.open(0, (3 + !starts) * MATRIX_BYTES);
+    pipeline.producer_expect(0, (3 + !starts) * MATRIX_BYTES);
     copy(maps.d_o, arg.d_o, arg.o_stride, head, at.d_o, first, 0);
-    copy(maps.dq, arg.dq, arg.o_stride, head, at.fresh, first, 0);
+    copy(maps.dq, arg.dq, arg.o_stride, head, at.v_new, first, 0);
     copy(maps.k, arg.k, arg.k_stride, keys_of, at.k, first, 0);
     if (!starts)
       copy(maps.checkpoints, arg.checkpoints, arg.o_stride, head, at.state, first - S, 0);
   }
-  arrivals.close();
+  pipeline.producer_commit();
   if (copies) {
-    arrivals.open(1, (2 + !ends) * MATRIX_BYTES);
+    pipeline.producer_expect(1, (2 + !ends) * MATRIX_BYTES);
     copy(maps.dv, arg.dv, arg.o_stride, head, at.dv, first, 1);
     copy(maps.q, arg.q, arg.q_stride, keys_of, at.q, first, 1);
     if (!ends) copy(maps.dk, arg.dk, arg.o_stride, head, at.d_state, first, 1);
   }
-  arrivals.close();
+  pipeline.producer_commit();
   if (starts) fill_checkpoint<T>(at.state, arg.initial_state ? arg.initial_state + own : nullptr);
   if (ends) fill_checkpoint<T>(at.d_state, arg.d_final ? arg.d_final + own : nullptr);
-  // where another sequence follows in the tile
+  // whether another sequence begins in the tile
   const bool runs_over = Tiles::RUN_OVER && arg.table && left < S;
   auto clear = [&](u32 matrix) {
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
       clear_rows(square(matrix, row, p) + (warp & 3) * CHUNK_BYTES, left - warp * CHUNK, lane);
   };
-  arrivals.template wait<1>(0, 0);
-  if (runs_over) clear(at.d_o), clear(at.fresh), clear(at.k);
-  publish_shared();
+  pipeline.template consumer_wait<1>(0, 0);
+  if (runs_over) clear(at.d_o), clear(at.v_new), clear(at.k);
+  fence_proxy_async();
   __syncthreads();
 
   auto all_arrive = [&] {
-    arrivals.template wait<0>(1, 0);
+    pipeline.template consumer_wait<0>(1, 0);
     if (runs_over) clear(at.dv), clear(at.q);
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
   };
   OperandRows rows;
 #if QUASAR_DECAY
   float reads[2], passes[2];
-  find_query_gradient<T>(rows, at, shared.decays, reads, all_arrive, arg.scale, row, warp, lane);
+  compute_query_gradient<T>(rows, at, shared.decays, reads, all_arrive, arg.scale, row, warp, lane);
 #else
-  // Rows that the compiler knows are faster, as long as the instruction cache holds the code for
-  // both, which with decays it does not.
+  // Rows known at compile time are faster if the instruction cache holds the code of both, which
+  // with decays it does not.
   const bool lower = S > 64 && row > 0;  // the same in a warpgroup
   if (lower)
-    find_query_gradient<T>(rows, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
+    compute_query_gradient<T>(rows, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
   else
-    find_query_gradient<T>(rows, at, arg.scale, Fixed<0>(), warp, lane);
+    compute_query_gradient<T>(rows, at, arg.scale, Fixed<0>(), warp, lane);
   all_arrive();
 #endif
   Rows64 dK[PANELS] = {};
@@ -341,16 +347,16 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
 #if QUASAR_DECAY
   const TokenDecays here(shared.decays, row, warp, lane);
   scale_rows(dK, {here.before(0), here.before(1)});
-  // what passes the whole tile
+  // the flow through the whole tile
   float passed = exp2_of(shared.decays.since[S - 1]) *
-                 find_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
+                 dot_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
 #endif
-  __syncthreads();  // all products with the state are done, whose place dQ takes
-  keep_rows(at.state, rows, row, warp, lane);
+  __syncthreads();  // all products with the state are done; dQ overwrites it
+  store_matrix_rows(at.state, rows, row, warp, lane);
   float d_values[2];
 #if QUASAR_DECAY
   add_key_gradient<T>(dK, d_values, at, shared.decays, reads, passes, arg.scale, row, warp, lane);
-  keep_flows(shared.decays, reads, passes, passed, warp, lane);
+  store_flows(shared.decays, reads, passes, passed, warp, lane);
 #else
   if (lower)
     add_key_gradient<T>(dK, d_values, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
@@ -369,7 +375,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
 #endif
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, 0, warp, lane);
+  for (int p = 0; p < PANELS; ++p) pack_entries<T, Mask::all>(rows[p], dK[p], 1.f, 0, warp, lane);
 #if !QUASAR_READ_STEP
   // a row's lanes have the same: one of them counts
   d_beta = lane & 3 ? 0.f : d_beta;
@@ -377,15 +383,15 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   for (int i = 4; i < 32; i *= 2) d_beta += __shfl_xor_sync(ALL, d_beta, i);
   if (lane == 0) shared.d_beta[warp] = d_beta;
 #endif
-  __syncthreads();  // the same of dS and dK
-  keep_rows(at.d_state, rows, row, warp, lane);
+  __syncthreads();  // all products with dS are done; dK overwrites it
+  store_matrix_rows(at.d_state, rows, row, warp, lane);
 #if QUASAR_DECAY
   const float flow = sum_flows(shared.decays);
 #endif
-  publish_shared();
+  fence_proxy_async();
   __syncthreads();
 #if QUASAR_DECAY
-  keep_decay_gradient(arg.d_decay + entry, arg.heads, shared.decays, flow, left);
+  store_decay_gradient(arg.d_decay + entry, arg.heads, shared.decays, flow, left);
 #endif
 #if !QUASAR_READ_STEP
   if (threadIdx.x == 0) {

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
-from fla.ops.quasar.layer.hopper.program import MATRICES, VECTORS, PackedMatrix, PackedVector
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
+from fla.ops.quasar.layer.hopper.program import MATRICES, VECTORS, SwizzledMatrix, ConvertedVector
 
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PIECE = 8  # elements that a thread packs
 
-_pack_matrix, _pack_vector = packer(PackedMatrix), packer(PackedVector)
+_serialize_matrix, _serialize_vector = serializer(SwizzledMatrix), serializer(ConvertedVector)
 
 
-class Packing(NamedTuple):
+class WeightLayout(NamedTuple):
     """A matrix to pack for Hopper's products; csrc/pack_weights.cu describes the result."""
 
     weight: torch.Tensor  # [outputs, inputs], multiples of 64, contiguous, fp32, bf16 or fp16
@@ -42,9 +42,9 @@ class Vector(NamedTuple):
     softplus: bool = False  # log(1 + exp(x)) in place of x
 
 
-def pack_weights(
+def swizzle_weights(
     program: LoadedProgram,
-    packings: Sequence[Packing],
+    layouts: Sequence[WeightLayout],
     dtype: torch.dtype,
     vectors: Sequence[Vector] = (),
 ) -> list[torch.Tensor]:
@@ -52,7 +52,7 @@ def pack_weights(
 
     Args:
         program: the kernels for the weights' device, which is the current one, and `dtype`.
-        packings: the matrices.
+        layouts: the matrices.
         dtype: bf16 or fp16, which saturates.
         vectors: the smaller parameters.
 
@@ -62,32 +62,32 @@ def pack_weights(
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
-    first = packings[0].weight
-    sizes = [p.weight.numel() for p in packings]
-    images = first.new_empty(sum(sizes), dtype=dtype).split(sizes)
-    packed = b""
+    first = layouts[0].weight
+    sizes = [p.weight.numel() for p in layouts]
+    weight_tiles = first.new_empty(sum(sizes), dtype=dtype).split(sizes)
+    arguments = b""
     for (weight, row_group, input_group, factor, scale, fp16), to in zip(
-        packings, images, strict=True
+        layouts, weight_tiles, strict=True
     ):
-        packed += _pack_matrix(
+        arguments += _serialize_matrix(
             *addresses(weight, scale, to), _SOURCE_TYPES[weight.dtype],
             0 if scale is None else _SOURCE_TYPES[scale.dtype],
             *weight.shape, row_group, input_group, factor, fp16,
         )  # fmt: skip
-    packed += bytes(ctypes.sizeof(PackedMatrix) * (MATRICES - len(packings)))
+    arguments += bytes(ctypes.sizeof(SwizzledMatrix) * (MATRICES - len(layouts)))
     for source, target, factor, inner, stride, softplus in vectors:
-        packed += _pack_vector(
+        arguments += _serialize_vector(
             *addresses(source, target), _SOURCE_TYPES[source.dtype], source.numel(), inner, stride,
             factor, softplus,
         )  # fmt: skip
-    packed += bytes(ctypes.sizeof(PackedVector) * (VECTORS - len(vectors)))
+    arguments += bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
     kernel = program.kernels["pack_weights"]
     blocks = -(-max(sizes) // (_PIECE * kernel.threads))
     stream = torch._C._cuda_getCurrentRawStream(first.device.index)
-    kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(packed), stream)
+    kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(arguments), stream)
     return [
-        image.view(torch.float16) if packing.fp16 else image
-        for packing, image in zip(packings, images, strict=True)
+        tiles.view(torch.float16) if layout.fp16 else tiles
+        for layout, tiles in zip(layouts, weight_tiles, strict=True)
     ]
 
 
