@@ -25,11 +25,18 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         self.blocks = nn.ModuleList(
             HybridBlock(
-                sizes.width, sizes.heads, sizes.mixers, sizes.fusion, layer, sizes.layers,
-                sizes.state, sizes.inner, sizes.checkpoint_above,
+                sizes.width,
+                sizes.heads,
+                sizes.mixers,
+                sizes.fusion,
+                layer,
+                sizes.layers,
+                sizes.state,
+                sizes.inner,
+                sizes.checkpoint_above,
             )
             for layer in range(sizes.layers)
-        )  # fmt: skip
+        )
         self.norm = nn.RMSNorm(sizes.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
 

@@ -301,11 +301,18 @@ class QuasarAttention(nn.Module):
                 convs = [parts[name]._parameters for name in _CONVS]
                 taps, shifts = [p["weight"] for p in convs], [p["bias"] for p in convs]
             found = Weights(
-                q, parts["k_proj"]._parameters["weight"], parts["v_proj"]._parameters["weight"],
-                narrow._parameters["weight"], wide["weight"], wide["bias"], *taps, *shifts,
-                self._parameters["beta_log"], parts["o_norm"]._parameters["weight"],
+                q,
+                parts["k_proj"]._parameters["weight"],
+                parts["v_proj"]._parameters["weight"],
+                narrow._parameters["weight"],
+                wide["weight"],
+                wide["bias"],
+                *taps,
+                *shifts,
+                self._parameters["beta_log"],
+                parts["o_norm"]._parameters["weight"],
                 parts["o_proj"]._parameters["weight"],
-            )  # fmt: skip
+            )
         except KeyError:  # what parametrizes a module makes its weight an attribute like others
             found = self._weights_by_attribute()
         if type(found.q) is not nn.Parameter and hasattr(found.q, "placements"):
@@ -319,17 +326,31 @@ class QuasarAttention(nn.Module):
         narrow, wide = self.g_proj
         convs = [getattr(self, name) for name in _CONVS] if self.use_short_conv else []
         return Weights(
-            self.q_proj.weight, self.k_proj.weight, self.v_proj.weight,
-            narrow.weight, wide.weight, wide.bias,
+            self.q_proj.weight,
+            self.k_proj.weight,
+            self.v_proj.weight,
+            narrow.weight,
+            wide.weight,
+            wide.bias,
             *([conv.weight for conv in convs] or (None,) * 3),
             *([conv.bias for conv in convs] or (None,) * 3),
-            self.beta_log, self.o_norm.weight, self.o_proj.weight,
-        )  # fmt: skip
+            self.beta_log,
+            self.o_norm.weight,
+            self.o_proj.weight,
+        )
 
     def _forward_with_states(
-        self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False,
+        self,
+        x,
+        weights,
+        dtype,
+        cu_seqlens,
+        conv_state=None,
+        state=None,
+        keep=False,
+        walk=False,
         overwrite=False,
-    ):  # fmt: skip
+    ):
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.

@@ -92,9 +92,19 @@ def cuda_forward(
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(
-        backend, program, cuda_scan.forward,
-        q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens, g,
-    )  # fmt: skip
+        backend,
+        program,
+        cuda_scan.forward,
+        q,
+        k,
+        v,
+        beta,
+        initial_state,
+        output_final_state,
+        scale,
+        cu_seqlens,
+        g,
+    )
 
 
 def cuda_backward(

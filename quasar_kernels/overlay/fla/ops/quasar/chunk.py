@@ -104,11 +104,22 @@ def _scan(plan: Plan, G, R, initial_state, dtype: torch.dtype, *, backward: bool
     H, S = G.shape[1:3]
     exact = dtype != torch.bfloat16
     segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols))](
-        G, R, initial_state, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
-        BV=plan.tiles.scan_cols, EXACT=exact, BACKWARD=backward,
-        HAS_INITIAL=initial_state is not None, IS_VARLEN=plan.table is not None,
-        num_warps=plan.tiles.scan_warps, num_stages=2 if exact else 1,
-    )  # fmt: skip
+        G,
+        R,
+        initial_state,
+        plan.first,
+        plan.per_sequence,
+        H=H,
+        S=S,
+        BS=plan.block,
+        BV=plan.tiles.scan_cols,
+        EXACT=exact,
+        BACKWARD=backward,
+        HAS_INITIAL=initial_state is not None,
+        IS_VARLEN=plan.table is not None,
+        num_warps=plan.tiles.scan_warps,
+        num_stages=2 if exact else 1,
+    )
 
 
 def _walk(
@@ -218,9 +229,15 @@ def chunk_quasar_bwd(
         keep = max(plan.block, plan.tiles.chunk)
         shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
         decay_grad_kernel[(plan.total * H, shares)](
-            dg, begins, plan.table, *where[:3], H=H, KEEP=keep, IS_VARLEN=plan.table is not None,
+            dg,
+            begins,
+            plan.table,
+            *where[:3],
+            H=H,
+            KEEP=keep,
+            IS_VARLEN=plan.table is not None,
             num_warps=1,
-        )  # fmt: skip
+        )
     return dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, dg
 
 
@@ -246,9 +263,18 @@ class Recorded(NamedTuple):
 
 
 def recorded_forward(
-    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, g=None,
-    *, backend: Backend,
-) -> Recorded:  # fmt: skip
+    q,
+    k,
+    v,
+    beta,
+    initial_state=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    scale=1.0,
+    g=None,
+    *,
+    backend: Backend,
+) -> Recorded:
     """Run `run_chunks`'s forward pass by kernels: CUDA C++ where that applies, else Triton.
 
     Args:
@@ -259,15 +285,14 @@ def recorded_forward(
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
-    found = cuda_forward(
-        backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g
-    )  # fmt: skip
+    found = cuda_forward(backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g)
     if found is None:
         plan = plan_segments(v, cu_seqlens, launch=_forward_with)
         qkv = _for_each_head(q, k, v)
-        found = *chunk_quasar_fwd(
-            *qkv, beta, initial, output_final_state, scale, g, plan=plan
-        ), plan  # fmt: skip
+        found = (
+            *chunk_quasar_fwd(*qkv, beta, initial, output_final_state, scale, g, plan=plan),
+            plan,
+        )
     o, final, G, states, cut = found
     return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
 

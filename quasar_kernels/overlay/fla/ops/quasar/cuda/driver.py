@@ -32,8 +32,12 @@ def _driver() -> ctypes.CDLL:
         ) from error
     pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
     library.cuLaunchKernel.argtypes = [
-        pointer, *[unsigned] * 7, pointer, pointer, pointer,
-    ]  # fmt: skip
+        pointer,
+        *[unsigned] * 7,
+        pointer,
+        pointer,
+        pointer,
+    ]
     return library
 
 
@@ -147,8 +151,12 @@ def tensor_map(
         raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
     pointer = ctypes.c_void_p
     encode.argtypes = [
-        pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4,
-    ]  # fmt: skip
+        pointer,
+        ctypes.c_int,
+        ctypes.c_uint,
+        *[pointer] * 5,
+        *[ctypes.c_int] * 4,
+    ]
     rank = len(sizes)
     storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
     place = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
@@ -156,10 +164,19 @@ def tensor_map(
     outer = zip(sizes[1:], strides, strict=True)
     steps = [2 * stride if size > 1 else 16 for size, stride in outer]
     status = encode(
-        place, _UINT16, rank, address, (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*steps), (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*[1] * rank), 0, _PERMUTED_128, _PROMOTED, 0,
-    )  # fmt: skip
+        place,
+        _UINT16,
+        rank,
+        address,
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*steps),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        _PERMUTED_128,
+        _PROMOTED,
+        0,
+    )
     _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
     return ctypes.string_at(place, TENSOR_MAP)
 

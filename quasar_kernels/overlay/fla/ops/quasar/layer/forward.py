@@ -151,9 +151,12 @@ def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gated(
-    o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
-    norm_weight: torch.Tensor, eps: float,
-) -> torch.Tensor:  # fmt: skip
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
     """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)

@@ -66,9 +66,13 @@ class LayerFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, run: Callable[..., torch.Tensor], owner: object, x: torch.Tensor,
+        ctx: Any,
+        call: Call,
+        run: Callable[..., torch.Tensor],
+        owner: object,
+        x: torch.Tensor,
         *weights: Any,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         # a layer may hold on to its output, which must not hold on to the layer
         ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
@@ -113,11 +117,16 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
-            ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
-            ("backward", call, cut, needed, x.dtype), most=most,
+            ctx.owner() if call.cu_seqlens is None else None,
+            compute,
+            inputs,
+            tensors,
+            call.dtype,
+            ("backward", call, cut, needed, x.dtype),
+            most=most,
             finish=of_x if needed[0] else None,
             copied=lambda given: call.copied_as(given, Weights(*tensors[:count])),
-        )  # fmt: skip
+        )
     return None, None, None, dx, *d_weights
 
 
@@ -138,9 +147,13 @@ def apply_layer(
 
 
 def _gradients(
-    call: Call, x: torch.Tensor, weights: Weights, found: LayerResults | None, dy: torch.Tensor,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    found: LayerResults | None,
+    dy: torch.Tensor,
     needed: Sequence[bool],
-) -> tuple[Tensors, Tensors]:  # fmt: skip
+) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
     The latter are the gradient of the products and the weights of the products. `found` is what led
@@ -157,15 +170,18 @@ def _gradients(
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     do, d_gate, behind = _behind_the_operator(
-        call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight,
+        call,
+        operator.o.view(R, H, S),
+        narrow,
+        gate_weights,
+        weights.norm,
+        out_weight,
         dy.reshape(R, D).to(dtype),
-    )  # fmt: skip
+    )
     d_narrow = torch.mm(d_gate, gate_weights[0])
     saved, cut = operator.saved, operator.cut
     del d_gate, narrow, operator
-    *d_qkv, d_beta, _, _ = recorded_backward(
-        saved, cut, do.view(B, T, H, S), backend=call.backend
-    )  # fmt: skip
+    *d_qkv, d_beta, _, _ = recorded_backward(saved, cut, do.view(B, T, H, S), backend=call.backend)
     del do, saved
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
@@ -173,9 +189,12 @@ def _gradients(
         # as they were, to the bit; but 16 bits will do where none are ever kept
         products = (F.linear if _is_short(call, x) else project)(rows, projections)
     d_taps, d_shift = launch_conv_silu_grad(
-        products[:, :channels], *weights.joined_taps(), positions(B, T, call.cu_seqlens, x.device),
-        tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
-    )  # fmt: skip
+        products[:, :channels],
+        *weights.joined_taps(),
+        positions(B, T, call.cu_seqlens, x.device),
+        tuple(d.view(R, H * S) for d in d_qkv),
+        d_products[:, :channels],
+    )
     del products, d_qkv
     d_projections = [None] * 4
     if any(needed[1:5]):
@@ -183,18 +202,29 @@ def _gradients(
     d_wide, d_bias, d_norm, d_out = behind
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     found = [
-        *d_projections, d_wide, d_bias, *d_taps.unsqueeze(1).split(H * S),
-        *d_shift.split(H * S), d_beta, d_norm, d_out,
-    ]  # fmt: skip
+        *d_projections,
+        d_wide,
+        d_bias,
+        *d_taps.unsqueeze(1).split(H * S),
+        *d_shift.split(H * S),
+        d_beta,
+        d_norm,
+        d_out,
+    ]
     kinds = zip(found, weights, needed[1:], strict=True)
     d_weights = [d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds]
     return d_weights, (d_products, projections)
 
 
 def _behind_the_operator(
-    call: Call, o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
-    norm_weight: torch.Tensor, out_weight: torch.Tensor, dy: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:  # fmt: skip
+    call: Call,
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor,
+    out_weight: torch.Tensor,
+    dy: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the weights there.
 
     The latter are the gate's wide half and its bias, the norm's and the output's weight, in fp32.

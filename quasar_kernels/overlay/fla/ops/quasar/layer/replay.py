@@ -151,9 +151,17 @@ def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -
     stream = torch._C._cuda_getCurrentRawStream(here)
     strides = None if all(map(_is_contiguous, given)) else (*map(_stride, given),)
     return (
-        dtype, here, stream, torch.is_inference_mode_enabled(), settings, types, strides,
-        *map(_shape, inputs), *map(_address, given), *map(_dtype, given),
-    )  # fmt: skip
+        dtype,
+        here,
+        stream,
+        torch.is_inference_mode_enabled(),
+        settings,
+        types,
+        strides,
+        *map(_shape, inputs),
+        *map(_address, given),
+        *map(_dtype, given),
+    )
 
 
 def replayed(

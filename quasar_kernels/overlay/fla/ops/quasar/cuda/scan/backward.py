@@ -59,9 +59,12 @@ class Arguments(ctypes.Structure):
 
 _PARTS = ("state_checkpoint", "state_gradient", "gradient_scan", "input_gradient")
 _KERNELS = (
-    "state_checkpoint_{}", "state_gradient_map_{}", "gradient_scan", "state_gradient_{}",
+    "state_checkpoint_{}",
+    "state_gradient_map_{}",
+    "gradient_scan",
+    "state_gradient_{}",
     "input_gradient_{}",
-)  # fmt: skip
+)
 PROGRAM = CudaProgram(
     "segmented_scan_bwd",
     [CSRC / "backward" / f"{part}.cu" for part in _PARTS],

@@ -31,9 +31,18 @@ FEWEST_TOKENS = 1 << 9
 """From so many tokens on this is the faster way (measured on an H200)."""
 
 _SHAPES = (  # of `Weights`
-    *[(WIDTH, HIDDEN)] * 3, (HEAD_DIM, HIDDEN), (WIDTH, HEAD_DIM), (WIDTH,),
-    *[(WIDTH, 1, TAPS)] * 3, None, None, None, (WIDTH // HEAD_DIM,), (HEAD_DIM,), (HIDDEN, WIDTH),
-)  # fmt: skip
+    *[(WIDTH, HIDDEN)] * 3,
+    (HEAD_DIM, HIDDEN),
+    (WIDTH, HEAD_DIM),
+    (WIDTH,),
+    *[(WIDTH, 1, TAPS)] * 3,
+    None,
+    None,
+    None,
+    (WIDTH // HEAD_DIM,),
+    (HEAD_DIM,),
+    (HIDDEN, WIDTH),
+)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -106,9 +115,14 @@ def begin_fused(
 
 
 def _begin(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, keep: bool, *,
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+    backend: Backend,
+    keep: bool,
+    *,
     program: LoadedProgram,
-) -> tuple[Unfinished, Recorded | None]:  # fmt: skip
+) -> tuple[Unfinished, Recorded | None]:
     with torch.autocast(x.device.type, enabled=False):
         layouts = (
             *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
@@ -147,9 +161,15 @@ def _finish(unfinished: Unfinished, eps: float, *, program: LoadedProgram) -> to
 
 
 def attend_fused(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, *,
-    keep: bool = False, output: bool = True,
-) -> LayerResults | None:  # fmt: skip
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+    eps: float,
+    backend: Backend,
+    *,
+    keep: bool = False,
+    output: bool = True,
+) -> LayerResults | None:
     """Return the layer's output `[1, T, 512]` in `dtype`, or None where `begin_fused` does.
 
     Args:

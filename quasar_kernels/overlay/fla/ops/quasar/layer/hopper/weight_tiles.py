@@ -70,16 +70,26 @@ def swizzle_weights(
         layouts, weight_tiles, strict=True
     ):
         arguments += _serialize_matrix(
-            *addresses(weight, scale, to), _SOURCE_TYPES[weight.dtype],
+            *addresses(weight, scale, to),
+            _SOURCE_TYPES[weight.dtype],
             0 if scale is None else _SOURCE_TYPES[scale.dtype],
-            *weight.shape, row_group, input_group, factor, fp16,
-        )  # fmt: skip
+            *weight.shape,
+            row_group,
+            input_group,
+            factor,
+            fp16,
+        )
     arguments += bytes(ctypes.sizeof(SwizzledMatrix) * (MATRICES - len(layouts)))
     for source, target, factor, inner, stride, softplus in vectors:
         arguments += _serialize_vector(
-            *addresses(source, target), _SOURCE_TYPES[source.dtype], source.numel(), inner, stride,
-            factor, softplus,
-        )  # fmt: skip
+            *addresses(source, target),
+            _SOURCE_TYPES[source.dtype],
+            source.numel(),
+            inner,
+            stride,
+            factor,
+            softplus,
+        )
     arguments += bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
     kernel = program.kernels["pack_weights"]
     blocks = -(-max(sizes) // (_PIECE * kernel.threads))
