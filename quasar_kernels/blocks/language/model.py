@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens: `[B, T]`, one or more.
-            states: what an earlier call returned; None begins anew.
+            states: the result of an earlier call; None starts from zero states.
 
         Returns:
             logits `[B, T, vocabulary]` and the states behind the tokens.

@@ -99,7 +99,7 @@ def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
     with pytest.raises(nvrtc.CudaUnavailableError) as caught:
         load_of_sizes((8, 0), lambda name: size + 8 * ("scan" in name))
     assert caught.value.problem == (
-        f"quasar_segment_scan takes {size + 8} bytes of arguments and would be given {size}"
+        f"quasar_segment_scan takes {size + 8} bytes of arguments, but the host passes {size}"
     )
 
 

@@ -3,8 +3,8 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The layer records one node for autograd. What that keeps for the backward pass is told by the
-shapes (layer/node.py): a million tokens leave nothing but their output behind.
+The layer records one autograd node. The shapes decide how much it saves for the backward pass
+(layer/node.py): for a million tokens nothing but the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
-"""Up to so many tokens after a cached state are walked one by one."""
+"""Most tokens after a cached state that are processed one by one."""
 
 _CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
@@ -41,7 +41,7 @@ class GatedRMSNorm(nn.Module):
 
 
 class QuasarCache:
-    """States of the layers of a model between calls, where no other cache is at hand.
+    """States of a model's layers between calls, if the caller has no other cache.
 
     Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
     cache to go on from it twice. States that others put here by `update` are left as they are.
@@ -59,7 +59,7 @@ class QuasarCache:
     def update(
         self, recurrent_state, conv_state, layer_idx: int, offset: int, *, owned: bool = False
     ) -> None:
-        """Store a layer's states after `offset` more tokens; `owned`: nobody else holds them."""
+        """Store a layer's states after `offset` more tokens; `owned`: no caller references them."""
         while len(self.states) <= layer_idx:
             empty = {"recurrent_state": None, "conv_state": None, "seen_tokens": 0, "owned": False}
             self.states.append(empty)
@@ -224,7 +224,7 @@ class QuasarAttention(nn.Module):
         return recomputed(run, x, *weights)
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
-        """Run from the cached states, if there are any, and store the new ones if asked to."""
+        """Run from the cached states, if there are any, and store the new ones if `keep`."""
         index, dtype = self.layer_idx or 0, _compute_dtype(x)
         last = cache[index] if len(cache) > index else None
         B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -235,7 +235,7 @@ class QuasarAttention(nn.Module):
         ours = type(cache) is QuasarCache
         overwrite = False
         if ours and last is not None:
-            # what a recorded call has read, its backward pass will read again
+            # the backward pass of a recorded call reads the states again
             last["owned"] = last["owned"] and not torch.is_grad_enabled()
             overwrite = keep and last["owned"] and _are_overwritable(parts, state, dtype)
         if overwrite and walk and cu_seqlens is None:
@@ -263,7 +263,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _decode(self, x, parts, state, dtype):
-        """Walk a few tokens and overwrite `state` and the convolution's `parts`; replayed."""
+        """Process a few tokens by a CUDA graph; overwrites `state` and `parts` (convolution)."""
         weights = self._weights()
         count = len(weights)
 
@@ -283,7 +283,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _settings(self) -> tuple:
-        """Return what changes a graph besides tensors."""
+        """Return the settings that a graph depends on, besides tensors."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:

@@ -140,5 +140,5 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
     assert torch.isfinite(first).all()
     assert torch.equal(first, second)
     assert [record.getMessage() for record in caplog.records] == [
-        "the layer's fused products are not used: no such luck; to mend it, try again"
+        "the layer's fused products are not used: no such luck; remedy: try again"
     ]

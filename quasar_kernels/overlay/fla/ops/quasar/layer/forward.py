@@ -1,4 +1,4 @@
-"""The layer on a GPU where no state comes in or goes out, and what its backward pass needs of that.
+"""The layer's forward pass on a GPU without cached states, and the results its backward pass needs.
 
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
@@ -35,7 +35,7 @@ APART = 1 << 13
 
 
 class Call(NamedTuple):
-    """What a call of the layer depends on beside its input and its weights."""
+    """A call's settings: all that the result depends on besides input and weights."""
 
     heads: int
     head_dim: int
@@ -70,7 +70,7 @@ def layer_forward(
     Args:
         x: `[B, T, hidden]`, for which `call.takes` it.
         weights: the layer's.
-        keep: whether to return what led to the output.
+        keep: whether to return the intermediate results.
         output: whether to compute y. Without it there are no `products` either: a backward pass
             computes them once more, since the operator's results take their memory.
     """
@@ -87,10 +87,10 @@ def layer_forward(
 def begin(
     call: Call, x: torch.Tensor, weights: Weights
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Compute the layer as `attend` does, but for its last kernel where many tokens are fused.
+    """Compute the layer as `layer_forward` does, except its last kernel if fused and long.
 
     Returns:
-        The output and nothing, or nothing and what `finish` takes.
+        The output and an empty tuple, or an empty list and the arguments of `finish`.
     """
     begun = None
     if call.cu_seqlens is None and x.shape[1] >= APART:
@@ -101,7 +101,7 @@ def begin(
 def finish(
     call: Call, x: torch.Tensor, weights: Weights, unfinished: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    """Return the layer's output from what `begin` returned for the same call, if that is more."""
+    """Return the layer's output from the second result of `begin` for the same call."""
     y = finish_fused(Unfinished(*unfinished), call.eps, call.backend)
     return layer_forward(call, x, weights).y if y is None else y
 
@@ -117,7 +117,7 @@ def _forward_by_library(
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
     qkv, narrow = products.split([3 * H * S, S], dim=-1)
-    # a copy, so that the products, gigabytes for a million tokens, can go
+    # a copy, so that the products, gigabytes for a million tokens, can be freed
     narrow = narrow.to(dtype).contiguous()
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
@@ -169,7 +169,7 @@ def gated(
 def positions(
     B: int, T: int, cu_seqlens: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | int | None:
-    """Return where tokens stand in their sequences, as `causal_conv_silu` wants it.
+    """Return the tokens' positions in their sequences, in the form of `causal_conv_silu`.
 
     That is each token's place `[T]`, int32, for packed sequences; T for several rows; else None.
     """

@@ -1,7 +1,7 @@
 """The layer as one node of autograd, whose backward pass is kernels and a few large products.
 
-What is kept for the backward pass beside the input and the parameters is a rule, `keeps`: what led
-to the output where that is not too much, and else nothing, so that the layer is computed again.
+Besides the input and the parameters, `keeps` decides whether intermediate results are saved for the
+backward pass. Beyond a memory limit they are not, and the backward pass recomputes the layer.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ KEPT_MIB = 3072
 """Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MOST_WORK = 1 << 34
-"""Tokens times channels squared up to which a backward pass that finds something kept is replayed.
+"""Largest tokens times channels squared of a backward pass with saved results that is replayed.
 
-The GPU's work grows so: 65,536 tokens of 512 channels are 2 ms of it. Beyond, the host keeps up,
-and a graph would only hold memory.
+The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. For longer passes the
+host is fast enough, and a graph would only hold memory.
 """
 
 
 def keeps(call: Call, x: torch.Tensor) -> bool:
-    """Return whether a call keeps what led to its output, for its backward pass.
+    """Return whether a call saves its intermediate results for its backward pass.
 
-    It does where that is at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
+    It does if they take at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
     projections before and after the convolution, and the operator's output; counted in full, though
     `attend_fused` makes less. Short calls that may be replayed as CUDA graphs (replay.py) keep
-    nothing, as the next replay overwrites what lies between input and output. The shapes alone
-    decide, so that a call that is recorded twice (activation checkpointing) keeps the same twice.
+    nothing, as the next replay overwrites all intermediate results. The shapes alone
+    decide, so that a call that is recorded twice (activation checkpointing) saves the same twice.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is no whole number.
@@ -62,7 +62,7 @@ def _is_short(call: Call, x: torch.Tensor) -> bool:
 
 
 class LayerFunction(torch.autograd.Function):
-    """Saves the input, the weights, and what led to the output where `keeps` says so."""
+    """Saves the input and the weights, and intermediate results if `keeps` allows it."""
 
     @staticmethod
     def forward(
@@ -73,7 +73,7 @@ class LayerFunction(torch.autograd.Function):
         x: torch.Tensor,
         *weights: Any,
     ) -> torch.Tensor:
-        # a layer may hold on to its output, which must not hold on to the layer
+        # a layer may reference its output, which must not keep the layer alive
         ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
@@ -89,7 +89,7 @@ class LayerFunction(torch.autograd.Function):
         return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
 
 
-# Function.apply looks for functorch's wrappers in every argument: 7 of the 85 us of a short call
+# Function.apply searches every argument for functorch's wrappers: 7 of the 85 us of a short call
 _apply = super(torch.autograd.Function, LayerFunction).apply
 
 
@@ -113,7 +113,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
     inputs: tuple[torch.Tensor, ...] = (x, dy)
     most = MOST_ELEMENTS
-    if cut is not None:  # what is kept may be large: all is read where it lies
+    if cut is not None:  # saved results may be large: all are read in place
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
@@ -156,9 +156,9 @@ def _gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
-    The latter are the gradient of the products and the weights of the products. `found` is what led
-    to the output, None to compute it again. Tensors go as soon as they have served: a million
-    tokens' are gigabytes each.
+    The latter are the gradient of the products and the weights of the products. `results` are the
+    forward pass's intermediate results, None to recompute them. Tensors are freed after their last
+    use: for a million tokens each takes gigabytes.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -186,7 +186,7 @@ def _gradients(
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None:
-        # as they were, to the bit; but 16 bits will do where none are ever kept
+        # bit for bit as in the forward pass, except that 16 bits suffice where none are ever saved
         products = (F.linear if _is_short(call, x) else project)(rows, projections)
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels],

@@ -1,6 +1,6 @@
 """The layer on Hopper in three steps: projection, operator, gated output; the outer two fused.
 
-It serves sequences of the layer's usual size; `begin_fused` says which.
+`begin_fused` documents the supported calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
-"""From so many tokens on this is the faster way (measured on an H200)."""
+"""Fewest tokens for which these kernels are faster (measured on an H200)."""
 
 _SHAPES = (  # of `Weights`
     *[(WIDTH, HIDDEN)] * 3,
@@ -68,12 +68,12 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
 def fused_program(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend
 ) -> LoadedProgram | None:
-    """Return the kernels that `attend_fused` takes for a call, or None where it is not the way."""
+    """Return the kernels of `attend_fused` for a call, or None if it does not support the call."""
     return hopper_program(x, dtype, backend) if _takes(x, weights) else None
 
 
 class LayerResults(NamedTuple):
-    """The layer's output, and what its backward pass needs; None for what was not asked for."""
+    """The layer's output, and its intermediate results; None for those not requested."""
 
     y: torch.Tensor | None  # [B, T, hidden]
     rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype
@@ -83,7 +83,7 @@ class LayerResults(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """What `finish_fused` makes y of."""
+    """The inputs of `finish_fused`."""
 
     o: torch.Tensor  # [T, 8, 64]
     narrow: torch.Tensor  # [T, 64]
@@ -95,18 +95,18 @@ class Unfinished(NamedTuple):
 def begin_fused(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, *, keep: bool = False
 ) -> tuple[Unfinished, Recorded | None] | None:
-    """Compute all but the output of the layer, or return None where this is not the way.
+    """Compute all but the layer's output, or return None for an unsupported call.
 
-    It is for one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with products
-    in bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch fails, one
-    line is logged, and None is the answer from then on.
+    It supports one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with
+    products in bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch
+    fails, it logs one line and returns None from then on.
 
     Args:
         x: `[B, T, hidden]`.
         weights: the layer's.
         dtype: of the products.
         backend: QUASAR_BACKEND's value.
-        keep: whether to return what the operator's backward pass needs.
+        keep: whether to return the inputs of the operator's backward pass.
     """
     program = fused_program(x, weights, dtype, backend)
     if program is None:
@@ -139,7 +139,7 @@ def _begin(
         qkv, narrow = project(program, x[0], weight_tiles[0], taps, dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
         operator = recorded_forward(q, k, v, beta, backend=backend)
-        # what is not kept is gigabytes for a million tokens
+        # the operator's results take gigabytes for a million tokens: drop them if possible
         unfinished = Unfinished(operator.o[0], narrow, weight_tiles[4], bias, weight_tiles[5])
         return unfinished, operator if keep else None
 

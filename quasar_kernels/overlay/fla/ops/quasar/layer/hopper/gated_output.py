@@ -1,7 +1,7 @@
 """The layer's output in one kernel on Hopper.
 
-gate_and_norm.py and a library product compute the same in two, with the gated norm written and read
-again between them; it serves other sizes, dtypes and GPUs. csrc/gated_output.cu is the kernel.
+gate_and_norm.py and a library product compute the same in two kernels, with the gated norm in
+device memory between them, for other sizes, dtypes and GPUs. csrc/gated_output.cu is the kernel.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HEADS, HEAD_DIM = 8, 64
 WEIGHT_TILE_ROWS = 128
 """Outputs are a multiple of this many channels."""
 TILE = 64
-"""Tokens that a warpgroup takes at once."""
+"""Tokens of a consumer warpgroup's tile."""
 
 _CONSUMERS = 2  # warpgroups of a block, each with its own tokens
-_NORM = 2  # a tile's gate and norms take as long as its products with so many images
+_NORM = 2  # a tile's gate and norms take as long as its products with this many weight tiles
 
 _serialize = serializer(OutputArguments)
 
@@ -31,7 +31,7 @@ _serialize = serializer(OutputArguments)
 def output_layouts(
     gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
 ) -> tuple[WeightLayout, WeightLayout]:
-    """Return how `gated_output` wants its weights packed: the gate's, then the output's.
+    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
 
     Args:
         gate_weight: `[8 * 64, 64]`.
@@ -47,10 +47,10 @@ def output_layouts(
 
 @functools.lru_cache(1024)
 def _grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Return the blocks of a row of the grid, its rows, and the tiles of 64 tokens of each worker.
+    """Return the blocks of a row of the grid, its rows, and each consumer's tiles of 64 tokens.
 
-    Each of `rows` norms all tokens for its share of the images of 128 outputs: what leaves
-    multiprocessors idle, or makes a last round of few tiles, takes more than that.
+    Each of `rows` normalizes all tokens for its share of the weight tiles of 128 outputs. That
+    costs less than idle multiprocessors or a last round of few tiles.
     """
 
     def steps(rows: int) -> int:
@@ -91,7 +91,7 @@ def gated_output(
         rounded once, to fp16, as the product's operand.
 
     Raises:
-        CudaUnavailableError: the driver refused the launch.
+        CudaUnavailableError: the driver rejected the launch.
     """
     R, outputs = o.shape[0], out_weights.numel() // (HEADS * HEAD_DIM)
     y = o.new_empty(R, outputs)

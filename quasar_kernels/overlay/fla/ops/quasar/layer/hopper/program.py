@@ -1,8 +1,8 @@
-"""The layer's fused products on Hopper GPUs: their program, its arguments, and whether it is used.
+"""The layer's fused products on Hopper GPUs: their program, its arguments, and its selection.
 
 projection.py and gated_output.py launch its kernels. They need wgmma, clusters and bulk copies,
-which compute capability 9.0 alone has together; elsewhere, and where they cannot be built, the
-layer goes the way that every GPU can.
+which only compute capability 9.0 has together. Other GPUs, and machines on which they cannot be
+built, use the layer's general kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.switches import Backend
 
 MATRICES, VECTORS = 6, 5
-"""How many matrices and vectors one launch packs."""
+"""Most matrices and vectors of one launch of pack_weights.cu."""
 
 
 class SwizzledMatrix(ctypes.Structure):

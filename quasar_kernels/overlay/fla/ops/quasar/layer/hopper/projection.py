@@ -1,6 +1,6 @@
 """The layer's projections, convolution and SiLU in one kernel on Hopper.
 
-Done apart they read and write the projections three times: eight gigabytes for a million tokens.
+Separate kernels read and write the projections three times: eight gigabytes for a million tokens.
 csrc/projection.cu is the kernel; other sizes, dtypes and GPUs take a library product and the
 convolution of kernels.py.
 """
@@ -19,10 +19,10 @@ from fla.ops.quasar.layer.hopper.program import ProjectionArguments
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
 
-_CONSUMERS = 2  # warpgroups of a block, which take the tiles of its run in turn
+_CONSUMERS = 2  # consumer warpgroups of a block, which alternate between the tiles of its run
 _TILE = 64  # tokens of a tile
 _PRODUCTS = 13  # by 128 channels of q, k and v, and by narrow
-_LOAD = 3  # loading a tile takes as long as so many products of it
+_LOAD = 3  # loading a tile takes as long as this many of its products
 
 _serialize = serializer(ProjectionArguments)
 
@@ -30,7 +30,7 @@ _serialize = serializer(ProjectionArguments)
 def projection_layouts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
 ) -> tuple[WeightLayout, ...]:
-    """Return how `project` wants its weights packed, one behind the other.
+    """Return the layouts of `project`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
@@ -46,7 +46,7 @@ def taps_buffer(weight: torch.Tensor) -> torch.Tensor:
 
 
 def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
-    """Return how the convolution weights of q, k and v, each `[512, 1, 4]`, come to `taps`.
+    """Return the conversion to `taps` of q's, k's and v's convolution weights, each `[512, 1, 4]`.
 
     They are halved there: silu(x) = h + h tanh(h) with h = x / 2.
     """
@@ -64,11 +64,11 @@ def _steps(tokens: int, runs: int) -> int:
 
 @functools.lru_cache(1024)
 def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
-    """Return the blocks of a row of the grid, its rows, the tiles of each worker, and the lag.
+    """Return the blocks of a row of the grid, its rows, the tiles of each consumer, and the lag.
 
-    Each of `rows` loads all tokens for its share of the products: what leaves multiprocessors idle,
-    or makes a last round of few tiles, takes more than that. The lag is how many products the
-    second worker of a block begins later: half a tile's, so that they load at different times.
+    Each of `rows` loads all tokens for its share of the products. That costs less than idle
+    multiprocessors or a last round of few tiles. The lag is the number of products by which the
+    second consumer of a block begins later: half a tile's, so that they load at different times.
     """
 
     def blocks(rows: int) -> int:

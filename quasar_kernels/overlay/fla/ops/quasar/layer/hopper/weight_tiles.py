@@ -1,4 +1,4 @@
-"""The layer's parameters as its kernels on Hopper read them, all in one launch.
+"""The layer's parameters as swizzled weight tiles for its Hopper kernels, in one launch.
 
 csrc/pack_weights.cu is the kernel.
 """
@@ -15,24 +15,24 @@ from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
 from fla.ops.quasar.layer.hopper.program import MATRICES, VECTORS, SwizzledMatrix, ConvertedVector
 
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PIECE = 8  # elements that a thread packs
+_PIECE = 8  # elements that a thread converts
 
 _serialize_matrix, _serialize_vector = serializer(SwizzledMatrix), serializer(ConvertedVector)
 
 
 class WeightLayout(NamedTuple):
-    """A matrix to pack for Hopper's products; csrc/pack_weights.cu describes the result."""
+    """A matrix and its layout as weight tiles; csrc/pack_weights.cu describes the result."""
 
     weight: torch.Tensor  # [outputs, inputs], multiples of 64, contiguous, fp32, bf16 or fp16
     row_group: int = 8  # outputs are permuted in groups of so many: 8 (not at all), 16 or 32
     input_group: int = 8  # the same of inputs
     factor: float = 1.0  # of every element
     scale: torch.Tensor | None = None  # [64], a factor by input % 64
-    fp16: bool = False  # the images are, whatever the others are
+    fp16: bool = False  # the tiles' dtype, whatever the others have
 
 
 class Vector(NamedTuple):
-    """A smaller parameter to bring to fp32, times `factor`."""
+    """A smaller parameter to convert to fp32, times `factor`."""
 
     source: torch.Tensor  # contiguous, fp32, bf16 or fp16
     to: torch.Tensor  # fp32; element i goes to place i % inner * stride + i // inner from its start
@@ -48,7 +48,7 @@ def swizzle_weights(
     dtype: torch.dtype,
     vectors: Sequence[Vector] = (),
 ) -> list[torch.Tensor]:
-    """Pack up to 6 matrices and 5 vectors in one launch on the current stream.
+    """Convert up to 6 matrices and 5 vectors in one launch on the current stream.
 
     Args:
         program: the kernels for the weights' device, which is the current one, and `dtype`.
@@ -57,7 +57,7 @@ def swizzle_weights(
         vectors: the smaller parameters.
 
     Returns:
-        The images of each matrix, flat, in `dtype` or in fp16; they lie one behind the other.
+        The weight tiles of each matrix, flat, in `dtype` or in fp16; they are contiguous.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

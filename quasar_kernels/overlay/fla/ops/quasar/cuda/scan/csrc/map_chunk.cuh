@@ -26,24 +26,6 @@ constexpr int MAP_WARPS = 4;
 // A tile has a chunk for each warp; in shared memory its panels of channels follow one another.
 constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
 
-// A prepared chunk's shared data. With keys k~ = 2^-e k, the products are Z = G K~^T,
-// Y = Z wy / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
-// entry of `wy` near 1, so that fp16 holds those of small keys.
-struct Prepared {
-  uint4 wy[32];  // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
-#if QUASAR_DECAY
-  float4 unscale[4];  // 2^-e / scale, times the decay from the token to the chunk's end
-  float log_whole;    // log2 of the chunk's decay
-#else
-  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
-#endif
-};
-#if QUASAR_DECAY
-typedef float4 Unscale;  // a lane's
-#else
-typedef uint2 Unscale;
-#endif
-
 __device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
   asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
@@ -77,15 +59,7 @@ struct Scales {
   float descale;            // 1 / scale
 
   __device__ __forceinline__ Scales(const ChunkKeys& at, const Steps& steps) {
-#if QUASAR_READ_STEP
-    const float own = fmaxf(steps.size(0) * at.lambda[0], steps.size(1) * at.lambda[1]);
-    const float bound = __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
-#else
-    // entries of `wy` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
-    const u32 largest =
-        __reduce_max_sync(ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
-    const float bound = fminf(steps * __uint_as_float(largest), 1.f);
-#endif
+    const float bound = steps.wy_bound(at.lambda);
     descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // from the exponent of |k|^2; zero keys stay zero
@@ -100,16 +74,37 @@ struct Scales {
   }
 };
 
-// `wy` and `unscale` from the chunk's products
-__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
-                                               const BlockMasks& mask,
-#if QUASAR_DECAY
-                                               const Decays& decays,
-#endif
-                                               int lane) {
-  constexpr Scalar H = Scalar::fp16;
+// ---- a prepared chunk's shared data: policies without and with decays ----
+
+// With keys k~ = 2^-e k, the products are Z = G K~^T, Y = Z wy / scale, G -= Y K~ and
+// R += Y diag(2^-e) V. `scale`, a power of two, brings the largest entry of `wy` near 1, so that
+// fp16 holds those of small keys.
+struct PlainPrepared {
+  uint4 wy[32];       // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+};
+
+struct DecayedPrepared {
+  uint4 wy[32];
+  float4 unscale[4];  // 2^-e / scale, times the decay from the token to the chunk's end
+  float log_whole;    // log2 of the chunk's decay
+};
+
+using Prepared = Select<DECAY, DecayedPrepared, PlainPrepared>;
+
+__device__ __forceinline__ void store_unscale(PlainPrepared& out, const Scales& scales,
+                                              const NoDecays&, int lane) {
   const int g = lane >> 2;
-#if QUASAR_DECAY
+  if ((lane & 3) == 0) {
+    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
+    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
+    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
+  }
+}
+
+__device__ __forceinline__ void store_unscale(DecayedPrepared& out, const Scales& scales,
+                                              const RunningDecays& decays, int lane) {
+  const int g = lane >> 2;
   if ((lane & 3) == 0) {
     float* unscale = (float*)out.unscale + (g >> 1) * 4 + (g & 1);
 #pragma unroll
@@ -117,13 +112,43 @@ __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, con
       unscale[2 * r] = scales.power[r] * scales.descale * exp2_of(decays.whole - decays.since[r]);
     if (lane == 0) out.log_whole = decays.whole;
   }
-#else
-  if ((lane & 3) == 0) {
-    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
-    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
-    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
-  }
-#endif
+}
+
+// A lane's factors; `log_decay_behind` is that of absorb_chunk.
+__device__ __forceinline__ uint2 load_unscale(const PlainPrepared& chunk, float&, int lane) {
+  return *(const uint2*)chunk.unscale[lane & 3];
+}
+
+__device__ __forceinline__ float4 load_unscale(const DecayedPrepared& chunk,
+                                               float& log_decay_behind, int lane) {
+  float4 u = chunk.unscale[lane & 3];
+  const float decay = exp2_of(log_decay_behind);
+  u.x *= decay, u.y *= decay, u.z *= decay, u.w *= decay;
+  log_decay_behind += chunk.log_whole;
+  return u;
+}
+
+// tokens 8 n + 2c, 8 n + 2c + 1 of Y, as an operand
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, const uint2& u, int n) {
+  const u32 factors = n ? u.y : u.x;
+  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
+  float x, y;
+  unpack<Scalar::bf16>(factors, x, y);
+  return pack_saturated<T>(low * x, high * y);
+}
+
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, const float4& u, int n) {
+  return pack_saturated<T>(low * (n ? u.z : u.x), high * (n ? u.w : u.y));
+}
+
+// `wy` and `unscale` from the chunk's products
+__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
+                                               const BlockMasks& mask, const Decays& decays,
+                                               int lane) {
+  constexpr Scalar H = Scalar::fp16;
+  store_unscale(out, scales, decays, lane);
   float columns[2][2];
   rows_to_columns(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
@@ -160,11 +185,7 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, con
     for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
     store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
   }
-#if QUASAR_DECAY
   store_prepared(out, at, scales, mask, Decays(steps, lane), lane);
-#else
-  store_prepared(out, at, scales, mask, lane);
-#endif
 }
 
 // 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
@@ -172,18 +193,10 @@ struct Shares {
   u32 keys[4], values[4];
 };
 
-template <Scalar T>
-__device__ __forceinline__ u32 unscaled(float low, float high, u32 factors) {
-  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
-  float x, y;
-  unpack<Scalar::bf16>(factors, x, y);
-  return pack_saturated<T>(low * x, high * y);
-}
-
-// Y from 16 rows of Z [., 16]; m and u are this lane's `wy` and `unscale`
-template <Scalar T>
+// Y from 16 rows of Z [., 16]; m and unscale are this lane's
+template <Scalar T, class Factors>
 __device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& m,
-                                           const Unscale& u) {
+                                           const Factors& unscale) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
   const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
@@ -196,11 +209,7 @@ __device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& 
   for (int i = 0; i < 4; ++i) {
     const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
     out.keys[i] = multiply_fp16(pack<H>(low, high), m.w);
-#if QUASAR_DECAY
-    out.values[i] = pack_saturated<T>(low * (i >> 1 ? u.z : u.x), high * (i >> 1 ? u.w : u.y));
-#else
-    out.values[i] = unscaled<T>(low, high, i >> 1 ? u.y : u.x);
-#endif
+    out.values[i] = unscaled<T>(low, high, unscale, i >> 1);
   }
   return out;
 }
@@ -283,15 +292,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
                                              float& log_decay_behind, int lane) {
   constexpr Scalar H = Scalar::fp16;
   const uint4 m = chunk.wy[lane];
-#if QUASAR_DECAY
-  float4 u = chunk.unscale[lane & 3];
-  const float decay_behind =
-      exp2_of(log_decay_behind);  // the decay over all chunks behind this one
-  u.x *= decay_behind, u.y *= decay_behind, u.z *= decay_behind, u.w *= decay_behind;
-  log_decay_behind += chunk.log_whole;
-#else
-  const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
-#endif
+  const auto u = load_unscale(chunk, log_decay_behind, lane);
   float Z[2][4] = {};
   if (ANY_NEAR) load_channels(Z, own, near);
 #if QUASAR_WGMMA

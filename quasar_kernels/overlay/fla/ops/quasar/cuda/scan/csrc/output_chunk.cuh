@@ -63,10 +63,7 @@ __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)
 template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& steps,
                                               const BlockMasks& mask, Triangle& wy,
-                                              Triangle& scores,
-#if QUASAR_DECAY
-                                              ChunkDecays& kept,
-#endif
+                                              Triangle& scores, ChunkDecays& chunk_decays,
                                               int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};
@@ -84,17 +81,13 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& st
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e > lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
-#if QUASAR_DECAY
   const Decays decays(steps, lane);
   decays.apply(P);
-  kept.keep(decays, lane);
-#endif
+  chunk_decays.store(decays, lane);
   store_triangle(scores, P, lane);
   float wy_matrix[2][4];
   compute_wy(at, mask, wy_matrix, lane);
-#if QUASAR_DECAY
   decays.apply(wy_matrix);
-#endif
   store_triangle(wy, wy_matrix, lane);
 }
 
@@ -257,10 +250,7 @@ __device__ __forceinline__ void store_output(u32 at, float scale, float (&left)[
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQueries chunk,
                                            u32 values, const Triangle& wy, const Triangle& scores,
-#if QUASAR_DECAY
-                                           const ChunkDecays& decays,
-#endif
-                                           float scale, int lane) {
+                                           const ChunkDecays& chunk_decays, float scale, int lane) {
   u32 v[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
@@ -269,31 +259,25 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
   finish_state<BLOCKS>(state);
   float read[BLOCKS][4][4];
   read_state<T, BLOCKS>(state, read, chunk, lane);
-#if QUASAR_DECAY
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
+  const auto decays = chunk_decays.load(lane);
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-    scale_columns(read[b][0], read[b][1], before);
-    scale_columns(read[b][2], read[b][3], before);
-    for_each_element([&](int p, int m, int e) { state[b][p][m][e] *= decays.whole; });
+    decays.scale_before(read[b][0], read[b][1]);
+    decays.scale_before(read[b][2], read[b][3]);
+    for_each_element([&](int p, int m, int e) { chunk_decays.scale_state(state[b][p][m][e]); });
   }
-#endif
   float V[BLOCKS][2][4] = {};  // -V'^T
   u32 high[BLOCKS][4], low[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     add_values<T>(V[b], v[b], read[b][0], read[b][1], m, m_corner);
-#if QUASAR_DECAY
-    float left[2][4];  // of V' at the chunk's end
+    float written[2][4];  // V' at the chunk's end
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) left[n][e] = V[b][n][e];
-    scale_columns(left[0], left[1], after);
-    split<T>(left, high[b], low[b]);
-#else
-    split<T>(V[b], high[b], low[b]);
-#endif
+      for (int e = 0; e < 4; ++e) written[n][e] = V[b][n][e];
+    decays.scale_after(written[0], written[1]);
+    split<T>(written, high[b], low[b]);
   }
   write_state<T, BLOCKS>(state, high, low, chunk, lane);
 #pragma unroll

@@ -141,16 +141,13 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           switch_rows<0>(G, near, -0.5f, row, lane);
           switch_rows<1>(G, near, -0.5f, row, lane);
           done = all_agree(!(near[0] | near[1]));
-#if QUASAR_DECAY
-          faded = may_stop && exp2_of(log_decay_behind) * MAP_ROW_BOUND < NEGLIGIBLE<T>;
-          done |= faded;
-#endif
+          if constexpr (DECAY) {
+            faded = may_stop && exp2_of(log_decay_behind) * MAP_ROW_BOUND < NEGLIGIBLE<T>;
+            done |= faded;
+          }
         } else if (may_stop) {
-#if QUASAR_DECAY
-          done = all_agree(is_below(G, NEGLIGIBLE<T> / fmaxf(exp2_of(log_decay_behind), 1e-30f)));
-#else
-          done = all_agree(is_below(G, NEGLIGIBLE<T>));
-#endif
+          const float decay = DECAY ? fmaxf(exp2_of(log_decay_behind), 1e-30f) : 1.f;
+          done = all_agree(is_below(G, NEGLIGIBLE<T> / decay));
         }
       }
     }
@@ -166,10 +163,10 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
                                        s >> 1 & 1);  // copies are under way to this block's memory
   }
 
-#if QUASAR_DECAY
-  const float decay = exp2_of(log_decay_behind);
-  for_each_element([&](int p, int m, int e) { G[p][m][e] *= decay; });
-#endif
+  if constexpr (DECAY) {
+    const float decay = exp2_of(log_decay_behind);
+    for_each_element([&](int p, int m, int e) { G[p][m][e] *= decay; });
+  }
   const i64 own = (i64)unit * S * S;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

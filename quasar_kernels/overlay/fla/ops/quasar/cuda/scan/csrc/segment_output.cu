@@ -21,15 +21,15 @@ constexpr int OUTPUT_WARPS = QUASAR_WGMMA ? 4 : 2;
 // occupancy: blocks per multiprocessor
 constexpr int OUTPUT_BLOCKS = QUASAR_WGMMA ? (S == 64 ? 4 : 2) : (S == 64 ? 6 : 4);
 
-struct OutputShared {
+struct OutputTiles {
   static constexpr int WARPS = OUTPUT_WARPS;
   uint4 keys_queries[2][WARPS * KeysQueries::BYTES / 16];
   uint4 values[2][WARPS * CHUNK_BYTES / 16];  // overwritten by o
   Triangle wy[WARPS];                         // -A diag(a)
   Triangle scores[WARPS];                     // tril(Q K^T)
-#if QUASAR_DECAY
-  ChunkDecays decays[WARPS];
-#endif
+};
+
+struct OutputShared : OutputTiles, DecaySlots<OUTPUT_WARPS> {
   u64 full[2], values_full[2];
 };
 
@@ -109,10 +109,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
   int stops[PANELS];    // tiles that pass 1 skipped
   float skipped = 0.f;  // the largest entry of the state behind the skipped tiles
-#if QUASAR_DECAY
-  float fading =
-      0.f;  // bounds the skipped state's remaining share over NEGLIGIBLE, as in pass 1, once < 1
-#endif
+  // with decays: bounds the skipped state's remaining share over NEGLIGIBLE, as in pass 1, once < 1
+  float fading = 0.f;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
     stops[p] = arg.stops && !arg.repeat ? arg.stops[(i64)unit * PANELS + p] / TOKENS : 0;
@@ -123,9 +121,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     for (int p = 0; p < PANELS; ++p)
       if (s && s == stops[p]) {
         skipped = fmaxf(skipped, largest(state));
-#if QUASAR_DECAY
         fading = MAP_ROW_BOUND / NEGLIGIBLE<T>;
-#endif
       }
     pipeline.template consumer_wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // keys of zero change no state
@@ -143,11 +139,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     load_keys_queries(s + 1);
     const u32 chunks = keys_queries + stage * TILE;
     prepare_chunk<T>({chunks + warp * BYTES}, next_steps, mask, shared.wy[warp],
-                     shared.scores[warp],
-#if QUASAR_DECAY
-                     shared.decays[warp],
-#endif
-                     lane);
+                     shared.scores[warp], shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) o.finish_stores();
     load_values(s + 1);  // overwrites the previous tile's output
@@ -157,14 +149,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) {
       walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.wy[i],
-                            shared.scores[i],
-#if QUASAR_DECAY
-                            shared.decays[i],
-#endif
-                            arg.scale, lane);
-#if QUASAR_DECAY
-      fading *= shared.decays[i].whole;
-#endif
+                            shared.scores[i], shared.decays(i), arg.scale, lane);
+      fading *= shared.decays(i).whole;
     }
     finish_state<BLOCKS>(state);
     sync_pair();
@@ -181,9 +167,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
       o.finish_stores();
     }
   }
-#if QUASAR_DECAY
-  skipped *= fminf(fading, 1.f);
-#endif
+  if constexpr (DECAY) skipped *= fminf(fading, 1.f);
   // columns of the state are independent: each warp reports its own
   if (skipped > 0.f && !(skipped <= STATE_RATIO * largest(state)) && lane == 0)
     arg.unfinished[chain] = 1;

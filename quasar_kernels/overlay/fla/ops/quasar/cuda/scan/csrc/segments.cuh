@@ -16,6 +16,20 @@
 
 namespace quasar::scan {
 
+constexpr bool DECAY = QUASAR_DECAY, READ_STEP = QUASAR_READ_STEP;
+
+// The type A where USE_A, otherwise B: how the policies below are chosen.
+template <bool USE_A, class A, class B>
+struct Choose {
+  typedef A type;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  typedef B type;
+};
+template <bool USE_A, class A, class B>
+using Select = typename Choose<USE_A, A, B>::type;
+
 // Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
 struct Arguments {
   const void *q, *k, *v;
@@ -35,7 +49,7 @@ struct Arguments {
 // The head of q and k that a head reads; grouped heads exist only where step sizes are read.
 template <class Args>
 __device__ __forceinline__ int key_head(const Args& arg, int head) {
-  return QUASAR_READ_STEP ? head / arg.group : head;
+  return READ_STEP ? head / arg.group : head;
 }
 
 // Pass 1 may stop within a segment once its map is negligible, and skip the tokens before that

@@ -16,24 +16,20 @@
 
 namespace quasar::scan {
 
-struct CheckpointShared {
+struct CheckpointTiles {
   uint4 keys[2][WALK_TILE_BYTES / 16];
   uint4 values[2][WALK_PANEL_BYTES / 16];  // overwritten by V'
   Triangle wy[WALK_WARPS];                 // -A diag(a)
-#if QUASAR_DECAY
-  ChunkDecays decays[WALK_WARPS];
-#endif
+};
+
+struct CheckpointShared : CheckpointTiles, DecaySlots<WALK_WARPS> {
   u64 full[2], values_full[2];
 };
 
 // -A diag(a) of this warp's chunk
 template <Scalar T>
 __device__ __forceinline__ void prepare_wy(u32 keys, const Steps& steps, const BlockMasks& mask,
-                                           Triangle& wy,
-#if QUASAR_DECAY
-                                           ChunkDecays& kept,
-#endif
-                                           int lane) {
+                                           Triangle& wy, ChunkDecays& chunk_decays, int lane) {
   ChunkKeys at = {};
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -46,21 +42,16 @@ __device__ __forceinline__ void prepare_wy(u32 keys, const Steps& steps, const B
   compute_step_sizes(at, steps, lane);
   float wy_matrix[2][4];
   compute_wy(at, mask, wy_matrix, lane);
-#if QUASAR_DECAY
   const Decays decays(steps, lane);
   decays.apply(wy_matrix);
-  kept.keep(decays, lane);
-#endif
+  chunk_decays.store(decays, lane);
   store_triangle(wy, wy_matrix, lane);
 }
 
 // updates the state's columns with one chunk, and writes its V' in place of its values
 template <Scalar T>
 __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 values,
-                                            const Triangle& wy,
-#if QUASAR_DECAY
-                                            const ChunkDecays& decays,
-#endif
+                                            const Triangle& wy, const ChunkDecays& chunk_decays,
                                             int lane) {
   u32 v[COLUMN_BLOCKS][4], rounded[COLUMN_BLOCKS][4];
 #pragma unroll
@@ -70,30 +61,24 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
   finish_state<COLUMN_BLOCKS>(state);
   float read[COLUMN_BLOCKS][2][4], V[COLUMN_BLOCKS][2][4] = {};  // -V'^T
   read_keys<T, false>(state, read, keys, lane);
-#if QUASAR_DECAY
-  u32 lacking[COLUMN_BLOCKS][4];
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
-  for_each_column(state, [&](float& x) { x *= decays.whole; });
-#endif
+  const auto decays = chunk_decays.load(lane);
+  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
+  u32 low[COLUMN_BLOCKS][4];  // with decays: the second operand of V'
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
-#if QUASAR_DECAY
-    scale_columns(read[b][0], read[b][1], before);
-#endif
+    decays.scale_before(read[b][0], read[b][1]);
     add_values<T>(V[b], v[b], read[b][0], read[b][1], left, corner);
     pack_tiles<T>(rounded[b], V[b][0], V[b][1]);
-#if QUASAR_DECAY
-    float behind[2][4];  // of the stored V', decayed to the chunk's end
-    unpack_tiles<T>(rounded[b], behind);
-    scale_columns(behind[0], behind[1], after);
-    split<T>(behind, rounded[b], lacking[b]);
-#endif
+    if constexpr (DECAY) {
+      float behind[2][4];  // the stored V', decayed to the chunk's end
+      unpack_tiles<T>(rounded[b], behind);
+      decays.scale_after(behind[0], behind[1]);
+      split<T>(behind, rounded[b], low[b]);
+    }
   }
   open_products();
   add_rows<T>(state, rounded, keys, lane);
-#if QUASAR_DECAY
-  add_rows<T>(state, lacking, keys, lane);
-#endif
+  if constexpr (DECAY) add_rows<T>(state, low, keys, lane);
   close_products();
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
@@ -181,10 +166,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
       v_new.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
     load_keys(s + 1);
     prepare_wy<T>(chunks + warp * CHUNK_BYTES, next_steps, mask, shared.wy[warp],
-#if QUASAR_DECAY
-                  shared.decays[warp],
-#endif
-                  lane);
+                  shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) v_new.finish_stores();
     load_values(s + 1);  // overwrites V' of the previous tile
@@ -194,10 +176,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
     for (int i = 0; i < WALK_WARPS; ++i)
       walk_values<T>(state, chunks + i * CHUNK_BYTES,
                      own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.wy[i],
-#if QUASAR_DECAY
-                     shared.decays[i],
-#endif
-                     lane);
+                     shared.decays(i), lane);
     finish_state<COLUMN_BLOCKS>(state);
     const int behind = (s + 1) * WALK_TOKENS;
     if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))

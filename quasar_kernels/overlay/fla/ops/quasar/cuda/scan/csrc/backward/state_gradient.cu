@@ -26,14 +26,14 @@ struct UpperTriangle {
   float2 corner[32];
 };
 
-struct GradientShared {
+struct GradientTiles {
   uint4 keys[2][WALK_TILE_BYTES / 16], queries[2][WALK_TILE_BYTES / 16];
   uint4 outputs[2][WALK_PANEL_BYTES / 16];  // dO, overwritten by dv
   UpperTriangle wy[WALK_WARPS];             // -(A diag(a))^T
   UpperTriangle scores[WALK_WARPS];         // scale tril(Q K^T)^T
-#if QUASAR_DECAY
-  ChunkDecays decays[WALK_WARPS];
-#endif
+};
+
+struct GradientShared : GradientTiles, DecaySlots<WALK_WARPS> {
   u64 full[2], outputs_full[2];
 };
 
@@ -57,10 +57,7 @@ template <Scalar T>
 __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const Steps& steps,
                                                  float scale, const BlockMasks& mask,
                                                  UpperTriangle& wy, UpperTriangle& scores,
-#if QUASAR_DECAY
-                                                 ChunkDecays& kept,
-#endif
-                                                 int lane) {
+                                                 ChunkDecays& chunk_decays, int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};  // transposed
 #pragma unroll
@@ -81,11 +78,9 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
 #pragma unroll
     for (int e = 0; e < 4; ++e) P[0][e] *= scale, P[1][e] *= scale;
   }
-#if QUASAR_DECAY
   const Decays decays(steps, lane);
   decays.apply<true>(P);
-  kept.keep(decays, lane);
-#endif
+  chunk_decays.store(decays, lane);
   store_triangle(scores, P, lane);
   float columns[2][2], wy_matrix[2][4];
   rows_to_columns(at.root, columns, lane);
@@ -97,9 +92,7 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
   unpack<Scalar::fp16>(inverse[2], wy_matrix[1][2], wy_matrix[1][3]);
   wy_matrix[0][2] = wy_matrix[0][3] = 0.f;
   scale_by_roots(wy_matrix, at.root, columns);
-#if QUASAR_DECAY
   decays.apply<true>(wy_matrix);
-#endif
   store_triangle(wy, wy_matrix, lane);
 }
 
@@ -107,13 +100,9 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
                                              const UpperTriangle& wy, const UpperTriangle& scores,
-#if QUASAR_DECAY
-                                             const ChunkDecays& decays,
-#endif
-                                             float scale, int lane) {
-#if QUASAR_DECAY
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
-#endif
+                                             const ChunkDecays& chunk_decays, float scale,
+                                             int lane) {
+  const auto decays = chunk_decays.load(lane);
   float O[COLUMN_BLOCKS][2][4], read[COLUMN_BLOCKS][2][4];
   u32 o[COLUMN_BLOCKS][4], v[COLUMN_BLOCKS][4];  // dO^T and -dv^T as operands
 #pragma unroll
@@ -122,13 +111,11 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
     load_columns(x, outputs ^ 32 * b);
     o[b][0] = x[0], o[b][1] = x[2], o[b][2] = x[1], o[b][3] = x[3];
     unpack_columns<T>(x, O[b]);
-    if (QUASAR_DECAY || scale != 1.f) {
+    if (DECAY || scale != 1.f) {
       float scaled[2][4] = {
           {scale * O[b][0][0], scale * O[b][0][1], scale * O[b][0][2], scale * O[b][0][3]},
           {scale * O[b][1][0], scale * O[b][1][1], scale * O[b][1][2], scale * O[b][1][3]}};
-#if QUASAR_DECAY
-      scale_columns(scaled[0], scaled[1], before);
-#endif
+      decays.scale_before(scaled[0], scaled[1]);
       pack_tiles<T>(o[b], scaled[0], scaled[1]);
     }
   }
@@ -136,11 +123,9 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   const float2 m_corner = wy.corner[lane], s_corner = scores.corner[lane];
   finish_state<COLUMN_BLOCKS>(state);
   read_keys<T, !MAP>(state, read, keys, lane);
-#if QUASAR_DECAY
 #pragma unroll
-  for (int b = 0; b < COLUMN_BLOCKS; ++b) scale_columns(read[b][0], read[b][1], after);
-  for_each_column(state, [&](float& x) { x *= decays.whole; });
-#endif
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) decays.scale_after(read[b][0], read[b][1]);
+  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
   open_products();
   add_rows<T>(state, o, queries, lane);
   close_products();
@@ -149,17 +134,13 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     multiply_upper(read[b], O[b], s, s_corner);
     multiply_upper(V[b], read[b], m, m_corner);
-#if QUASAR_DECAY
-    float begun[2][4];  // -dv^T as it reaches the state before the chunk
+    float entering[2][4];  // -dv^T, decayed to the chunk's begin
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) begun[n][e] = V[b][n][e];
-    scale_columns(begun[0], begun[1], before);
-    pack_tiles<T>(v[b], begun[0], begun[1]);
-#else
-    pack_tiles<T>(v[b], V[b][0], V[b][1]);
-#endif
+      for (int e = 0; e < 4; ++e) entering[n][e] = V[b][n][e];
+    decays.scale_before(entering[0], entering[1]);
+    pack_tiles<T>(v[b], entering[0], entering[1]);
   }
   open_products();
   add_rows<T>(state, v, keys, lane);
@@ -269,10 +250,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     load_keys_queries(s + 1);
     prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES,
                         next_steps, arg.scale, mask, shared.wy[warp], shared.scores[warp],
-#if QUASAR_DECAY
-                        shared.decays[warp],
-#endif
-                        lane);
+                        shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1) + warp * CHUNK);
     if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
@@ -286,11 +264,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     for (int i = WALK_WARPS - 1; i >= 0; --i)
       walk_outputs<T, MAP>(state, keys + at + i * CHUNK_BYTES, queries + at + i * CHUNK_BYTES,
                            own_columns + outputs_at + i * CHUNK_BYTES, shared.wy[i],
-                           shared.scores[i],
-#if QUASAR_DECAY
-                           shared.decays[i],
-#endif
-                           arg.scale, lane);
+                           shared.scores[i], shared.decays(i), arg.scale, lane);
     finish_state<COLUMN_BLOCKS>(state);
     sync_pair();
   }

@@ -11,14 +11,18 @@
 
 #include "tile_products.cuh"
 
-#if QUASAR_DECAY
-
 namespace quasar::scan {
 
 struct TileDecays {
   float since[S];  // log decays from the tile's begin up to each token, in powers of two
   float flows[S];  // reads of earlier tokens minus writes for later ones
   float sums[S / 32], passed[INPUT_WARPS];
+
+  __device__ __forceinline__ TileDecays* pointer() { return this; }
+};
+
+struct NoTileDecays {
+  __device__ __forceinline__ TileDecays* pointer() { return nullptr; }
 };
 
 // Fills a tile's decays; `log_decays` points to its first token's, `stride` elements apart. The
@@ -47,31 +51,31 @@ __device__ __forceinline__ void fill_decays(TileDecays& out, const float* log_de
 struct TokenDecays {
   float since[2];
 
-  __device__ __forceinline__ TokenDecays(const TileDecays& decays, int row, int warp, int lane) {
+  __device__ __forceinline__ TokenDecays(const TileDecays* decays, int row, int warp, int lane) {
     const int token = row * 64 + (warp & 3) * CHUNK + (lane >> 2);
-    since[0] = decays.since[token], since[1] = decays.since[token + 8];
+    since[0] = decays->since[token], since[1] = decays->since[token + 8];
   }
 
   // from the tile's begin to token r
   __device__ __forceinline__ float before(int r) const { return exp2_of(since[r]); }
 
   // from there to the tile's end
-  __device__ __forceinline__ float after(const TileDecays& decays, int r) const {
-    return exp2_of(decays.since[S - 1] - since[r]);
+  __device__ __forceinline__ float after(const TileDecays* decays, int r) const {
+    return exp2_of(decays->since[S - 1] - since[r]);
   }
 
   // Scales x's entries by the decay between their tokens, where the columns' tokens (the j-th 64)
   // come before the rows', or after them if LATER. Other entries may overflow; mask_entries drops
   // them.
   template <bool LATER>
-  __device__ __forceinline__ void apply(Rows64& x, const TileDecays& decays, int j,
+  __device__ __forceinline__ void apply(Rows64& x, const TileDecays* decays, int j,
                                         int lane) const {
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
       float2 columns;  // reloaded each time: held, they would take the products' registers
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                    : "=f"(columns.x), "=f"(columns.y)
-                   : "r"(shared_address(decays.since + j * 64 + 8 * m + 2 * (lane & 3)))
+                   : "r"(shared_address(decays->since + j * 64 + 8 * m + 2 * (lane & 3)))
                    : "memory");
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -81,6 +85,17 @@ struct TokenDecays {
     }
   }
 };
+
+// The interface of TokenDecays without decays.
+struct NoTokenDecays {
+  __device__ __forceinline__ NoTokenDecays(const TileDecays*, int, int, int) {}
+  __device__ __forceinline__ float before(int) const { return 1.f; }
+  __device__ __forceinline__ float after(const TileDecays*, int) const { return 1.f; }
+  template <bool LATER>
+  __device__ __forceinline__ void apply(Rows64&, const TileDecays*, int, int) const {}
+};
+
+using RowDecays = Select<DECAY, TokenDecays, NoTokenDecays>;
 
 // This thread's part of the dot product of x and y, `count` pieces of 16 bytes.
 template <Scalar T>
@@ -140,8 +155,6 @@ __device__ __forceinline__ void store_decay_gradient(float* to, int stride,
 }
 
 }  // namespace quasar::scan
-
-#endif
 
 // SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 // SPDX-License-Identifier: MIT

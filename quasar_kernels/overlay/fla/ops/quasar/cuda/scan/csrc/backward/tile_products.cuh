@@ -109,8 +109,6 @@ __device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRow
   finish_products(d);
 }
 
-#if QUASAR_DECAY
-
 // d[p] += diag(factor) a b, the same, with a factor for each of a lane's rows; factor a is two
 // operands. Scaling a separate product would need the registers of another accumulator.
 template <Scalar T>
@@ -192,8 +190,6 @@ __device__ __forceinline__ void add_scaled_rows(Rows64 (&d)[PANELS], const float
   for_each_pair<T>(d, x, row, warp, lane,
                    [&](int r, float& at, float other) { at += factor[r] * other; });
 }
-
-#endif
 
 // d[p] += a b over the 64 rows of b at `row`
 template <Scalar T>
