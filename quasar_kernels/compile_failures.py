@@ -1,6 +1,6 @@
-"""What is behind a failure to compile or load CUDA code, told from its text, with the remedy.
+"""Cause and remedy of failures to compile or load CUDA code, recognised by their messages.
 
-It knows the words of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
+It knows messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
 of this project use it: the doctor, and benchmarks.resources.compile. The overlay is published alone
 and cannot import it, so nvrtc.py there keeps a line for each of the few failures that it can meet.
 """
@@ -20,8 +20,8 @@ class Explanation(NamedTuple):
 
 DRIVER_OLD = Explanation(
     "the GPU's driver is older than the CUDA that the code was built with",
-    "Update the driver (`nvidia-smi` tells the newest CUDA that it supports), or install a torch "
-    "build for that CUDA.",
+    "Update the driver (`nvidia-smi` shows the newest CUDA version that it supports), or install "
+    "a torch build for that CUDA.",
 )
 DRIVER_MIXED = Explanation(
     "parts of two driver versions are loaded",
@@ -45,7 +45,7 @@ MEMORY = Explanation(
 )
 ARCH_LIST = Explanation(
     "the code was built for other GPUs, or TORCH_CUDA_ARCH_LIST names none that exists",
-    "Unset TORCH_CUDA_ARCH_LIST, or give it this GPU's capability as in 9.0a, and build anew; "
+    "Unset TORCH_CUDA_ARCH_LIST, or give it this GPU's capability as in 9.0a, and build again; "
     "where torch itself lacks the GPU, install a build that has it.",
 )
 ARCH_FLAG = Explanation(

@@ -205,10 +205,13 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
         CompileSpec(
             f"{kernel.fn.__name__.removesuffix('_kernel')} {kind} S={S}{label}"
             + (" gated" if gated else ""),
-            kernel, types, constants, *launch,
+            kernel,
+            types,
+            constants,
+            *launch,
         )
         for kernel, types, constants, launch in rows
-    ]  # fmt: skip
+    ]
 
 
 def _operator_specs() -> list[CompileSpec]:

@@ -1,7 +1,7 @@
 """The fork's rules as data, and a check of any tree against them. Imports no torch.
 
 A validator reads five files of the fork before it times anything; a tree that breaks a rule scores
-zero. `check_tree` finds every broken rule beforehand and says how to mend it.
+zero. `check_tree` finds every broken rule beforehand and names the remedy.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
         text = (root / path).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except UnicodeDecodeError:
-        return []  # a target file is told so already, and Python imports no other
+        return []  # _check_target reports target files, and Python imports no other such file
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return [Violation(path, f"The file is not Python: {error}.", "Mend it.")]
+        return [Violation(path, f"The file is not Python: {error}.", "Correct the syntax.")]
     names = set(_imported(tree, path))
     found = [
         Violation(path, f"The import of {banned} is forbidden.", "Remove it.")

@@ -1,7 +1,7 @@
-"""How the CUDA kernels fare on this machine: compiled for one capability, and run as they are used.
+"""Diagnosis of the CUDA kernels on this machine: compilation for a capability, and test calls.
 
-`compile_for` and `find_paths` are for a process of their own. They import torch, which the process
-that reads their answers never does.
+Call `compile_for` and `find_paths` in a separate process: they import torch, which the process
+that reads their results never does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PathTaken(_Frozen):
 
 
 class PathsTaken(_Frozen):
-    """The compiler and the paths; `nvrtc` is empty where `nvrtc_error` says why."""
+    """The compiler and the paths; `nvrtc` is empty if `nvrtc_error` is set."""
 
     nvrtc: str = ""
     nvrtc_error: str = ""
@@ -125,7 +125,7 @@ def find_paths(device: str) -> PathsTaken:
     """Run a short call on every GPU where `device` is `cuda`, else on the CPU.
 
     Raises:
-        RuntimeError, AssertionError: torch cannot use CUDA; its words tell why.
+        RuntimeError, AssertionError: torch cannot use CUDA; its message has the cause.
     """
     import torch
 
@@ -223,7 +223,7 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
             expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
-            PROGRAM.load(Variant(device.index, kind))  # where it fails it says why
+            PROGRAM.load(Variant(device.index, kind))  # raises with the cause if it fails
             y, _, _ = layer.to(device)(x.to(device))
         found |= {"backend": "cuda", "reason": "the layer's own kernels take this call"}
         found["rms"] = relative_rms(y.cpu(), expected)

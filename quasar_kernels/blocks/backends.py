@@ -166,7 +166,7 @@ class Operator:
         if kernels.name == "cuda" and requested_backend() == "triton":
             return f"{BACKEND}=triton", ""
         if kernels.name in self._failed:
-            retry = f"mend what it names and start again, or set {BACKEND}=torch"
+            retry = f"fix the named cause and start again, or set {BACKEND}=torch"
             return self._failed[kernels.name], retry
         if packed and not kernels.packed:
             return f"{kernels.name} takes no packed sequences here", ""

@@ -92,8 +92,8 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: what an earlier call returned, which this one may overwrite (`copy.deepcopy` it
-                to go on from it twice); None begins anew.
+            state: the result of an earlier call, which this one may overwrite (`copy.deepcopy` it
+                to go on from it twice); None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
 

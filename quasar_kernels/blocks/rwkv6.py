@@ -88,7 +88,7 @@ class RWKV6TimeMixing(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: what an earlier call returned; None begins anew.
+            state: the result of an earlier call; None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
         Returns:

@@ -57,9 +57,20 @@ def ssd(
         expect("D", D, (H,), x.device)
     check_state(initial_state, cu_seqlens, batch, (H, N, P), x.device)
     return OPERATOR(
-        x, cu_seqlens is not None, x, dt, A, B, C, D, initial_state, cu_seqlens,
-        width=N, values=P, tokens=T,
-    )  # fmt: skip
+        x,
+        cu_seqlens is not None,
+        x,
+        dt,
+        A,
+        B,
+        C,
+        D,
+        initial_state,
+        cu_seqlens,
+        width=N,
+        values=P,
+        tokens=T,
+    )
 
 
 def _as_attention(
@@ -76,9 +87,15 @@ def _skipped(y: Tensor, D: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _in_torch(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
-    state: Tensor | None, bounds: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     q, k, v, g = _as_attention(x.to(wide), dt.to(wide), A.to(wide), B, C)
     o, final = decayed_attention(q, k, v, g[..., None], None, state, bounds)
@@ -86,16 +103,29 @@ def _in_torch(
 
 
 def _by_mamba(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
-    state: Tensor | None, bounds: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     # their states have values first
     y, final = mamba_chunk_scan_combined(
-        x, dt, A, B, C, chunk_size=256, D=D,
-        initial_states=None if state is None else state.mT.contiguous(), return_final_states=True,
-    )  # fmt: skip
+        x,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size=256,
+        D=D,
+        initial_states=None if state is None else state.mT.contiguous(),
+        return_final_states=True,
+    )
     return y.to(x.dtype), final.mT.float()
 
 
@@ -107,18 +137,28 @@ def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _by_fla(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
-    state: Tensor | None, bounds: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     from fla.ops.simple_gla import chunk_simple_gla
 
     q, k, v, g = _as_attention(x, dt, A, B, C)
     o, final = chunk_simple_gla(
-        q, k, v, g=g.float(), scale=1.0,
+        q,
+        k,
+        v,
+        g=g.float(),
+        scale=1.0,
         initial_state=None if state is None else state.float(),
         output_final_state=True,
         cu_seqlens=None if bounds is None else bounds.to(x.device, torch.int64),
-    )  # fmt: skip
+    )
     return _skipped(o.to(x.dtype), D, x), final.float()
 
 

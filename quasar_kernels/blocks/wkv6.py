@@ -56,9 +56,19 @@ def wkv6(
     expect("u", u, (H, K), r.device)
     check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]), r.device)
     return OPERATOR(
-        v, cu_seqlens is not None, r, k, v, w, u, initial_state, cu_seqlens,
-        width=K, values=v.shape[-1], tokens=T,
-    )  # fmt: skip
+        v,
+        cu_seqlens is not None,
+        r,
+        k,
+        v,
+        w,
+        u,
+        initial_state,
+        cu_seqlens,
+        width=K,
+        values=v.shape[-1],
+        tokens=T,
+    )
 
 
 def _by_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -87,10 +97,16 @@ def _by_fla(
     from fla.ops.rwkv6 import chunk_rwkv6
 
     o, final = chunk_rwkv6(
-        r, k, v, w, u, scale=1.0, initial_state=None if state is None else state.float(),
+        r,
+        k,
+        v,
+        w,
+        u,
+        scale=1.0,
+        initial_state=None if state is None else state.float(),
         output_final_state=True,
         cu_seqlens=None if bounds is None else bounds.to(v.device, torch.int64),
-    )  # fmt: skip
+    )
     return o.to(v.dtype), final.to(torch.float32)
 
 

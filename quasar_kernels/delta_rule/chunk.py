@@ -61,9 +61,17 @@ def chunk_delta_rule(
     inputs.without(kwargs)
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     return _chunks(
-        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        q,
+        k,
+        v,
+        None,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
         inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
-    )  # fmt: skip
+    )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -122,9 +130,17 @@ def chunk_gated_delta_rule(
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o, final = _chunks(
-        q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
-        use_qk_l2norm_in_kernel, inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        inputs.turned(initial_state, turn),
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
+    )
     return o, inputs.turned(final, turn)
 
 

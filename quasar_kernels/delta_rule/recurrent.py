@@ -47,9 +47,18 @@ def fused_recurrent_delta_rule(
     if beta is None:
         beta = _ones(v)
     return _walk(
-        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        cu_seqlens, inplace_state,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        None,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        cu_seqlens,
+        inplace_state,
+    )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -107,9 +116,18 @@ def fused_recurrent_gated_delta_rule(
         beta = _ones(v)
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o, final = _walk(
-        q, k, v, g, beta, scale, inputs.turned(initial_state, turn), output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, inplace_state,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        inputs.turned(initial_state, turn),
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        cu_seqlens,
+        inplace_state,
+    )
     return o.to(v.dtype), inputs.turned(final, turn)
 
 

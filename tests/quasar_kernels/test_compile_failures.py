@@ -271,7 +271,7 @@ def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("warning #177-D: variable was declared but never referenced", None),
         ("", None),
     ],
-)  # fmt: skip
+)
 def test_quoted(text: str, expected: Explanation | None) -> None:
     assert explain(text) == expected
 

@@ -34,24 +34,36 @@ def _parser() -> argparse.ArgumentParser:
         "and Ctrl-C end it after the step that runs, and save it.",
     )
     train.add_argument("--text", type=Path, required=True, help="any file; its bytes are tokens")
-    train.add_argument("--out", type=Path, default=Path("model"),
-                       help=f"folder of {CHECKPOINT} and {CURVE} (model)")  # fmt: skip
+    train.add_argument(
+        "--out",
+        type=Path,
+        default=Path("model"),
+        help=f"folder of {CHECKPOINT} and {CURVE} (model)",
+    )
     train.add_argument("--steps", type=positive, default=1000, help="in all (1000)")
-    train.add_argument("--save-seconds", type=positive, default=60,
-                       help="between two checkpoints (60)")  # fmt: skip
+    train.add_argument(
+        "--save-seconds", type=positive, default=60, help="between two checkpoints (60)"
+    )
     sizes, recipe = Sizes(), Recipe()
-    train.add_argument("--mixers", type=_mixers, default=sizes.mixers,
-                       help=f"branches joined by + ({'+'.join(MIXERS)})")  # fmt: skip
+    train.add_argument(
+        "--mixers",
+        type=_mixers,
+        default=sizes.mixers,
+        help=f"branches joined by + ({'+'.join(MIXERS)})",
+    )
     train.add_argument("--fusion", default=sizes.fusion, help="gains, gated or mean (gains)")
     for name in ("width", "heads", "layers", "state"):
         default = getattr(sizes, name)
         train.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
-    train.add_argument("--checkpoint-above", type=positive,
-                       help="tokens beyond which blocks are computed again")  # fmt: skip
-    train.add_argument("--tokens", type=positive, default=recipe.tokens,
-                       help=f"of a sequence ({recipe.tokens})")  # fmt: skip
-    train.add_argument("--batch", type=positive, default=recipe.batch,
-                       help=f"sequences ({recipe.batch})")  # fmt: skip
+    train.add_argument(
+        "--checkpoint-above", type=positive, help="tokens beyond which blocks are computed again"
+    )
+    train.add_argument(
+        "--tokens", type=positive, default=recipe.tokens, help=f"of a sequence ({recipe.tokens})"
+    )
+    train.add_argument(
+        "--batch", type=positive, default=recipe.batch, help=f"sequences ({recipe.batch})"
+    )
     train.add_argument("--rate", type=float, default=recipe.rate, help=f"({recipe.rate})")
     train.add_argument("--seed", type=int, default=recipe.seed, help=f"({recipe.seed})")
     sample = commands.add_parser("sample", help="draw a text from a trained model")

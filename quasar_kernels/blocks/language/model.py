@@ -25,11 +25,18 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         self.blocks = nn.ModuleList(
             HybridBlock(
-                sizes.width, sizes.heads, sizes.mixers, sizes.fusion, layer, sizes.layers,
-                sizes.state, sizes.inner, sizes.checkpoint_above,
+                sizes.width,
+                sizes.heads,
+                sizes.mixers,
+                sizes.fusion,
+                layer,
+                sizes.layers,
+                sizes.state,
+                sizes.inner,
+                sizes.checkpoint_above,
             )
             for layer in range(sizes.layers)
-        )  # fmt: skip
+        )
         self.norm = nn.RMSNorm(sizes.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
 
@@ -49,7 +56,7 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens: `[B, T]`, one or more.
-            states: what an earlier call returned; None begins anew.
+            states: the result of an earlier call; None starts from zero states.
 
         Returns:
             logits `[B, T, vocabulary]` and the states behind the tokens.

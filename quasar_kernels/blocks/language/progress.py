@@ -34,8 +34,12 @@ class Reporter:
         self._printed: int | None = None  # steps at the last line
         self._begun, self._at = done, clock()
         self._losses: list[float] = []
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-                   TimeRemainingColumn())  # fmt: skip
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("", completed=done, total=steps)
 

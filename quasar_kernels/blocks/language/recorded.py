@@ -21,7 +21,7 @@ class RecordedStep:
     """Takes training steps, replayed where that can be.
 
     Args:
-        step: takes tensors and returns one; it computes gradients anew and moves the parameters.
+        step: takes tensors and returns one; it recomputes the gradients and updates the parameters.
         device: where all of it is.
     """
 

@@ -84,9 +84,12 @@ class Training:
         on_gpu = device.type == "cuda"
         self._rate = torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self._rate, weight_decay=recipe.weight_decay,
-            fused=on_gpu, capturable=on_gpu,
-        )  # fmt: skip
+            self.model.parameters(),
+            lr=self._rate,
+            weight_decay=recipe.weight_decay,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
         if found is not None:
             self._optimizer.load_state_dict(found.optimizer)
         self._step = RecordedStep(self._taken, device)

@@ -79,11 +79,21 @@ def _states(
     found, tiles = between_segments(plan, x.device), plan.tiles
     _sum(
         plan.grid,
-        (x, y, inputs.dt, inputs.A, plan.segments.table, *found, x.stride(1), y.stride(1),
-         *plan.sizes),
+        (
+            x,
+            y,
+            inputs.dt,
+            inputs.A,
+            plan.segments.table,
+            *found,
+            x.stride(1),
+            y.stride(1),
+            *plan.sizes,
+        ),
         (x.shape[2], *plan.constants, tiles.precision, reverse, plan.packed),
-        num_warps=tiles.sum.warps, num_stages=tiles.sum.stages,
-    )  # fmt: skip
+        num_warps=tiles.sum.warps,
+        num_stages=tiles.sum.stages,
+    )
     return scan(plan, found, entering, reverse)
 
 
@@ -168,8 +178,10 @@ def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Te
     _step(
         (batch * H, triton.cdiv(P, values), 1),
         (x, dt, A, B, C, D, y, initial_state, final, *inputs.strides),
-        (G, H, N, P, tiles.keys, values), num_warps=STEP_WARPS, num_stages=1,
-    )  # fmt: skip
+        (G, H, N, P, tiles.keys, values),
+        num_warps=STEP_WARPS,
+        num_stages=1,
+    )
     return y, final
 
 
@@ -213,10 +225,18 @@ def _in_rows(x: Tensor) -> Tensor:
 @torch.compiler.disable
 @on_its_device
 def ssd_triton(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
-    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    *, segments: int | None = None, tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    segments: int | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
     x, B and C may be columns of one projection: they are read where they lie. A recorded call keeps
@@ -240,10 +260,17 @@ def ssd_triton(
 
 
 def _ssd(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    segments: int | None, tiles: Tiles | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    segments: int | None,
+    tiles: Tiles | None,
+) -> tuple[Tensor, Tensor]:
     x, B, C = (_in_rows(y.to(x.dtype)) for y in (x, B, C))
     skip = None if D is None else D.float().contiguous()
     inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)

@@ -32,7 +32,10 @@ def ssd_specs(architecture: int = 90) -> list[CompileSpec]:
         rows: list[tuple[Any, dict[str, str], dict[str, Any], Walk]] = [
             (
                 forward.segment_sum_kernel,
-                head | typed(f"*{kind}", "x y") | typed("*fp32", "sums decays") | cut
+                head
+                | typed(f"*{kind}", "x y")
+                | typed("*fp32", "sums decays")
+                | cut
                 | typed("i32", "X_STRIDE Y_STRIDE"),
                 tile | {"REVERSE": False},
                 tiles.sum,
@@ -45,24 +48,31 @@ def ssd_specs(architecture: int = 90) -> list[CompileSpec]:
             ),
             (
                 backward.gradient_kernel,
-                call | typed(f"*{kind}", "dy dx db dc") | typed("i32", "TOTAL SEGMENTS")
+                call
+                | typed(f"*{kind}", "dy dx db dc")
+                | typed("i32", "TOTAL SEGMENTS")
                 | typed("*fp32", "d_dt da dd d_final d_initial"),
                 tile,
                 tiles.gradient,
             ),
             (
                 step.step_kernel,
-                head | typed(f"*{kind}", "x b c y") | typed("*fp32", "d initial_state final_state")
+                head
+                | typed(f"*{kind}", "x b c y")
+                | typed("*fp32", "d initial_state final_state")
                 | typed("i32", "X_STRIDE B_STRIDE C_STRIDE"),
                 sizes | {"BV": step_values(tiles, 64)},
                 Walk(STEP_WARPS, 1),
             ),
-        ]  # fmt: skip
+        ]
         specs += [
             CompileSpec(
                 f"ssd {kernel.fn.__name__.removesuffix('_kernel')} {kind} N={N}",
-                kernel, types, constants, *walk,
+                kernel,
+                types,
+                constants,
+                *walk,
             )
             for kernel, types, constants, walk in rows
-        ]  # fmt: skip
+        ]
     return specs

@@ -174,7 +174,10 @@ def scan(plan: Plan, found: Between, entering: Tensor | None, reverse: bool) -> 
     _, _, H, K, V = plan.shape
     cut = plan.segments
     _scan(
-        (cut.sequences * H, V, 1), (*found, entering, cut.first, cut.per_sequence),
-        (H, K, V, plan.tiles.keys, STEPS, reverse, plan.packed), num_warps=1, num_stages=1,
-    )  # fmt: skip
+        (cut.sequences * H, V, 1),
+        (*found, entering, cut.first, cut.per_sequence),
+        (H, K, V, plan.tiles.keys, STEPS, reverse, plan.packed),
+        num_warps=1,
+        num_stages=1,
+    )
     return found.sums

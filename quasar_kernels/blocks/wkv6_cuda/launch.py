@@ -19,7 +19,7 @@ from fla.ops.quasar.cuda.program import (
     Variant,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.device import on_its_device
 from torch import Tensor
@@ -58,7 +58,7 @@ PROGRAM = _Program(
     {"wkv6_forward": Arguments, "wkv6_backward": Arguments},
     "",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Inputs(NamedTuple):
@@ -103,11 +103,9 @@ def _launch(
 ) -> None:
     B, T, H, V = x.v.shape
     dout, initial, d_final, o, dv, *rest = given
-    places = addresses(
-        x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds
-    )  # fmt: skip
+    places = addresses(x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds)
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
-    parameters = (ctypes.c_char_p * 1)(_pack(*places, T, H, V))
+    parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
     stream = torch._C._cuda_getCurrentRawStream(x.v.device.index)
     program.kernels[name].launch(grid, parameters, stream)
 
@@ -141,9 +139,20 @@ def forward(
     kept = x.u.new_empty(B * T // CHECKPOINT + N + 1, H, K, V) if keep else None
     columns = 1024 // K  # COLUMNS in wkv6_forward.cu
     _launch(
-        program, "wkv6_forward", x, columns, bounds, None, initial_state, None, o, None,
-        final_state, kept, *[None] * 5,
-    )  # fmt: skip
+        program,
+        "wkv6_forward",
+        x,
+        columns,
+        bounds,
+        None,
+        initial_state,
+        None,
+        o,
+        None,
+        final_state,
+        kept,
+        *[None] * 5,
+    )
     return o, final_state, kept
 
 
@@ -210,10 +219,16 @@ class WKV6Function(torch.autograd.Function):
 @torch.compiler.disable
 @on_its_device
 def wkv6_cuda(
-    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
-    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    *, in_place: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Apply WKV6 token by token in CUDA C++, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
 
     Products and states are fp32, one launch a call, and nothing waits for the GPU: not for

@@ -61,10 +61,12 @@ def _states(
         return None
     found, tiles = between_segments(plan, x.device), plan.tiles
     _sum(
-        plan.grid, (x, y, w, plan.segments.table, *found, *plan.sizes),
+        plan.grid,
+        (x, y, w, plan.segments.table, *found, *plan.sizes),
         (*plan.constants, tiles.precision, reverse, plan.packed),
-        num_warps=tiles.sum.warps, num_stages=tiles.sum.stages,
-    )  # fmt: skip
+        num_warps=tiles.sum.warps,
+        num_stages=tiles.sum.stages,
+    )
     return scan(plan, found, entering, reverse)
 
 
@@ -98,8 +100,9 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
         plan.grid,
         (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
         (*plan.constants, tiles.precision, plan.packed),
-        num_warps=tiles.output.warps, num_stages=tiles.output.stages,
-    )  # fmt: skip
+        num_warps=tiles.output.warps,
+        num_stages=tiles.output.stages,
+    )
     return Forward(o, final, checkpoints)
 
 
@@ -145,9 +148,12 @@ def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor,
     final = torch.empty((B, H, K, V), dtype=torch.float32, device=o.device)
     values = step_values(tiles, V)
     _step(
-        (B * H, triton.cdiv(V, values), 1), (*x, o, initial_state, final),
-        (H, K, V, tiles.keys, values), num_warps=STEP_WARPS, num_stages=1,
-    )  # fmt: skip
+        (B * H, triton.cdiv(V, values), 1),
+        (*x, o, initial_state, final),
+        (H, K, V, tiles.keys, values),
+        num_warps=STEP_WARPS,
+        num_stages=1,
+    )
     return o, final
 
 
@@ -181,10 +187,17 @@ class WKV6Function(torch.autograd.Function):
 @torch.compiler.disable
 @on_its_device
 def wkv6_triton(
-    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
-    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    *, segments: int | None = None, tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    segments: int | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
     """Apply WKV6 by the Triton kernels, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
 
     A recorded call keeps the state before every chunk for its backward pass: for heads of 64 in

@@ -38,20 +38,20 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
             (
                 segment_scan_kernel,
                 typed("*fp32", "sums decays entering") | {"NS": "i32"},
-                sizes | {"STEPS": STEPS, "REVERSE": False}
-                | {"IS_VARLEN": False, "first": None},
+                sizes | {"STEPS": STEPS, "REVERSE": False} | {"IS_VARLEN": False, "first": None},
                 Walk(1, 1),
             ),
             (
                 forward.output_kernel,
-                typed(f"*{kind}", "r k v o") | states
-                | typed("*fp32", "initial_state final_state"),
+                typed(f"*{kind}", "r k v o") | states | typed("*fp32", "initial_state final_state"),
                 tile,
                 tiles.output,
             ),
             (
                 backward.gradient_kernel,
-                typed(f"*{kind}", "r k v do dv") | states | {"TOTAL": "i32"}
+                typed(f"*{kind}", "r k v do dv")
+                | states
+                | {"TOTAL": "i32"}
                 | typed("*fp32" if tiles.values < K else f"*{kind}", "dr dk")
                 | typed("*fp32", "dw du d_final d_initial"),
                 tile,
@@ -63,12 +63,15 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
                 sizes | {"BV": step_values(tiles, K)},
                 Walk(STEP_WARPS, 1),
             ),
-        ]  # fmt: skip
+        ]
         specs += [
             CompileSpec(
                 f"wkv6 {kernel.fn.__name__.removesuffix('_kernel')} {kind} S={K}",
-                kernel, types, constants, *walk,
+                kernel,
+                types,
+                constants,
+                *walk,
             )
             for kernel, types, constants, walk in rows
-        ]  # fmt: skip
+        ]
     return specs

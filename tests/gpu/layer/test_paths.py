@@ -44,8 +44,8 @@ def seen(monkeypatch):
 
     for name in ("attend_fused", "begin_fused"):
         spy(layer_forward, name, lambda found: "fused" if found else None)
-    spy(layer_forward, "_attend_by_library", lambda _: "kernels")
-    spy(QuasarAttention, "_attend", lambda _: "steps")
+    spy(layer_forward, "_forward_by_library", lambda _: "kernels")
+    spy(QuasarAttention, "_forward_with_states", lambda _: "steps")
     spy(layer_node, "keeps", lambda kept: kept)
     monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)
     return ways

@@ -165,7 +165,7 @@ def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch,
         assert operator(like, False, 1, 2, width=64, tokens=2) == (1, 2)
     (line,) = caplog.messages
     assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; to me")
-    assert "install it; mend what it names" in line
+    assert "install it; fix the named cause" in line
 
 
 def test_the_environment_s_torch_is_taken(monkeypatch):

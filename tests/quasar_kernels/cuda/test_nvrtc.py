@@ -164,7 +164,7 @@ def test_an_error_of_the_compiler_becomes_one_line(compiler):
     compiler.error = "program.cu(3): warning: x\nprogram.cu(7): error: no such thing\nmore\n"
     with pytest.raises(nvrtc.CudaUnavailableError) as caught:
         compile_it()
-    assert "program.cu(7): error: no such thing; to mend it, " in str(caught.value)
+    assert "program.cu(7): error: no such thing; remedy: " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not cache.cache_folder().exists()
 

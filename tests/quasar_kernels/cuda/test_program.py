@@ -11,7 +11,7 @@ import pytest
 import torch
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda import program as program_module
-from fla.ops.quasar.cuda.program import Variant, packer
+from fla.ops.quasar.cuda.program import Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
@@ -30,8 +30,8 @@ HOPPER = (9, 0)
     [
         ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
-        ("layer/hopper/csrc/pack_weights.cu", "PackedMatrix", hopper_products.PackedMatrix),
-        ("layer/hopper/csrc/pack_weights.cu", "PackedVector", hopper_products.PackedVector),
+        ("layer/hopper/csrc/pack_weights.cu", "SwizzledMatrix", hopper_products.SwizzledMatrix),
+        ("layer/hopper/csrc/pack_weights.cu", "ConvertedVector", hopper_products.ConvertedVector),
         (
             "layer/hopper/csrc/projection.cu",
             "ProjectionArguments",
@@ -60,9 +60,9 @@ def test_packed_values_are_those_of_the_structure():
     class Odd(ctypes.Structure):
         _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int64 * 2), ("c", ctypes.c_float)]
 
-    packed = packer(Odd)(1, 2, 3, 0.5)
-    assert packed == bytes(Odd(1, (2, 3), 0.5))
-    assert len(packed) == ctypes.sizeof(Odd)
+    serialized = serializer(Odd)(1, 2, 3, 0.5)
+    assert serialized == bytes(Odd(1, (2, 3), 0.5))
+    assert len(serialized) == ctypes.sizeof(Odd)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
     with pytest.raises(nvrtc.CudaUnavailableError) as caught:
         load_of_sizes((8, 0), lambda name: size + 8 * ("scan" in name))
     assert caught.value.problem == (
-        f"quasar_segment_scan takes {size + 8} bytes of arguments and would be given {size}"
+        f"quasar_segment_scan takes {size + 8} bytes of arguments, but the host passes {size}"
     )
 
 

@@ -168,8 +168,12 @@ def test_a_state_s_shape_is_told_as_the_caller_has_it(call):
     state = torch.zeros(1, 2, 16, 8)
     refused(
         "must have shape [1, 2, 8, 16]; got [1, 2, 16, 8]",
-        call, x, True, initial_state=state, state_v_first=True,
-    )  # fmt: skip
+        call,
+        x,
+        True,
+        initial_state=state,
+        state_v_first=True,
+    )
 
 
 @calls

@@ -119,11 +119,18 @@ def test_options_are_what_they_say(call):
     raw, log, bias = torch.randn(2, 80, 2), torch.rand(2), torch.randn(2)
     state = torch.randn(2, 2, 24, 16, dtype=torch.float64)
     o, final = call(
-        x._replace(q=3 * x.q, k=2 * x.k, beta=raw, g=raw), True, initial_state=state,
-        output_final_state=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-        allow_neg_eigval=True, use_gate_in_kernel=True, A_log=log, dt_bias=bias,
+        x._replace(q=3 * x.q, k=2 * x.k, beta=raw, g=raw),
+        True,
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True,
+        use_gate_in_kernel=True,
+        A_log=log,
+        dt_bias=bias,
         state_v_first=True,
-    )  # fmt: skip
+    )
     q, k = (F.normalize(y, dim=-1) for y in (x.q, x.k))
     g = -torch.exp(log) * F.softplus(raw + bias)
     wanted = delta_recurrence(q, k, x.v, 2 * raw.sigmoid(), g, state.mT, scale=0.25)

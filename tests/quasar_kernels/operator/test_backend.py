@@ -51,7 +51,7 @@ def test_without_nvrtc_triton_serves_and_the_log_says_why_once(gpu_call, caplog)
     assert "install nvidia-cuda-nvrtc" in line
     assert switches.NVRTC in line
     assert "\n" not in line
-    assert f"{choice.reason}; to mend it, {choice.remedy}" in line
+    assert f"{choice.reason}; remedy: {choice.remedy}" in line
 
 
 def test_a_gpu_that_is_too_old_is_served_by_triton_and_the_log_says_so_once(
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_too_old_is_served_by_triton_and_the_log_says_so_once(
     (record,) = caplog.records
     assert "compute capability 7.5; the CUDA kernels need 8.0" in record.getMessage()
     assert "QUASAR_BACKEND=triton" in record.getMessage()
-    assert f"{choice.reason}; to mend it, {choice.remedy}" in record.getMessage()
+    assert f"{choice.reason}; remedy: {choice.remedy}" in record.getMessage()
 
 
 @pytest.mark.usefixtures("no_nvrtc")

@@ -44,9 +44,15 @@ class Kernel:
 
 STORAGE = torch.zeros(64)
 KINDS = [
-    (STORAGE, 5, 0.5), (STORAGE[1:], 5, 0.5), (STORAGE.double(), 5, 0.5), (STORAGE, 1, 0.5),
-    (STORAGE, 16, 0.5), (STORAGE, 1 << 31, 0.5), (STORAGE, 1 << 32, None), (STORAGE, None, 0.5),
-]  # fmt: skip
+    (STORAGE, 5, 0.5),
+    (STORAGE[1:], 5, 0.5),
+    (STORAGE.double(), 5, 0.5),
+    (STORAGE, 1, 0.5),
+    (STORAGE, 16, 0.5),
+    (STORAGE, 1 << 31, 0.5),
+    (STORAGE, 1 << 32, None),
+    (STORAGE, None, 0.5),
+]
 
 
 def test_the_second_launch_of_a_kind_is_not_bound():

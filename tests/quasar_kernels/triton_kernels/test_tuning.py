@@ -244,9 +244,12 @@ def test_a_candidate_must_compute_what_the_default_does(monkeypatch):
     }
     before = torch.get_rng_state()
     trial = autotune._trial(
-        16, torch.float32, torch.device("cpu"), default,
+        16,
+        torch.float32,
+        torch.device("cpu"),
+        default,
         lambda tiles, *inputs: broken.get(tiles, lambda o: o)(launch(tiles, *inputs)),
-    )  # fmt: skip
+    )
     assert [trial(tiles) for tiles in (default, *broken)] == [1.0, *[math.inf] * 3, 1.0]
     assert torch.equal(before, torch.get_rng_state())
 

@@ -1,4 +1,4 @@
-// What both walks of WKV6 share: arguments, sequences, and tokens staged through shared memory.
+// Shared by both kernels of WKV6: arguments, sequences, and tokens staged through shared memory.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace quasar::wkv6 {
 
 constexpr int KEYS = WKV6_KEYS;  // channels of a head's r, k and w: 32, 64 or 128
-constexpr int CHECKPOINT = 8;    // tokens between the states that the forward walk keeps
+constexpr int CHECKPOINT = 8;    // tokens between state checkpoints of the forward kernel
 
 #if WKV6_FP32
 typedef float Element;
@@ -28,18 +28,18 @@ constexpr Scalar SCALAR = Scalar::bf16;
 #endif
 
 // Arguments of both kernels; mirrored by launch.py. Tensors are contiguous. r, k, v, o, dout and dv
-// hold Elements; a walk leaves alone what is null.
+// hold Elements. Null outputs are not written.
 struct Arguments {
   const void *r, *k, *v, *dout;
   const float *w, *u, *initial_state, *d_final;
   void *o, *dv;
   float *final_state, *checkpoints, *dr, *dk, *dw, *du, *d_initial;
-  const i64* bounds;  // of packed sequences; else null
+  const i64* bounds;  // of packed sequences (cu_seqlens), otherwise null
   i64 T;
   int heads, values;
 };
 
-// The sequence and head of a block.
+// A block's sequence and head.
 struct Chain {
   i64 sequence, begin, cell;  // the first token of all, and the place of its first checkpoint
   int head, tokens;
@@ -49,7 +49,7 @@ __device__ __forceinline__ Chain find_chain(const Arguments& arg) {
   const i64 n = blockIdx.x / arg.heads;
   const int head = blockIdx.x % arg.heads;
   if (!arg.bounds) return {n, n * arg.T, n * arg.T / CHECKPOINT + n, head, (int)arg.T};
-  // bounds that leave the row are cut, so that nothing outside of it is touched
+  // clamp bounds outside of the row, so that no access leaves it
   i64 begin = arg.bounds[n], end = arg.bounds[n + 1];
   if (begin < 0) begin = 0;
   if (end > arg.T) end = arg.T;
@@ -136,7 +136,7 @@ struct Stage {
     commit_loads();
   }
 
-  // convert what arrived
+  // converts a stage's tokens
   template <int THREADS>
   __device__ __forceinline__ void convert(int tokens, int part) {
     const Raw& from = raw[part];

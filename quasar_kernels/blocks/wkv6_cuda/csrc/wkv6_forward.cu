@@ -1,8 +1,10 @@
-// WKV6 forward, one token after the other: outputs, the final state, and states for the gradients.
+// WKV6 forward, token by token: outputs, the final state, and state checkpoints for the gradients.
 //
-// The state stays in registers, in fp32. A lane holds ROWS rows of one column of it, so that a token
-// costs a few multiplications, and the sum over rows a few exchanges between the lanes that share a
-// column, which the next token need not wait for.
+// Grid: (sequences * heads, V / COLUMNS). The state stays in registers, in fp32: each lane holds
+// ROWS rows of one column, so a token costs few multiplications, and the sum over rows costs few
+// shuffles between the lanes that share a column. The next token need not wait for these shuffles.
+//
+// Shared memory: a cp.async pipeline of two stages of TOKENS tokens, and their conversion to fp32.
 
 #include "walk.cuh"
 
@@ -21,7 +23,7 @@ __device__ __forceinline__ void wkv6_forward(const Arguments& arg) {
   const Chain chain = find_chain(arg);
   const int group = threadIdx.x % LANES, own = threadIdx.x / LANES;
   const int first_column = blockIdx.y * COLUMNS, column = first_column + own;
-  const i64 given = (i64)blockIdx.x * KEYS * arg.values + column;
+  const i64 state_offset = (i64)blockIdx.x * KEYS * arg.values + column;
   // lanes side by side read pieces of 16 bytes side by side
   auto row = [&](int i) { return i / 4 * (KEYS / 2) + 4 * group + i % 4; };
 
@@ -30,7 +32,7 @@ __device__ __forceinline__ void wkv6_forward(const Arguments& arg) {
   float state[ROWS], bonus[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const i64 at = given + (i64)row(i) * arg.values;
+    const i64 at = state_offset + (i64)row(i) * arg.values;
     state[i] = arg.initial_state ? arg.initial_state[at] : 0.f;
     bonus[i] = arg.u[chain.head * KEYS + row(i)];
   }
@@ -75,7 +77,8 @@ __device__ __forceinline__ void wkv6_forward(const Arguments& arg) {
     }
   }
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) arg.final_state[given + (i64)row(i) * arg.values] = state[i];
+  for (int i = 0; i < ROWS; ++i)
+    arg.final_state[state_offset + (i64)row(i) * arg.values] = state[i];
 }
 
 QUASAR_LAUNCH(wkv6_forward, THREADS, sizeof(Staged), Arguments)

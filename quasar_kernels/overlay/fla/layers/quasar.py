@@ -3,8 +3,8 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The layer records one node for autograd. What that keeps for the backward pass is told by the
-shapes (layer/node.py): a million tokens leave nothing but their output behind.
+The layer records one autograd node. The shapes decide how much it saves for the backward pass
+(layer/node.py): for a million tokens nothing but the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
-"""Up to so many tokens after a cached state are walked one by one."""
+"""Most tokens after a cached state that are processed one by one."""
 
 _CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
@@ -41,7 +41,7 @@ class GatedRMSNorm(nn.Module):
 
 
 class QuasarCache:
-    """States of the layers of a model between calls, where no other cache is at hand.
+    """States of a model's layers between calls, if the caller has no other cache.
 
     Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
     cache to go on from it twice. States that others put here by `update` are left as they are.
@@ -59,7 +59,7 @@ class QuasarCache:
     def update(
         self, recurrent_state, conv_state, layer_idx: int, offset: int, *, owned: bool = False
     ) -> None:
-        """Store a layer's states after `offset` more tokens; `owned`: nobody else holds them."""
+        """Store a layer's states after `offset` more tokens; `owned`: no caller references them."""
         while len(self.states) <= layer_idx:
             empty = {"recurrent_state": None, "conv_state": None, "seen_tokens": 0, "owned": False}
             self.states.append(empty)
@@ -199,7 +199,7 @@ class QuasarAttention(nn.Module):
             weights = Weights(*tensors)
             if by_kernels:
                 return begin(call, x, weights)
-            return [self._attend(x, weights, dtype, cu_seqlens)[0]], ()
+            return [self._forward_with_states(x, weights, dtype, cu_seqlens)[0]], ()
 
         def copied(x):
             return call.copied_as(x, weights) if by_kernels else dtype
@@ -224,7 +224,7 @@ class QuasarAttention(nn.Module):
         return recomputed(run, x, *weights)
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
-        """Run from the cached states, if there are any, and store the new ones if asked to."""
+        """Run from the cached states, if there are any, and store the new ones if `keep`."""
         index, dtype = self.layer_idx or 0, _compute_dtype(x)
         last = cache[index] if len(cache) > index else None
         B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -235,7 +235,7 @@ class QuasarAttention(nn.Module):
         ours = type(cache) is QuasarCache
         overwrite = False
         if ours and last is not None:
-            # what a recorded call has read, its backward pass will read again
+            # the backward pass of a recorded call reads the states again
             last["owned"] = last["owned"] and not torch.is_grad_enabled()
             overwrite = keep and last["owned"] and _are_overwritable(parts, state, dtype)
         if overwrite and walk and cu_seqlens is None:
@@ -248,7 +248,7 @@ class QuasarAttention(nn.Module):
                 conv_state = x.new_zeros(B, 3 * self.key_dim, self.conv_size).to(dtype)
             else:
                 conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
-        y, conv_state, state = self._attend(
+        y, conv_state, state = self._forward_with_states(
             x, self._weights(), dtype, cu_seqlens, conv_state, state, keep, walk, overwrite
         )
         if keep:
@@ -263,7 +263,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _decode(self, x, parts, state, dtype):
-        """Walk a few tokens and overwrite `state` and the convolution's `parts`; replayed."""
+        """Process a few tokens by a CUDA graph; overwrites `state` and `parts` (convolution)."""
         weights = self._weights()
         count = len(weights)
 
@@ -271,7 +271,7 @@ class QuasarAttention(nn.Module):
             weights = Weights(*tensors[:count])
             parts, state = tensors[count:-1], tensors[-1]
             conv_state = torch.cat(parts, dim=1) if parts else None
-            y, conv_state, _ = self._attend(
+            y, conv_state, _ = self._forward_with_states(
                 x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
             )
             if parts:
@@ -283,7 +283,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _settings(self) -> tuple:
-        """Return what changes a graph besides tensors."""
+        """Return the settings that a graph depends on, besides tensors."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:
@@ -301,11 +301,18 @@ class QuasarAttention(nn.Module):
                 convs = [parts[name]._parameters for name in _CONVS]
                 taps, shifts = [p["weight"] for p in convs], [p["bias"] for p in convs]
             found = Weights(
-                q, parts["k_proj"]._parameters["weight"], parts["v_proj"]._parameters["weight"],
-                narrow._parameters["weight"], wide["weight"], wide["bias"], *taps, *shifts,
-                self._parameters["beta_log"], parts["o_norm"]._parameters["weight"],
+                q,
+                parts["k_proj"]._parameters["weight"],
+                parts["v_proj"]._parameters["weight"],
+                narrow._parameters["weight"],
+                wide["weight"],
+                wide["bias"],
+                *taps,
+                *shifts,
+                self._parameters["beta_log"],
+                parts["o_norm"]._parameters["weight"],
                 parts["o_proj"]._parameters["weight"],
-            )  # fmt: skip
+            )
         except KeyError:  # what parametrizes a module makes its weight an attribute like others
             found = self._weights_by_attribute()
         if type(found.q) is not nn.Parameter and hasattr(found.q, "placements"):
@@ -319,17 +326,31 @@ class QuasarAttention(nn.Module):
         narrow, wide = self.g_proj
         convs = [getattr(self, name) for name in _CONVS] if self.use_short_conv else []
         return Weights(
-            self.q_proj.weight, self.k_proj.weight, self.v_proj.weight,
-            narrow.weight, wide.weight, wide.bias,
+            self.q_proj.weight,
+            self.k_proj.weight,
+            self.v_proj.weight,
+            narrow.weight,
+            wide.weight,
+            wide.bias,
             *([conv.weight for conv in convs] or (None,) * 3),
             *([conv.bias for conv in convs] or (None,) * 3),
-            self.beta_log, self.o_norm.weight, self.o_proj.weight,
-        )  # fmt: skip
+            self.beta_log,
+            self.o_norm.weight,
+            self.o_proj.weight,
+        )
 
-    def _attend(
-        self, x, weights, dtype, cu_seqlens, conv_state=None, state=None, keep=False, walk=False,
+    def _forward_with_states(
+        self,
+        x,
+        weights,
+        dtype,
+        cu_seqlens,
+        conv_state=None,
+        state=None,
+        keep=False,
+        walk=False,
         overwrite=False,
-    ):  # fmt: skip
+    ):
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.

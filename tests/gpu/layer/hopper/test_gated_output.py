@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings
-from fla.ops.quasar.layer.hopper.packing import Packing, Vector, pack_weights
+from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
 from fla.ops.quasar.layer.hopper.program import PROGRAM
-from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_packing
+from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
+from fla.ops.quasar.layer.hopper.weight_tiles import Vector, WeightLayout, swizzle_weights
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -34,8 +34,8 @@ def layer_like(R, dtype=torch.bfloat16, outputs=512):
 
 def run(o, narrow, gate, bias, norm, out, eps=EPS):
     program = PROGRAM.load(Variant(o.device.index, o.dtype))
-    gate_images, out_images = pack_weights(program, output_packings(gate, norm, out), o.dtype)
-    return gated_output(program, o, narrow, gate_images, bias, out_images, eps)
+    gate_weights, out_weights = swizzle_weights(program, output_layouts(gate, norm, out), o.dtype)
+    return gated_output(program, o, narrow, gate_weights, bias, out_weights, eps)
 
 
 def exact(o, narrow, gate, bias, norm, out, eps=EPS):
@@ -54,11 +54,13 @@ def test_smaller_parameters_come_to_fp32(dtype):
     x = torch.linspace(-30, 30, 999, device="cuda").to(dtype)
     joined, copied, positive = taps_buffer(x), x.float() * 0, x.float() * 0
     vectors = (
-        *taps_packing(tuple(taps), joined),
+        *taps_layout(tuple(taps), joined),
         Vector(x, copied),
         Vector(x, positive, softplus=True),
     )
-    pack_weights(program, [Packing(torch.ones(64, 64, device="cuda"))], torch.bfloat16, vectors)
+    swizzle_weights(
+        program, [WeightLayout(torch.ones(64, 64, device="cuda"))], torch.bfloat16, vectors
+    )
     assert torch.equal(2 * joined, torch.cat(taps).squeeze(1).t().float())
     assert torch.equal(copied, x.float())
     assert torch.allclose(positive, F.softplus(x.double()).float(), rtol=2e-6, atol=0)
@@ -74,13 +76,13 @@ def image_of(matrix, row_group, input_group):
 
     rows, inputs = matrix.shape
     matrix = matrix.cpu()[order(rows, row_group)][:, order(inputs, input_group)]
-    images = []
+    weight_tiles = []
     for tile in matrix.split(128):
-        for image in tile.split(64, dim=1):
-            pieces = image.reshape(-1, 8, 8)
+        for tiles in tile.split(64, dim=1):
+            pieces = tiles.reshape(-1, 8, 8)
             row = torch.arange(len(pieces))[:, None]
-            images.append(pieces[row, torch.arange(8) ^ row % 8].flatten())
-    return torch.cat(images)
+            weight_tiles.append(pieces[row, torch.arange(8) ^ row % 8].flatten())
+    return torch.cat(weight_tiles)
 
 
 @pytest.mark.parametrize("R", [1, 63, 64, 65, 1000, 16_387, 100_000])
@@ -137,19 +139,19 @@ def test_repeated_runs_are_equal():
 def test_images_are_where_the_layout_says(dtype):
     g = torch.randn(192, 512, device="cuda")
     scale = torch.rand(S, device="cuda")
-    packings = [
-        Packing(g),
-        Packing(g[:64], 32, 16),
-        Packing(g.half(), 16, 32, 0.5),
-        Packing(g.bfloat16(), 8, 16, 1.0, scale),
-        Packing(g, 32, fp16=True),
+    layouts = [
+        WeightLayout(g),
+        WeightLayout(g[:64], 32, 16),
+        WeightLayout(g.half(), 16, 32, 0.5),
+        WeightLayout(g.bfloat16(), 8, 16, 1.0, scale),
+        WeightLayout(g, 32, fp16=True),
     ]
-    images = pack_weights(PROGRAM.load(Variant(g.device.index, dtype)), packings, dtype)
-    for packing, image in zip(packings, images, strict=True):
-        matrix = packing.weight.float() * packing.factor
-        if packing.scale is not None:
+    weight_tiles = swizzle_weights(PROGRAM.load(Variant(g.device.index, dtype)), layouts, dtype)
+    for layout, tiles in zip(layouts, weight_tiles, strict=True):
+        matrix = layout.weight.float() * layout.factor
+        if layout.scale is not None:
             matrix = matrix * scale.repeat(matrix.shape[1] // S)
-        wanted = image_of(matrix, packing.row_group, packing.input_group)
-        wanted = wanted.to(torch.float16 if packing.fp16 else dtype)
-        assert image.dtype == wanted.dtype
-        assert torch.equal(image.cpu(), wanted)
+        wanted = image_of(matrix, layout.row_group, layout.input_group)
+        wanted = wanted.to(torch.float16 if layout.fp16 else dtype)
+        assert tiles.dtype == wanted.dtype
+        assert torch.equal(tiles.cpu(), wanted)

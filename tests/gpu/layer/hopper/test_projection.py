@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.attend import FEWEST_TOKENS
-from fla.ops.quasar.layer.hopper.packing import pack_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM
 from fla.ops.quasar.layer.hopper.projection import (
     project,
-    projection_packings,
+    projection_layouts,
     taps_buffer,
-    taps_packing,
+    taps_layout,
 )
+from fla.ops.quasar.layer.hopper.weight_tiles import swizzle_weights
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -36,11 +36,11 @@ def weights():
 
 def run(x, wide, narrow, taps, dtype):
     program = PROGRAM.load(Variant(x.device.index, dtype))
-    packed = taps_buffer(x)
-    images = pack_weights(
-        program, projection_packings(*wide, narrow), dtype, taps_packing(tuple(taps), packed)
+    packed_taps = taps_buffer(x)
+    weight_tiles = swizzle_weights(
+        program, projection_layouts(*wide, narrow), dtype, taps_layout(tuple(taps), packed_taps)
     )
-    return project(program, x, images[0], packed, dtype)
+    return project(program, x, weight_tiles[0], packed_taps, dtype)
 
 
 def exact(x, wide, narrow, taps, dtype):
@@ -140,5 +140,5 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
     assert torch.isfinite(first).all()
     assert torch.equal(first, second)
     assert [record.getMessage() for record in caplog.records] == [
-        "the layer's fused products are not used: no such luck; to mend it, try again"
+        "the layer's fused products are not used: no such luck; remedy: try again"
     ]

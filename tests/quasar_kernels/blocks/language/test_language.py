@@ -202,8 +202,10 @@ def test_sampling_without_temperature_is_the_likeliest_token_of_whole_calls():
     for _ in range(5):
         tokens = torch.cat([tokens, model(tokens[None])[0, -1:].argmax(-1)])
     assert torch.equal(sampled(model, prompt, 5, 0, 0), tokens[7:])
-    for arguments, words in (((prompt[:0], 5, 1, 0), "prompt is empty"),
-                             ((prompt, 5, -1, 0), "from 0 up; got -1")):  # fmt: skip
+    for arguments, words in (
+        ((prompt[:0], 5, 1, 0), "prompt is empty"),
+        ((prompt, 5, -1, 0), "from 0 up; got -1"),
+    ):
         with pytest.raises(ValueError, match=words):
             sampled(model, *arguments)
 

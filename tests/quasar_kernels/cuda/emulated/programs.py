@@ -36,9 +36,14 @@ class EmulatedKernel(Kernel):
         """Run `grid` blocks one after the other."""
         run, kernel = self.function
         problem = run(
-            kernel, parameters, len(parameters), *grid, self.threads, self.shared,
+            kernel,
+            parameters,
+            len(parameters),
+            *grid,
+            self.threads,
+            self.shared,
             self.device == LATE,
-        )  # fmt: skip
+        )
         if problem:
             raise RuntimeError(problem.decode())
 
@@ -85,8 +90,17 @@ class Programs:
         files |= {path.name: path.read_text() for path in _HERE.glob("*.h")}
         included = ["numbers.h", "memory.h", *(path.name for path in program._sources)]
         files["all.cpp"] = "".join(f'#include "{name}"\n' for name in included)
-        command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE",
-                   f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}", *options]  # fmt: skip
+        command = [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-U_FORTIFY_SOURCE",
+            f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}",
+            *options,
+        ]
 
         def make(library: Path) -> None:
             for name, text in files.items():

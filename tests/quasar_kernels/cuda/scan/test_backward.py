@@ -45,8 +45,10 @@ def call(cut, T, width=64, heads=2, states=False, d_o=None):
     x["states"] = None if x["maps"] is None else torch.empty_like(x["maps"])
     found = cuda_scan_bwd.backward(
         *(x[n] for n in ("q", "k", "v", "beta", "initial_state", "maps", "states", "d_o")),
-        x["d_final"], 0.5, cut,
-    )  # fmt: skip
+        x["d_final"],
+        0.5,
+        cut,
+    )
     return x, found
 
 

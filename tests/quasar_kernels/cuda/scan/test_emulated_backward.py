@@ -38,11 +38,19 @@ def assert_gradients(programs, x, to_state=True):
     wanted = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
     results = [
         cuda_scan_bwd.backward(
-            *x[:4], x.initial_state, G, states, d_o, d_final if to_state else None, SCALE, cut, x.g,
+            *x[:4],
+            x.initial_state,
+            G,
+            states,
+            d_o,
+            d_final if to_state else None,
+            SCALE,
+            cut,
+            x.g,
             program=x.load(programs, cuda_scan_bwd.PROGRAM, late),
         )
         for late in (False, True)
-    ]  # fmt: skip
+    ]
     for name, exact_gradient in zip(leaves, wanted, strict=True):
         found, same = (getattr(result, name) for result in results)
         assert torch.equal(found, same), name

@@ -29,10 +29,18 @@ def run_maps(program, x, segments):
     T, H, S = x.v.shape[1:]
     G, states = (torch.full((segments, H, S, S), float("nan")) for _ in range(2))
     at = cuda_scan.Arguments(
-        k=x.k.data_ptr(), v=x.v.data_ptr(), beta=x.beta.data_ptr(), maps=G.data_ptr(),
-        decay=None if x.g is None else x.g.data_ptr(), states=states.data_ptr(), T=T,
-        length=T // segments, per_sequence=segments, heads=H, group=1,
-    )  # fmt: skip
+        k=x.k.data_ptr(),
+        v=x.v.data_ptr(),
+        beta=x.beta.data_ptr(),
+        maps=G.data_ptr(),
+        decay=None if x.g is None else x.g.data_ptr(),
+        states=states.data_ptr(),
+        T=T,
+        length=T // segments,
+        per_sequence=segments,
+        heads=H,
+        group=1,
+    )
     at.k_stride[:], at.v_stride[:] = x.k.stride()[:3], x.v.stride()[:3]
     parameters = (ctypes.c_void_p * 2)(ctypes.addressof(at), None)
     program.kernels["segment_map"].launch((segments * H * (S // 64), 1), parameters, 0)

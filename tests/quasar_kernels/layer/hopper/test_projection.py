@@ -80,6 +80,6 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
     (record,) = caplog.records
     assert record.getMessage() == (
         "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "
-        "to mend it, start again"
+        "remedy: start again"
     )
     assert PROGRAM.find(variant).remedy == "start again"

@@ -1,9 +1,9 @@
-"""Which implementation takes a call of `chunk_quasar`, and why: CUDA C++, Triton or torch.
+"""Selects the implementation of a `chunk_quasar` call: CUDA C++, Triton or torch.
 
-QUASAR_BACKEND chooses: `auto` (the default) takes CUDA where it applies and Triton elsewhere on a
-GPU; `cuda` raises where CUDA does not apply, so that nothing else is measured by mistake; `triton`
-and `torch` take those. When the CUDA kernels cannot be built or run, `auto` logs one line that
-names the cause and the remedy, and Triton serves from then on.
+QUASAR_BACKEND decides: `auto` (the default) uses CUDA for supported calls and Triton for others on
+a GPU; `cuda` raises for unsupported calls, so that nothing else is measured by mistake; `triton`
+and `torch` use those. When the CUDA kernels cannot be built or run, `auto` logs one line with the
+cause and the remedy, and uses Triton from then on.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fla.ops.quasar.segments import Segments
 
 
 class Choice(NamedTuple):
-    """The implementation of a call, and why it and not a faster one."""
+    """The implementation of a call, and why no faster one is used."""
 
     backend: Literal["cuda", "triton", "torch"]
     reason: str  # a clause
-    remedy: str = ""  # what would make a faster one serve, where that is known
-    program: LoadedProgram | None = None  # where CUDA takes the call
+    remedy: str = ""  # how to enable a faster one, if known
+    program: LoadedProgram | None = None  # of the CUDA kernels
 
 
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
-    """Return which implementation `chunk_quasar` takes for q, k, v `[B, T, H, S]`, and why.
+    """Return the implementation of `chunk_quasar` for q, k, v `[B, T, H, S]`, and the reason.
 
     The first call for a device, dtype and kind of heads compiles the CUDA kernels where they apply,
     or reads them from the cache.
 
     Raises:
         ValueError: QUASAR_BACKEND has no known value.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
     """
     return _choose(switches.requested_backend(), q, k, v)
 
@@ -78,7 +78,7 @@ def cuda_forward(
     cu_seqlens: torch.Tensor | None,
     g: torch.Tensor | None = None,
 ) -> cuda_scan.Forward | None:
-    """Run the CUDA forward pass: `cuda_scan.Forward`, or None where another implementation serves.
+    """Run the CUDA forward pass: `cuda_scan.Forward`, or None if another backend is used.
 
     Args:
         backend: QUASAR_BACKEND's value.
@@ -92,9 +92,19 @@ def cuda_forward(
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(
-        backend, program, cuda_scan.forward,
-        q, k, v, beta, initial_state, output_final_state, scale, cu_seqlens, g,
-    )  # fmt: skip
+        backend,
+        program,
+        cuda_scan.forward,
+        q,
+        k,
+        v,
+        beta,
+        initial_state,
+        output_final_state,
+        scale,
+        cu_seqlens,
+        g,
+    )
 
 
 def cuda_backward(
@@ -112,7 +122,7 @@ def cuda_backward(
     cut: Segments,
     g: torch.Tensor | None = None,
 ) -> cuda_scan_bwd.Gradients | None:
-    """Run the CUDA backward pass behind the CUDA forward pass, or None where Triton serves.
+    """Run the CUDA backward pass behind the CUDA forward pass, or None if Triton is used.
 
     Args:
         backend: QUASAR_BACKEND's value at the forward pass.

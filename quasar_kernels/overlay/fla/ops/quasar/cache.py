@@ -1,4 +1,4 @@
-"""Files that processes keep for later ones, compiled kernels and tiles: where, and how to write."""
+"""The on-disk cache of compiled kernels and tuned tiles: its folder, and atomic writes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def cache_folder() -> Path:
     """Return the folder; it may not exist yet."""
     own, users = switches.cache_dirs()
     if not os.path.isabs(users):
-        users = os.path.expanduser("~/.cache")  # as the XDG specification asks
+        users = os.path.expanduser("~/.cache")  # required by the XDG specification
     return Path(own) if own else Path(users, "quasar")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file and its folder; who reads it meanwhile finds the old file or the new one.
+    """Write a file atomically and create its folder; readers see the old file or the new one.
 
     Raises:
-        OSError: it could not be written; nothing is left of it.
+        OSError: it could not be written; no temporary file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

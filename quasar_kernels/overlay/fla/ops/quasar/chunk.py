@@ -1,8 +1,9 @@
 """Chunk-wise QuasarAttention: a segmented scan, parallel over T, in CUDA C++ or Triton.
 
 The step over any run of tokens is affine in the state, S_out = G S_in + R, so a sequence is cut
-into segments. Pass 1 computes each segment's (G, R), a short scan gives every segment the state
-that enters it, and pass 2 walks each segment from that state and writes the outputs. The result is
+into segments. Pass 1 computes each segment's (G, R), a short scan computes the state that
+enters each segment, and pass 2 processes each segment from that state and writes the outputs. The
+result is
 exact: the number of segments changes only the rounding. README.md in this folder has the algebra.
 """
 
@@ -72,7 +73,7 @@ def _shared(plan: Plan, q: torch.Tensor) -> dict:
 
 
 def _packing(plan: Plan, inverse: torch.Tensor) -> int:
-    # of the kernels that read B
+    # rows of B in a row of 64 elements, for the kernels that read B
     return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
 
 
@@ -81,8 +82,8 @@ def _segment_states(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
 
-    Both are None where no sequence has a second segment. The last segment of a sequence has
-    neither: its places stay unwritten.
+    Both are None if no sequence has a second segment. The entries of a sequence's last segment are
+    not written.
     """
     if plan.total == plan.sequences:
         return None, None
@@ -100,15 +101,26 @@ def _segment_states(
 
 
 def _scan(plan: Plan, G, R, initial_state, dtype: torch.dtype, *, backward: bool) -> None:
-    """Scan the maps in place: R becomes the states, or going backward their gradients."""
+    """Scan the maps in place: R becomes the states, or with `backward` their gradients."""
     H, S = G.shape[1:3]
     exact = dtype != torch.bfloat16
     segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols))](
-        G, R, initial_state, plan.first, plan.per_sequence, H=H, S=S, BS=plan.block,
-        BV=plan.tiles.scan_cols, EXACT=exact, BACKWARD=backward,
-        HAS_INITIAL=initial_state is not None, IS_VARLEN=plan.table is not None,
-        num_warps=plan.tiles.scan_warps, num_stages=2 if exact else 1,
-    )  # fmt: skip
+        G,
+        R,
+        initial_state,
+        plan.first,
+        plan.per_sequence,
+        H=H,
+        S=S,
+        BS=plan.block,
+        BV=plan.tiles.scan_cols,
+        EXACT=exact,
+        BACKWARD=backward,
+        HAS_INITIAL=initial_state is not None,
+        IS_VARLEN=plan.table is not None,
+        num_warps=plan.tiles.scan_warps,
+        num_stages=2 if exact else 1,
+    )
 
 
 def _walk(
@@ -152,7 +164,7 @@ def chunk_quasar_fwd(
     if plan.sequences * H == 0 or (T == 0 and not output_final_state):
         return torch.empty_like(q), final, None, None
     o = torch.empty_like(k, memory_format=torch.contiguous_format)
-    # a chunk's B waits in o's own rows, unless several programs write them
+    # a chunk's B is stored in o's rows, unless several programs write them
     inverse = chunk_intra(plan, k, beta, o if plan.tiles.value_cols >= S else None)
     G, states = _segment_states(plan, k, v, g, inverse, initial_state)
     _walk(plan, q, k, v, g, inverse, initial_state, states, final, o, scale)
@@ -218,9 +230,15 @@ def chunk_quasar_bwd(
         keep = max(plan.block, plan.tiles.chunk)
         shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
         decay_grad_kernel[(plan.total * H, shares)](
-            dg, begins, plan.table, *where[:3], H=H, KEEP=keep, IS_VARLEN=plan.table is not None,
+            dg,
+            begins,
+            plan.table,
+            *where[:3],
+            H=H,
+            KEEP=keep,
+            IS_VARLEN=plan.table is not None,
             num_warps=1,
-        )  # fmt: skip
+        )
     return dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, dg
 
 
@@ -230,25 +248,34 @@ def _forward_with(tiles, q, k, v, beta) -> torch.Tensor:
 
 
 def _for_each_head(q, k, v) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # heads of q and k that neighbouring ones of v share repeated, for what reads one of its own
+    # repeats heads of q and k that several heads of v share
     if q.shape[2] != v.shape[2]:
         q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     return q, k, v
 
 
 class Recorded(NamedTuple):
-    """A forward pass's results, and what `recorded_backward` takes."""
+    """A forward pass's results, and the inputs of `recorded_backward`."""
 
     o: torch.Tensor
     final_state: torch.Tensor | None
     saved: tuple[torch.Tensor | None, ...]  # q, k, v, beta, the initial state, G, the states, g
-    cut: Plan | Segments  # how G and the states are cut
+    cut: Plan | Segments  # the segmentation of G and the states
 
 
 def recorded_forward(
-    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, g=None,
-    *, backend: Backend,
-) -> Recorded:  # fmt: skip
+    q,
+    k,
+    v,
+    beta,
+    initial_state=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    scale=1.0,
+    g=None,
+    *,
+    backend: Backend,
+) -> Recorded:
     """Run `run_chunks`'s forward pass by kernels: CUDA C++ where that applies, else Triton.
 
     Args:
@@ -259,15 +286,14 @@ def recorded_forward(
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
-    found = cuda_forward(
-        backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g
-    )  # fmt: skip
+    found = cuda_forward(backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g)
     if found is None:
         plan = plan_segments(v, cu_seqlens, launch=_forward_with)
         qkv = _for_each_head(q, k, v)
-        found = *chunk_quasar_fwd(
-            *qkv, beta, initial, output_final_state, scale, g, plan=plan
-        ), plan  # fmt: skip
+        found = (
+            *chunk_quasar_fwd(*qkv, beta, initial, output_final_state, scale, g, plan=plan),
+            plan,
+        )
     o, final, G, states, cut = found
     return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
 
@@ -381,7 +407,7 @@ def chunk_quasar(
 def run_chunks(
     q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0, g=None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `chunk_quasar`, or with a step size or a decay of the caller's own, by what serves.
+    """Compute `chunk_quasar`, or a call with given step sizes or decays, by the chosen backend.
 
     Arguments that are not described here are those of `chunk_quasar`, unchecked.
 

@@ -15,8 +15,8 @@ def on_its_device(function: Function) -> Function:
     """Make the device of a call's first tensor the current one while the call runs.
 
     Kernels are launched on the current device, on its current stream. Every public function that
-    launches one is decorated with this, and so is a backward pass, so that what they call need
-    not care. Where that device is current already, it costs half a microsecond.
+    launches one is decorated with this, and so is every backward pass, so that functions they call
+    need not set the device. If the device is already current, this costs half a microsecond.
     """
 
     @functools.wraps(function)

@@ -47,10 +47,18 @@ def tiles_for(block: int, chains: int) -> RecurrentTiles:
 @triton.jit(
     # one token and many, and any layout, share one compiled kernel
     do_not_specialize=[
-        "T", "stride_qb", "stride_qt", "stride_qh", "stride_kb", "stride_kt", "stride_kh",
-        "stride_vb", "stride_vt", "stride_vh",
+        "T",
+        "stride_qb",
+        "stride_qt",
+        "stride_qh",
+        "stride_kb",
+        "stride_kt",
+        "stride_kh",
+        "stride_vb",
+        "stride_vt",
+        "stride_vh",
     ]
-)  # fmt: skip
+)
 def fused_recurrent_quasar_fwd_kernel(
     q,
     k,
@@ -265,9 +273,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
     def forward(ctx, q, k, v, beta, initial_state, g, output_final_state, cu_seqlens, scale):
         ctx.save_for_backward(q, k, v, beta, initial_state, g, cu_seqlens)
         ctx.scale = scale
-        return _run(
-            q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, False, g
-        )  # fmt: skip
+        return _run(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, False, g)
 
     @staticmethod
     @once_differentiable
@@ -284,7 +290,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
             q, k = (x.repeat_interleave(group, 2) for x in (q, k)) if group > 1 else (q, k)
             o, final = chunk_quasar_torch(
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
-            )  # fmt: skip
+            )
             # without tokens a result may depend on no leaf
             given = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
             given = [(x, dx) for x, dx in given if x.requires_grad]
@@ -339,9 +345,17 @@ def fused_recurrent_quasar(
 
 
 def run_recurrent(
-    q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None, scale=1.0,
-    inplace_state=False, g=None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    q,
+    k,
+    v,
+    beta,
+    initial_state=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    scale=1.0,
+    inplace_state=False,
+    g=None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `fused_recurrent_quasar`, or with a step size or a decay of the caller's own.
 
     Arguments that are not described here are those of `fused_recurrent_quasar`.

@@ -1,4 +1,4 @@
-"""How the sequences of a call are cut into segments, whichever kernels walk them."""
+"""The segmentation of a call's sequences, for all kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class PackedTable(NamedTuple):
-    """Where the segments of packed sequences lie."""
+    """The segments of packed sequences."""
 
     table: torch.Tensor  # [total, 4] int64: sequence, first token, tokens, 1 first + 2 last of it
     first: torch.Tensor  # [sequences + 1] int64: a sequence's first segment
@@ -32,7 +32,7 @@ def packed_table(bounds: list[int], length: int, device: torch.device) -> Packed
 
 
 class Segments(NamedTuple):
-    """How the sequences are cut, without a choice of kernels."""
+    """The segments of a call."""
 
     total: int  # segments of all sequences
     sequences: int

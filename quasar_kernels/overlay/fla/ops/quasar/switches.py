@@ -1,4 +1,4 @@
-"""The environment variables that the kernels read: by name, and each one's reading."""
+"""The environment variables of the kernels: their names, and functions that read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Backend = Literal["auto", "cuda", "triton", "torch"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 BACKEND = "QUASAR_BACKEND"
-"""Which implementation takes a call: one of `BACKENDS`."""
+"""The implementation of a call: one of `BACKENDS`."""
 GRAPHS = "QUASAR_GRAPHS"
 """0 keeps every call of the layer from becoming a CUDA graph."""
 KEEP_MIB = "QUASAR_KEEP_MIB"
@@ -23,9 +23,9 @@ NVRTC = "QUASAR_NVRTC"
 
 
 def _read(name: str, default: str) -> str:
-    """Return a variable, without the two exceptions inside `os.environ.get` where it is not set.
+    """Return a variable, without the two exceptions inside `os.environ.get` for unset ones.
 
-    They are a thirtieth of the host's time of a short call of the layer.
+    They take a thirtieth of the host's time in a short call of the layer.
     """
     stored = getattr(os.environ, "_data", None)
     if stored is not None and os.environ.encodekey(name) not in stored:
@@ -69,7 +69,7 @@ def autotune() -> bool:
 
 
 def cache_dirs() -> tuple[str, str]:
-    """Return QUASAR_CACHE_DIR and the user's XDG_CACHE_HOME, "" for what is not set."""
+    """Return QUASAR_CACHE_DIR and the user's XDG_CACHE_HOME, "" for unset ones."""
     return os.environ.get(CACHE_DIR, ""), os.environ.get("XDG_CACHE_HOME", "")
 
 

@@ -1,7 +1,6 @@
 """Load compiled kernels and launch them through the CUDA driver, by ctypes.
 
-A launch costs a few microseconds of host time: the arguments are one structure, and the array that
-points to it is built with it.
+A launch costs a few microseconds of host time, because all arguments are one structure.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _UINT16 = 1  # CU_TENSOR_MAP_DATA_TYPE_UINT16
-_PERMUTED_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 _PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -32,8 +31,12 @@ def _driver() -> ctypes.CDLL:
         ) from error
     pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
     library.cuLaunchKernel.argtypes = [
-        pointer, *[unsigned] * 7, pointer, pointer, pointer,
-    ]  # fmt: skip
+        pointer,
+        *[unsigned] * 7,
+        pointer,
+        pointer,
+        pointer,
+    ]
     return library
 
 
@@ -53,12 +56,12 @@ def _enter_context(device: int) -> None:
 
 
 class Kernel(NamedTuple):
-    """A loaded kernel and how a block of it is launched."""
+    """A loaded kernel with its launch configuration."""
 
     function: int
     threads: int
     shared: int  # bytes of dynamic shared memory
-    blocks: int  # that one multiprocessor runs at once
+    blocks: int  # occupancy: resident blocks of one multiprocessor
     device: int
     arguments: int  # bytes of the first parameter
 
@@ -83,11 +86,11 @@ class Kernel(NamedTuple):
 def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:
     """Load compiled code on a device for the life of the process, and return its kernels by name.
 
-    Beside each kernel the code holds an array of three ints, named as the kernel without the dtype
-    and with `_launch`: threads, bytes of dynamic shared memory, bytes of the first parameter.
+    For each kernel the code contains an array of three ints, named like the kernel without the
+    dtype and with `_launch`: threads, bytes of dynamic shared memory, bytes of the first parameter.
 
     Raises:
-        CudaUnavailableError: the driver does not take the code.
+        CudaUnavailableError: the driver rejects the code.
     """
     driver, module = _driver(), ctypes.c_void_p()
     with torch.cuda.device(device):
@@ -128,10 +131,10 @@ TENSOR_MAP = 128
 def tensor_map(
     address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> bytes:
-    """Return the description of a tensor of 16-bit elements that Hopper's bulk copies take.
+    """Return the tensor map (CUtensorMap) of a tensor of 16-bit elements for Hopper's bulk copies.
 
-    Tiles land in shared memory as rows of 128 bytes whose 16-byte pieces are permuted by the row's
-    number; what lies outside of the tensor reads as zero and is not written.
+    Tiles arrive in shared memory as rows of 128 bytes with the 128-byte swizzle. Elements outside
+    of the tensor are read as zero and never written.
 
     Args:
         address: of its first element, a multiple of 16.
@@ -140,26 +143,39 @@ def tensor_map(
         box: the sizes of a tile; the innermost is 64.
 
     Raises:
-        CudaUnavailableError: the driver does not take it.
+        CudaUnavailableError: the driver rejects it.
     """
     encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
     if encode is None:
         raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
     pointer = ctypes.c_void_p
     encode.argtypes = [
-        pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4,
-    ]  # fmt: skip
+        pointer,
+        ctypes.c_int,
+        ctypes.c_uint,
+        *[pointer] * 5,
+        *[ctypes.c_int] * 4,
+    ]
     rank = len(sizes)
     storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
     place = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
-    # a stride that nothing steps by may be anything
+    # the stride of a dimension of size 1 is never used and may be any valid value
     outer = zip(sizes[1:], strides, strict=True)
     steps = [2 * stride if size > 1 else 16 for size, stride in outer]
     status = encode(
-        place, _UINT16, rank, address, (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*steps), (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*[1] * rank), 0, _PERMUTED_128, _PROMOTED, 0,
-    )  # fmt: skip
+        place,
+        _UINT16,
+        rank,
+        address,
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*steps),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        _SWIZZLE_128,
+        _PROMOTED,
+        0,
+    )
     _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
     return ctypes.string_at(place, TENSOR_MAP)
 

@@ -23,7 +23,7 @@ from fla.ops.quasar import switches
 from fla.ops.quasar.cache import cache_folder, write_whole
 
 HOPPER = (9, 0)
-"""The capability with `wgmma`, which is compiled for as sm_90a: no other one runs that code."""
+"""The capability with `wgmma`; its target is sm_90a, whose code runs on no other GPU."""
 
 _DIGEST = hashlib.sha256().digest_size
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
@@ -44,11 +44,11 @@ class CudaUnavailableError(RuntimeError):
     def __init__(self, problem: str, remedy: str = "") -> None:
         self.problem = " ".join(problem.split())
         self.remedy = remedy or remedy_for(self.problem)
-        super().__init__(f"{self.problem}; to mend it, {self.remedy}")
+        super().__init__(f"{self.problem}; remedy: {self.remedy}")
 
 
 def remedy_for(text: str) -> str:
-    """Return what to do about a failure of NVRTC or the driver, by what it said."""
+    """Return the remedy for a failure of NVRTC or the driver, from its message."""
     low = text.lower()
     known = (remedy for sign, remedy in _REMEDIES if sign in low)
     return next(known, "set QUASAR_BACKEND=triton to stop trying, or report the text before this")
@@ -160,7 +160,7 @@ def compile_cached(
     code = _read(path)
     if code is None:
         code = _compile(library, name, program, headers, flags)
-        # a cache that cannot be written costs the next process a second, nothing else
+        # without a writable cache the next process compiles for a second; nothing else changes
         with contextlib.suppress(OSError):
             write_whole(path, hashlib.sha256(code).digest() + code)
     return code
@@ -193,8 +193,8 @@ def compile_files(
 def read_sources(paths: Sequence[Path]) -> dict[str, str]:
     """Return the texts of files and of all that they include, by name.
 
-    An include line names a file by its place beside the one that holds it, as every compiler finds
-    it; in the texts it is the file's name alone, under which NVRTC is given it.
+    An include line gives a file's path relative to the including file, as every compiler expects.
+    The returned texts include files by name only, which is how NVRTC receives them.
     """
     texts: dict[str, str] = {}
     waiting = list(paths)
@@ -208,7 +208,7 @@ def read_sources(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes | None:
-    # a digest stands before the code: what a crash or a full disk left is compiled again
+    # a digest precedes the code: a file damaged by a crash or a full disk is compiled again
     try:
         content = path.read_bytes()
     except OSError:

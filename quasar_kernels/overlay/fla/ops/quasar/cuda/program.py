@@ -1,4 +1,4 @@
-"""A program in CUDA C++: compiled and loaded once for each variant, and given up when it fails."""
+"""A program in CUDA C++: compiled and loaded once for each variant, disabled when it fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("fla.ops.quasar")
 
 
 class Variant(NamedTuple):
-    """What a program is compiled and loaded for."""
+    """The device, dtype and options for which a program is compiled and loaded."""
 
     device: int
     dtype: torch.dtype  # one of DTYPES
@@ -39,18 +39,18 @@ class LoadedProgram(NamedTuple):
     variant: Variant
     kernels: Mapping[str, Kernel]  # by name, without `quasar_` and the dtype
     multiprocessors: int
-    on_hopper: bool  # where kernels copy by tensor maps
+    on_hopper: bool  # kernels copy by tensor maps (TMA)
 
 
 class CudaProgram:
-    """Sources that are compiled together, and what is loaded of them; threads may share it.
+    """Sources that are compiled together, and their loaded variants; thread-safe.
 
     Args:
         name: its name, for files in the cache and for messages.
         sources: its .cu files.
         arguments: the structure that each kernel takes first, by the kernel's name without
             `quasar_` and with {} for the dtype, where it has one.
-        warning: what is logged at the first failure, with %s for the error: one line.
+        warning: the one-line log message at the first failure, with %s for the error.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CudaProgram:
         return compile_files(f"{self.name}-{dtype}", self._sources, capability, options)
 
     def find(self, variant: Variant) -> LoadedProgram | CudaUnavailableError:
-        """Return the program, compiled and loaded if it was not yet, or why it cannot be used."""
+        """Return the program, compiled and loaded at first use, or the error that prevents it."""
         found = self._found.get(variant)
         if found is None:
             if torch.cuda.is_current_stream_capturing():  # loading would break the capture
@@ -98,7 +98,7 @@ class CudaProgram:
         return found
 
     def load(self, variant: Variant) -> LoadedProgram:
-        """Return what `find` does.
+        """Return the loaded program, as `find` does.
 
         Raises:
             CudaUnavailableError: the program cannot be built, loaded or used any more.
@@ -109,7 +109,7 @@ class CudaProgram:
         return found
 
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
-        """Use the variant no more: it failed. The first failure of all is logged."""
+        """Disable a variant after a failure; the first failure of all is logged."""
         if not any(isinstance(found, CudaUnavailableError) for found in self._found.values()):
             _log.warning(self._warning, error)
         self._found[variant] = CudaUnavailableError(error.problem, error.remedy)
@@ -117,7 +117,7 @@ class CudaProgram:
     def attempt(
         self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any
     ) -> Result | None:
-        """Return `function(*args, program=program)`, or None where a launch fails: it is given up.
+        """Return `function(*args, program=program)`, or None if a launch fails, which disables it.
 
         Raises:
             CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.
@@ -138,11 +138,12 @@ class CudaProgram:
         names = {name: f"quasar_{name}".format(DTYPES[dtype]) for name in self._arguments}
         loaded = load_kernels(code, names.values(), device)
         for name, structure in self._arguments.items():
-            taken, given = loaded[names[name]].arguments, ctypes.sizeof(structure)
-            if taken != given:
+            expected, actual = loaded[names[name]].arguments, ctypes.sizeof(structure)
+            if expected != actual:
                 raise CudaUnavailableError(
-                    f"{names[name]} takes {taken} bytes of arguments and would be given {given}",
-                    "publish the overlay anew: its files are of two versions",
+                    f"{names[name]} takes {expected} bytes of arguments, but the host passes "
+                    f"{actual}",
+                    "publish the overlay again: its files are of two versions",
                 )
         kernels = {name.removesuffix("_{}"): loaded[full] for name, full in names.items()}
         processors = properties.multi_processor_count
@@ -157,10 +158,10 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
-    """Return a function of a structure's values, those of arrays one by one, that gives its bytes.
+def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
+    """Return a function that serializes a structure's values, arrays element by element, to bytes.
 
-    It takes a third of the time that filling the structure does.
+    It takes a third of the time of filling the structure.
     """
     kinds: list[Any] = [field[1] for field in structure._fields_]
     codes = "".join(
@@ -172,7 +173,7 @@ def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 
 
 def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    """Return where tensors lie, 0 for None."""
+    """Return the tensors' addresses, 0 for None."""
     return tuple(0 if x is None else x.data_ptr() for x in tensors)
 
 

@@ -1,4 +1,4 @@
-"""The layer on a GPU: what surrounds the operator, its gradients, and replay as CUDA graphs."""
+"""The layer on a GPU: the stages around the operator, gradients, and replay as CUDA graphs."""
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 # SPDX-License-Identifier: MIT

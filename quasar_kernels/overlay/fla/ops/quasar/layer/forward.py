@@ -1,4 +1,4 @@
-"""The layer on a GPU where no state comes in or goes out, and what its backward pass needs of that.
+"""The layer's forward pass on a GPU without cached states, and the results its backward pass needs.
 
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
 from fla.ops.quasar.layer.hopper.attend import (
-    Attended,
+    LayerResults,
     Unfinished,
     attend_fused,
     begin_fused,
@@ -35,7 +35,7 @@ APART = 1 << 13
 
 
 class Call(NamedTuple):
-    """What a call of the layer depends on beside its input and its weights."""
+    """A call's settings: all that the result depends on besides input and weights."""
 
     heads: int
     head_dim: int
@@ -62,15 +62,15 @@ class Call(NamedTuple):
         return x.dtype if fused else self.dtype
 
 
-def attend(
+def layer_forward(
     call: Call, x: torch.Tensor, weights: Weights, *, keep: bool = False, output: bool = True
-) -> Attended:
+) -> LayerResults:
     """Compute the layer; it records nothing for autograd.
 
     Args:
         x: `[B, T, hidden]`, for which `call.takes` it.
         weights: the layer's.
-        keep: whether to return what led to the output.
+        keep: whether to return the intermediate results.
         output: whether to compute y. Without it there are no `products` either: a backward pass
             computes them once more, since the operator's results take their memory.
     """
@@ -81,34 +81,34 @@ def attend(
         if found is not None:
             return found
     with torch.autocast(x.device.type, enabled=False):
-        return _attend_by_library(call, x, weights, keep, output)
+        return _forward_by_library(call, x, weights, keep, output)
 
 
 def begin(
     call: Call, x: torch.Tensor, weights: Weights
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Compute the layer as `attend` does, but for its last kernel where many tokens are fused.
+    """Compute the layer as `layer_forward` does, except its last kernel if fused and long.
 
     Returns:
-        The output and nothing, or nothing and what `finish` takes.
+        The output and an empty tuple, or an empty list and the arguments of `finish`.
     """
     begun = None
     if call.cu_seqlens is None and x.shape[1] >= APART:
         begun = begin_fused(x, weights, call.dtype, call.backend)
-    return ([], begun[0]) if begun else ([attend(call, x, weights).y], ())
+    return ([], begun[0]) if begun else ([layer_forward(call, x, weights).y], ())
 
 
 def finish(
     call: Call, x: torch.Tensor, weights: Weights, unfinished: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    """Return the layer's output from what `begin` returned for the same call, if that is more."""
+    """Return the layer's output from the second result of `begin` for the same call."""
     y = finish_fused(Unfinished(*unfinished), call.eps, call.backend)
-    return attend(call, x, weights).y if y is None else y
+    return layer_forward(call, x, weights).y if y is None else y
 
 
-def _attend_by_library(
+def _forward_by_library(
     call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
-) -> Attended:
+) -> LayerResults:
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
@@ -117,24 +117,26 @@ def _attend_by_library(
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
     qkv, narrow = products.split([3 * H * S, S], dim=-1)
-    # a copy, so that the products, gigabytes for a million tokens, can go
+    # a copy, so that the products, gigabytes for a million tokens, can be freed
     narrow = narrow.to(dtype).contiguous()
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
-    kept = Attended(None, rows, products if output else None, narrow) if keep else Attended(None)
+    results = LayerResults(None)
+    if keep:
+        results = LayerResults(None, rows, products if output else None, narrow)
     del rows, products
     q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
     beta = F.softplus(weights.beta_log.float())
     operator = recorded_forward(q, k, v, beta, cu_seqlens=call.cu_seqlens, backend=call.backend)
     if keep:
-        kept = kept._replace(operator=operator)
+        results = results._replace(operator=operator)
     o = operator.o
     del q, k, v, qkv, operator
     if not output:
-        return kept
+        return results
     o = gated(o, narrow, gate_weights, weights.norm, call.eps)
-    return kept._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
+    return results._replace(y=F.linear(o.view(B * T, H * S), out_weight).view(B, T, D))
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -149,9 +151,12 @@ def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gated(
-    o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
-    norm_weight: torch.Tensor, eps: float,
-) -> torch.Tensor:  # fmt: skip
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
     """Return o `[B, T, H, S]`, normed and gated; in one kernel where nothing is recorded."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
@@ -164,7 +169,7 @@ def gated(
 def positions(
     B: int, T: int, cu_seqlens: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | int | None:
-    """Return where tokens stand in their sequences, as `causal_conv_silu` wants it.
+    """Return the tokens' positions in their sequences, in the form of `causal_conv_silu`.
 
     That is each token's place `[T]`, int32, for packed sequences; T for several rows; else None.
     """

@@ -100,12 +100,20 @@ def gate_and_norm(
         _gate_and_norm(
             (-(-R // rows), -(-H // heads), 1),
             (
-                o.contiguous(), narrow, gate_weight.contiguous(), gate_bias.contiguous(),
-                norm_weight, y, R, narrow.stride(0), eps,
+                o.contiguous(),
+                narrow,
+                gate_weight.contiguous(),
+                gate_bias.contiguous(),
+                norm_weight,
+                y,
+                R,
+                narrow.stride(0),
+                eps,
             ),
             (H, S, block, rows, heads),
-            num_warps=4, num_stages=2,
-        )  # fmt: skip
+            num_warps=4,
+            num_stages=2,
+        )
     return y
 
 

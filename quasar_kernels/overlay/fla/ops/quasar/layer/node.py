@@ -1,7 +1,7 @@
 """The layer as one node of autograd, whose backward pass is kernels and a few large products.
 
-What is kept for the backward pass beside the input and the parameters is a rule, `keeps`: what led
-to the output where that is not too much, and else nothing, so that the layer is computed again.
+Besides the input and the parameters, `keeps` decides whether intermediate results are saved for the
+backward pass. Beyond a memory limit they are not, and the backward pass recomputes the layer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from fla.ops.quasar import switches
 from fla.ops.quasar.chunk import Recorded, recorded_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, attend, positions, project
-from fla.ops.quasar.layer.hopper.attend import Attended
+from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, layer_forward, positions, project
+from fla.ops.quasar.layer.hopper.attend import LayerResults
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
@@ -28,21 +28,21 @@ KEPT_MIB = 3072
 """Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MOST_WORK = 1 << 34
-"""Tokens times channels squared up to which a backward pass that finds something kept is replayed.
+"""Largest tokens times channels squared of a backward pass with saved results that is replayed.
 
-The GPU's work grows so: 65,536 tokens of 512 channels are 2 ms of it. Beyond, the host keeps up,
-and a graph would only hold memory.
+The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. For longer passes the
+host is fast enough, and a graph would only hold memory.
 """
 
 
 def keeps(call: Call, x: torch.Tensor) -> bool:
-    """Return whether a call keeps what led to its output, for its backward pass.
+    """Return whether a call saves its intermediate results for its backward pass.
 
-    It does where that is at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
+    It does if they take at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
     projections before and after the convolution, and the operator's output; counted in full, though
     `attend_fused` makes less. Short calls that may be replayed as CUDA graphs (replay.py) keep
-    nothing, as the next replay overwrites what lies between input and output. The shapes alone
-    decide, so that a call that is recorded twice (activation checkpointing) keeps the same twice.
+    nothing, as the next replay overwrites all intermediate results. The shapes alone
+    decide, so that a call that is recorded twice (activation checkpointing) saves the same twice.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is no whole number.
@@ -62,19 +62,23 @@ def _is_short(call: Call, x: torch.Tensor) -> bool:
 
 
 class LayerFunction(torch.autograd.Function):
-    """Saves the input, the weights, and what led to the output where `keeps` says so."""
+    """Saves the input and the weights, and intermediate results if `keeps` allows it."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, run: Callable[..., torch.Tensor], owner: object, x: torch.Tensor,
+        ctx: Any,
+        call: Call,
+        run: Callable[..., torch.Tensor],
+        owner: object,
+        x: torch.Tensor,
         *weights: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        # a layer may hold on to its output, which must not hold on to the layer
+    ) -> torch.Tensor:
+        # a layer may reference its output, which must not keep the layer alive
         ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
             return run(x, *weights)
-        y, *kept, operator = attend(call, x, Weights(*weights), keep=True)
+        y, *kept, operator = layer_forward(call, x, Weights(*weights), keep=True)
         ctx.cut = operator.cut
         ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved)
         return y
@@ -85,7 +89,7 @@ class LayerFunction(torch.autograd.Function):
         return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
 
 
-# Function.apply looks for functorch's wrappers in every argument: 7 of the 85 us of a short call
+# Function.apply searches every argument for functorch's wrappers: 7 of the 85 us of a short call
 _apply = super(torch.autograd.Function, LayerFunction).apply
 
 
@@ -101,7 +105,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
         found = None
         if kept:
-            found = Attended(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
+            found = LayerResults(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
         return _gradients(call, x, weights, found, dy, needed)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
@@ -109,15 +113,20 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
     inputs: tuple[torch.Tensor, ...] = (x, dy)
     most = MOST_ELEMENTS
-    if cut is not None:  # what is kept may be large: all is read where it lies
+    if cut is not None:  # saved results may be large: all are read in place
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
-            ctx.owner() if call.cu_seqlens is None else None, compute, inputs, tensors, call.dtype,
-            ("backward", call, cut, needed, x.dtype), most=most,
+            ctx.owner() if call.cu_seqlens is None else None,
+            compute,
+            inputs,
+            tensors,
+            call.dtype,
+            ("backward", call, cut, needed, x.dtype),
+            most=most,
             finish=of_x if needed[0] else None,
             copied=lambda given: call.copied_as(given, Weights(*tensors[:count])),
-        )  # fmt: skip
+        )
     return None, None, None, dx, *d_weights
 
 
@@ -138,44 +147,54 @@ def apply_layer(
 
 
 def _gradients(
-    call: Call, x: torch.Tensor, weights: Weights, found: Attended | None, dy: torch.Tensor,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    found: LayerResults | None,
+    dy: torch.Tensor,
     needed: Sequence[bool],
-) -> tuple[Tensors, Tensors]:  # fmt: skip
+) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
-    The latter are the gradient of the products and the weights of the products. `found` is what led
-    to the output, None to compute it again. Tensors go as soon as they have served: a million
-    tokens' are gigabytes each.
+    The latter are the gradient of the products and the weights of the products. `results` are the
+    forward pass's intermediate results, None to recompute them. Tensors are freed after their last
+    use: for a million tokens each takes gigabytes.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
     projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     if found is None:
-        found = attend(call, x, weights, keep=True, output=False)
+        found = layer_forward(call, x, weights, keep=True, output=False)
     _, rows, products, narrow, operator = found
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     do, d_gate, behind = _behind_the_operator(
-        call, operator.o.view(R, H, S), narrow, gate_weights, weights.norm, out_weight,
+        call,
+        operator.o.view(R, H, S),
+        narrow,
+        gate_weights,
+        weights.norm,
+        out_weight,
         dy.reshape(R, D).to(dtype),
-    )  # fmt: skip
+    )
     d_narrow = torch.mm(d_gate, gate_weights[0])
     saved, cut = operator.saved, operator.cut
     del d_gate, narrow, operator
-    *d_qkv, d_beta, _, _ = recorded_backward(
-        saved, cut, do.view(B, T, H, S), backend=call.backend
-    )  # fmt: skip
+    *d_qkv, d_beta, _, _ = recorded_backward(saved, cut, do.view(B, T, H, S), backend=call.backend)
     del do, saved
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None:
-        # as they were, to the bit; but 16 bits will do where none are ever kept
+        # bit for bit as in the forward pass, except that 16 bits suffice where none are ever saved
         products = (F.linear if _is_short(call, x) else project)(rows, projections)
     d_taps, d_shift = launch_conv_silu_grad(
-        products[:, :channels], *weights.joined_taps(), positions(B, T, call.cu_seqlens, x.device),
-        tuple(d.view(R, H * S) for d in d_qkv), d_products[:, :channels],
-    )  # fmt: skip
+        products[:, :channels],
+        *weights.joined_taps(),
+        positions(B, T, call.cu_seqlens, x.device),
+        tuple(d.view(R, H * S) for d in d_qkv),
+        d_products[:, :channels],
+    )
     del products, d_qkv
     d_projections = [None] * 4
     if any(needed[1:5]):
@@ -183,18 +202,29 @@ def _gradients(
     d_wide, d_bias, d_norm, d_out = behind
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     found = [
-        *d_projections, d_wide, d_bias, *d_taps.unsqueeze(1).split(H * S),
-        *d_shift.split(H * S), d_beta, d_norm, d_out,
-    ]  # fmt: skip
+        *d_projections,
+        d_wide,
+        d_bias,
+        *d_taps.unsqueeze(1).split(H * S),
+        *d_shift.split(H * S),
+        d_beta,
+        d_norm,
+        d_out,
+    ]
     kinds = zip(found, weights, needed[1:], strict=True)
     d_weights = [d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds]
     return d_weights, (d_products, projections)
 
 
 def _behind_the_operator(
-    call: Call, o: torch.Tensor, narrow: torch.Tensor, gate_weights: Sequence[torch.Tensor],
-    norm_weight: torch.Tensor, out_weight: torch.Tensor, dy: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:  # fmt: skip
+    call: Call,
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: Sequence[torch.Tensor],
+    norm_weight: torch.Tensor,
+    out_weight: torch.Tensor,
+    dy: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the weights there.
 
     The latter are the gate's wide half and its bias, the norm's and the output's weight, in fp32.

@@ -1,4 +1,4 @@
-"""Library products of the layer: parameters packed for them, and results that are not rounded."""
+"""Library products of the layer: concatenated weights, and results in fp32."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NARROW = (torch.bfloat16, torch.float16)
 def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return `matrices` in `dtype`, the first four of them stacked into one.
 
-    It is done anew at every call, in one launch where nothing is recorded: what is kept could be
-    out of date, as not every change of a parameter is seen by its version (`p.data`, sharding).
+    It is computed at every call, in one launch if nothing is recorded. A cache could be out of
+    date: some changes of a parameter do not change its version (`p.data`, sharding).
     """
     stacked, others = matrices[:4], matrices[4:]
     if torch.is_grad_enabled():
@@ -56,8 +56,8 @@ def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
 def over_tokens(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a^T b `[A, B]`, a sum over all tokens, in fp32: a weight's gradient.
 
-    The library cuts the sum so that it fills the GPU (512 x 64 results of 65,536 tokens take what
-    reading a and b takes); sums of runs of tokens, each a product of its own, were never faster.
+    The library splits the sum so that it fills the GPU (512 x 64 results of 65,536 tokens take as
+    long as reading a and b). Separate products for runs of tokens were never faster.
 
     Args:
         a: `[R, A]`, last stride 1.

@@ -1,8 +1,8 @@
-"""Run a call of the layer again as one CUDA graph: one launch in place of dozens.
+"""Replay a call of the layer as one CUDA graph: one launch instead of dozens.
 
-At 512 tokens the GPU works for 45 microseconds and the host takes 300 to launch that; a backward
-pass takes it two milliseconds. A graph holds kernels and addresses, no values: every call computes
-everything again, from the parameters as they are then.
+At 512 tokens the GPU works for 45 microseconds, but the host needs 300 to launch the kernels, and
+two milliseconds for a backward pass. A graph holds kernels and addresses, not values: every replay
+computes everything from the current parameters.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from fla.ops.quasar import switches
 
 MOST_ELEMENTS = 1 << 23
-"""Inputs up to this size are replayed (16,384 tokens of 512 channels): beyond, the GPU is busy."""
+"""Largest input that is replayed (16,384 tokens of 512 channels); more keeps the GPU busy."""
 KEPT = 8
-"""Kinds of calls that an owner remembers, the latest ones: each is a graph of dozens of kernels."""
+"""Most graphs of an owner (LRU); each holds dozens of kernels."""
 
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 _stride = torch.Tensor.stride
@@ -39,17 +39,17 @@ Key = tuple[Any, ...]
 Inputs = Sequence[torch.Tensor]
 Tensors = Sequence["torch.Tensor | None"]
 Compute = Callable[..., tuple[Tensors, Tensors]]
-"""Computes a call: returns its outputs, and what only `finish` reads."""
+"""Computes a call: returns its outputs, and tensors that only `finish` reads."""
 Finish = Callable[..., Any]
 CopiedAs = Callable[[torch.Tensor], torch.dtype]
 
 
 class _Pool:
-    """Memory of the graphs of one stream: they run one after the other, so they may share it."""
+    """The memory pool of one stream's graphs; they run one after another, so they can share it."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # of all captures: torch's allocator gives a block again only to the stream that had it
+        # of all captures: torch's allocator reuses a block only on the stream that had it
         self.stream = torch.cuda.Stream()
 
 
@@ -58,17 +58,17 @@ def _places(inputs: Inputs) -> Key:
 
 
 class _Seen(NamedTuple):
-    """A call that was launched: the thread that did, and where it found its inputs."""
+    """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
     thread: object
-    places: Key | None  # None where they have moved before
+    places: Key | None  # None if they have moved before
 
 
 class _Graph:
-    """A captured call: where its inputs lay, or its copies of them where one `moves`.
+    """A captured call, with its inputs' addresses, or with copies of the inputs if they move.
 
-    It keeps no memory of its own: its outputs and the copies lie in the pool, as what is between
-    does, where the next replay of any graph of the stream overwrites them.
+    It owns no memory. Its outputs, copies and intermediate results are in the pool, where the next
+    replay of any graph of the stream overwrites them.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class _Graph:
 
 
 def _unowned(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor where `x` lies that leaves the memory to the pool."""
+    """Return a tensor at the address of `x` that does not own the memory."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
-    if construct is None:  # torch does not promise it: then the memory is this graph's alone
+    if construct is None:  # private to torch; without it the graph does not share its memory
         return x
     memory = x.untyped_storage()
     same = construct(memory.data_ptr(), x.device, memory.nbytes())
@@ -116,7 +116,7 @@ def _unowned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _renewed(outputs: Tensors) -> Tensors:
-    """Return `outputs` as tensors of their own: the next replay overwrites them."""
+    """Return copies of `outputs`, which the next replay overwrites."""
     given = [x for x in outputs if x is not None]
     if len(given) < 2:  # none where every weight is frozen
         return [None if x is None else x.clone() for x in outputs]
@@ -138,9 +138,9 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
 
 
 def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
-    """Return what a graph of this call depends on besides values, or None where it can be none.
+    """Return the key of this call's graph, or None if it cannot be a graph.
 
-    An address tells the device, too; those of the inputs are left to `_places`.
+    The key holds all that a graph depends on besides values and the inputs' addresses (`_places`).
     """
     # whole passes in C: at 512 tokens this is a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
@@ -151,9 +151,17 @@ def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -
     stream = torch._C._cuda_getCurrentRawStream(here)
     strides = None if all(map(_is_contiguous, given)) else (*map(_stride, given),)
     return (
-        dtype, here, stream, torch.is_inference_mode_enabled(), settings, types, strides,
-        *map(_shape, inputs), *map(_address, given), *map(_dtype, given),
-    )  # fmt: skip
+        dtype,
+        here,
+        stream,
+        torch.is_inference_mode_enabled(),
+        settings,
+        types,
+        strides,
+        *map(_shape, inputs),
+        *map(_address, given),
+        *map(_dtype, given),
+    )
 
 
 def replayed(
@@ -168,19 +176,19 @@ def replayed(
     finish: Finish | None = None,
     copied: CopiedAs | None = None,
 ) -> tuple[Tensors, Any]:
-    """Call `compute(*inputs, *tensors)`, from a thread's second call of a kind on by a CUDA graph.
+    """Call `compute(*inputs, *tensors)`, as a CUDA graph from a thread's second equal call on.
 
-    A kind is told by shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`: all but values, so whatever changes a parameter is seen. Long inputs, fp32 and fp64,
+    The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
+    `settings`, but no values, so changed parameters take effect. Long inputs, fp32 and fp64,
     other devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
 
     Args:
         owner: the graphs live as long as this; None for a call that is never replayed.
-        compute: launches on the current stream alone, waits for nothing, allocates with torch, and
-            returns its outputs and what only `finish` reads. It sees `inputs` in the dtype that
-            `copied` says where they were copied.
-        inputs: may lie elsewhere at each call, on the current device; then they are copied.
-        tensors: what else it reads, or overwrites, where it lies.
+        compute: launches on the current stream only, never synchronizes, allocates with torch, and
+            returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
+            dtype that `copied` returns.
+        inputs: may have other addresses at each call, on the current device; then they are copied.
+        tensors: other tensors that it reads or overwrites in place.
         dtype: of the computation.
         settings: hashable values that change what `compute` does, the tensors' sizes among them.
         most: elements of the first input up to which a call is replayed.
@@ -188,14 +196,14 @@ def replayed(
         copied: returns the dtype of an input's copy; all are copied to `dtype` without it.
 
     Returns:
-        The outputs, tensors of their own, and what `finish` returned, or None.
+        Copies of the outputs, and the result of `finish`, or None.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # there is no call without a tensor
     kind = None
     if owner is not None and _may_be_replayed(first, dtype, most):
         kind = _kind(inputs, tensors, dtype, settings)
     if kind is not None:
-        with _lock:  # graphs have one place for their outputs: nobody else may fill it meanwhile
+        with _lock:  # a graph's outputs have one address: no other thread may replay it meanwhile
             known = _known(owner, kind, compute, inputs, tensors, copied or (lambda _: dtype))
             if known is not None:
                 outputs, rest = known(inputs)
@@ -215,14 +223,14 @@ def _known(
     if isinstance(known, _Graph) and (known.places is None or known.places == places):
         kinds.move_to_end(kind)
         return known
-    # numbers of threads are used again, an object is not while it is kept
+    # thread ids are reused, a live object's identity is not
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(known) is _Seen and known.thread is thread:
         known = kinds[kind] = _capture(compute, inputs, tensors, copied, known.places != places)
         kinds.move_to_end(kind)
         return known if isinstance(known, _Graph) else None
     if known is not _LAUNCHED:
-        # a thread's first call makes its libraries' handles, which a capture forbids
+        # a thread's first call creates library handles, which a capture forbids
         kinds[kind] = _Seen(thread, None if isinstance(known, _Graph) else places)
         kinds.move_to_end(kind)
         if len(kinds) > KEPT:
@@ -233,13 +241,14 @@ def _known(
 def _capture(
     compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
 ) -> _Graph | str:
-    if torch.cuda.get_allocator_backend() != "native":  # others take memory back between replays
+    # other allocators reclaim memory between replays
+    if torch.cuda.get_allocator_backend() != "native":
         return _LAUNCHED
     try:
         return _Graph(compute, inputs, tensors, copied, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
-        # torch leaves the device's random numbers in a capture that fails: nobody could draw any
+        # after a failed capture torch leaves the device's generator in capture mode: reset it
         first: Any = (*inputs, *tensors)[0]
         random = torch.cuda.default_generators[first.get_device()]
         random.graphsafe_set_state(random.clone_state())

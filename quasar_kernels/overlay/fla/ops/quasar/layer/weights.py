@@ -8,9 +8,9 @@ import torch
 
 
 class Weights(NamedTuple):
-    """The layer's weights, in the order in which they are handed through autograd.
+    """The layer's weights, in the order in which they are passed through autograd.
 
-    H heads of S channels; None for what a layer does not have.
+    H heads of S channels; None for weights that a layer does not have.
     """
 
     q: torch.Tensor  # [H S, hidden], as k and v
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
     out: torch.Tensor  # [hidden, H S]
 
     def of_products(self) -> tuple[torch.Tensor, ...]:
-        """Return the weights of the matrix products, as `packed` takes them."""
+        """Return the weights of the matrix products, as `concatenated` takes them."""
         return *self[:6], self.out
 
     def taps(self) -> tuple[torch.Tensor | None, ...]:

@@ -131,8 +131,10 @@ def tune(
         what = f"{gpu.name}, heads of {block} in {str(dtype).removeprefix('torch.')}"
         _log.info(
             "tuning the chunk kernels for %s: once, up to about %d s; QUASAR_AUTOTUNE=0 switches "
-            "this off", what, BUDGET_SECONDS,
-        )  # fmt: skip
+            "this off",
+            what,
+            BUDGET_SECONDS,
+        )
         since = time.monotonic()
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))

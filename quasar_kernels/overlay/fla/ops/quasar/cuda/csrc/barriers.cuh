@@ -1,4 +1,7 @@
-// Barriers in shared memory (mbarrier), which bulk copies report to; on Hopper.
+// Hopper's mbarriers: barriers in shared memory that also count the bytes of bulk copies (TMA).
+//
+// Every function takes the shared-memory address of a 64-bit barrier. Producers arrive, consumers
+// wait for a phase, which is named by its parity.
 
 #pragma once
 
@@ -17,7 +20,7 @@ __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
 }
 
 // initial values become visible to the other block and to bulk copies; before cluster_sync
-__device__ __forceinline__ void publish_barriers() {
+__device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 

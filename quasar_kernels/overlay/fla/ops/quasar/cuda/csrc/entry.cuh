@@ -1,4 +1,4 @@
-// How a kernel is made known to whoever launches it.
+// Macros that define a kernel's entry points and the launch data that the host reads.
 
 #pragma once
 
@@ -7,7 +7,8 @@
     NAME<Scalar::DTYPE> ARGUMENTS;                                           \
   }
 
-// The entry points quasar_NAME_bf16 and quasar_NAME_fp16 of NAME<T>; a program has but one of them.
+// Defines quasar_NAME_bf16 and quasar_NAME_fp16 from NAME<T>; a program at run time has one of
+// them.
 #if defined(QUASAR_ONLY_BF16)
 #define QUASAR_KERNEL(...) QUASAR_ENTRY(bf16, __VA_ARGS__)
 #elif defined(QUASAR_ONLY_FP16)
@@ -16,8 +17,8 @@
 #define QUASAR_KERNEL(...) QUASAR_ENTRY(bf16, __VA_ARGS__) QUASAR_ENTRY(fp16, __VA_ARGS__)
 #endif
 
-// what a launch asks for: a block's threads, its bytes of dynamic shared memory, and the structure
-// that it is given, whose size the host compares with its own
+// Launch data: threads and bytes of dynamic shared memory of a block, and the size of the argument
+// structure, which the host compares with its own.
 #define QUASAR_LAUNCH(NAME, THREADS, SHARED, ARGUMENTS) \
   extern "C" __constant__ int quasar_##NAME##_launch[3] = {THREADS, SHARED, sizeof(ARGUMENTS)};
 

@@ -1,12 +1,16 @@
-// Tensor-core fragments and products, and tiles in shared memory. No header of the toolkit is
-// included, here or elsewhere, so that NVRTC needs none.
+// Tensor-core fragments and products (mma.sync), and swizzled tiles in shared memory.
 //
-// Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4, c = lane %
-// 4, an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements 0..3.
-// Two of them side by side, packed to 16 bits, are an A operand [16, 16] without any exchange
-// between lanes; and read as B operands they multiply by their transpose. For tf32's m16n8k8 the
-// same holds of unpacked accumulators if both operands count k as 0 2 4 6 1 3 5 7. That is why
-// nothing here goes through shared memory between two products.
+// Nothing in csrc includes a header of the toolkit, so that NVRTC needs none.
+//
+// Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4 and c = lane
+// & 3, an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements
+// 0..3. Two neighbouring accumulator tiles, converted to 16 bits, form an A operand [16, 16]
+// without any exchange between lanes; read as B operands, they multiply by their transpose. The
+// same holds for fp32 accumulators and tf32's m16n8k8 if both operands order k as 0 2 4 6 1 3 5 7.
+// Chains of products therefore stay in registers and need no shared memory between two products.
+//
+// Tiles in shared memory have rows of 128 bytes with the 128-byte swizzle of TMA and wgmma: piece j
+// (16 bytes) of row r is stored at piece j ^ (r & 7).
 
 #pragma once
 
@@ -68,7 +72,7 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return out;
 }
 
-// fp16 saturates instead of turning into infinity, NaN stays; for values without a bound
+// For unbounded values: fp16 saturates instead of overflowing to infinity; NaN stays NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 pack_saturated(float low, float high) {
   u32 out = pack<T>(low, high);
@@ -110,7 +114,8 @@ __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2
   unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
-// rounded to tf32 once truncated to it; one addition, where cvt.rna.tf32 is a dozen instructions
+// The tensor core truncates to tf32; with this addition the truncation rounds. cvt.rna.tf32
+// compiles to a dozen instructions.
 __device__ __forceinline__ float to_tf32(float x) {
   return __uint_as_float(__float_as_uint(x) + 0x1000u);
 }
@@ -160,7 +165,7 @@ __device__ __forceinline__ void mma_8x8(float (&d)[4], u32 a, u32 b) {
 }
 
 // a is an accumulator tile [16, 8]; b0, b1 are elements (n, 2c), (n, 2c+1) of one. The hardware
-// reads the upper 19 bits: what was not rounded by to_tf32 is truncated.
+// reads the upper 19 bits and so truncates operands that to_tf32 has not rounded.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
@@ -169,14 +174,14 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], flo
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// ---- tiles in shared memory: rows of 128 bytes, 16-byte pieces permuted by the row's number ----
+// ---- tiles in shared memory: rows of 128 bytes with the 128-byte swizzle ----
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
 }
 
-// Where a lane's row begins for the loads below, from a chunk's address (a multiple of 128).
-// Columns 16 t .. 16 t + 15 are at this ^ 32 t.
+// The address of a lane's row for the loads below, from a chunk's address (a multiple of 128).
+// Columns 16 t .. 16 t + 15 are at row_address ^ 32 t.
 __device__ __forceinline__ u32 row_address(u32 chunk, int lane) {
   return chunk + (lane & 15) * ROW_BYTES + (((lane >> 4) ^ (lane & 7)) << 4);
 }
@@ -195,7 +200,7 @@ __device__ __forceinline__ void load_rows(u32 (&out)[4], u32 address) {
                : "memory");
 }
 
-// what load_rows loaded from `address`, row_address ^ 32 t of a chunk, back to its place
+// The inverse of load_rows; `address` is row_address ^ 32 t of a chunk.
 __device__ __forceinline__ void store_rows(const u32 (&x)[4], u32 address, u32 chunk, int t,
                                            int lane) {
 #if __CUDA_ARCH__ >= 900
@@ -222,7 +227,7 @@ __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
                : "memory");
 }
 
-// 16 bytes from device to shared memory, under way when it returns (cp.async)
+// Starts an asynchronous copy of 16 bytes from device to shared memory (cp.async).
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
 }

@@ -1,8 +1,8 @@
-// Hopper's warpgroup products, where the B operand is read from shared memory once for four warps.
+// Hopper's warpgroup products (wgmma), whose B operand four warps read from shared memory once.
 //
-// Only code for sm_90a has them (QUASAR_WGMMA is 1 there, unless QUASAR_NO_WGMMA is defined).
-// Accumulators and A operands are laid out over each warp as mma.sync's are, so a kernel takes one
-// or the other without changing anything else.
+// QUASAR_WGMMA is 1 in code for sm_90a, unless QUASAR_NO_WGMMA is defined, and 0 elsewhere.
+// Accumulators and A operands have the layout of mma.sync in each warp, so a kernel can use either
+// instruction and keep everything else.
 
 #pragma once
 
@@ -17,8 +17,8 @@
 #if QUASAR_WGMMA
 namespace quasar {
 
-// A tile of 128-byte rows with permuted pieces (the hardware's 128-byte swizzle), 1024-byte
-// aligned: 8 rows after 8 rows; PTX ISA, "Matrix Descriptor Format".
+// A tile of 128-byte rows with the 128-byte swizzle, 1024-byte aligned, in groups of 8 rows; PTX
+// ISA, "Matrix Descriptor Format".
 __device__ __forceinline__ u64 tile_descriptor(u32 address) {
   const u64 groups = 8 * ROW_BYTES;
   return (address & 0x3ffffu) >> 4 | (u64)1 << 16 | groups >> 4 << 32 | (u64)1 << 62;
@@ -40,23 +40,23 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(PENDING) : "memory");
 }
 
-// After a wait, for accumulators whose products are done: keeps the compiler from moving their use
-// before the wait, which it does not connect with them.
+// Call after warpgroup_wait on the finished products' accumulators. The compiler does not connect
+// the wait with them and could move their use before it.
 template <int TILES>
-__device__ __forceinline__ void settle(float (&d)[TILES][4]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[TILES][4]) {
 #pragma unroll
   for (int m = 0; m < TILES; ++m)
     asm volatile("" : "+f"(d[m][0]), "+f"(d[m][1]), "+f"(d[m][2]), "+f"(d[m][3]) : : "memory");
 }
 
-// what ordinary stores and cp.async wrote becomes visible to wgmma; before a barrier
-__device__ __forceinline__ void publish_shared() {
+// Makes data of ordinary stores and cp.async visible to wgmma; call before a barrier.
+__device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// ---- products of 16 inputs; with FIRST, d's old values do not count ----
+// ---- products over 16 inputs; with FIRST, d is overwritten, otherwise accumulated ----
 
-// d's tiles, used as OUT says, and how the instruction names their registers
+// d's registers as operands with the constraint OUT, and their names in the instruction
 #define QUASAR_OUT_2(OUT, m)                                                                  \
   OUT(d[m][0]), OUT(d[m][1]), OUT(d[m][2]), OUT(d[m][3]), OUT(d[m + 1][0]), OUT(d[m + 1][1]), \
       OUT(d[m + 1][2]), OUT(d[m + 1][3])
@@ -77,7 +77,7 @@ __device__ __forceinline__ void publish_shared() {
                : QUASAR_OUT_##TILES(OUT, 0)                                         \
                : __VA_ARGS__)
 
-// of so many TILES, 8 COLUMNS each; A and B are given as OPERANDS, MAJOR is how they lie in memory
+// d has TILES tiles of 8 columns; OPERANDS are A and B, MAJOR their order in memory
 #define QUASAR_PRODUCT(...)                             \
   if constexpr (T == Scalar::bf16 && FIRST)             \
     QUASAR_PRODUCT_OF("bf16", "=&f", "0", __VA_ARGS__); \

@@ -1,7 +1,7 @@
-"""The backward pass of the segmented scan in CUDA C++: when it applies, and its launches.
+"""The segmented scan's backward pass in CUDA C++: supported calls and launches.
 
-It computes what triton_kernels/segmented_scan_bwd.py's kernels compute, from what forward.py saved.
-csrc/backward holds the kernels.
+It computes the same as the kernels of triton_kernels/segmented_scan_bwd.py, from the results of
+forward.py. csrc/backward holds the kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fla.ops.quasar.cuda.program import (
     LoadedProgram,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.cuda.scan.forward import (
     CSRC,
@@ -38,7 +38,7 @@ from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
-_SMALL = 16 << 20  # bytes of a tensor that torch's allocator cuts from a segment with others
+_SMALL = 16 << 20  # bytes below which torch's allocator shares a block among tensors
 _NO_MAPS = bytes(8 * TENSOR_MAP)
 
 
@@ -59,23 +59,26 @@ class Arguments(ctypes.Structure):
 
 _PARTS = ("state_checkpoint", "state_gradient", "gradient_scan", "input_gradient")
 _KERNELS = (
-    "state_checkpoint_{}", "state_gradient_map_{}", "gradient_scan", "state_gradient_{}",
+    "state_checkpoint_{}",
+    "state_gradient_map_{}",
+    "gradient_scan",
+    "state_gradient_{}",
     "input_gradient_{}",
-)  # fmt: skip
+)
 PROGRAM = CudaProgram(
     "segmented_scan_bwd",
     [CSRC / "backward" / f"{part}.cu" for part in _PARTS],
     dict.fromkeys(_KERNELS, Arguments),
     "the CUDA kernels of the gradients are not used, Triton serves: %s",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Gradients(NamedTuple):
     """Results of `backward`; the first three are contiguous, in q's dtype."""
 
-    q: torch.Tensor  # of v's shape: what each of its heads gives
-    k: torch.Tensor  # likewise
+    q: torch.Tensor  # of v's shape: one gradient for each head of v
+    k: torch.Tensor  # of v's shape
     v: torch.Tensor
     beta: torch.Tensor  # of its shape, fp32
     initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
@@ -83,7 +86,7 @@ class Gradients(NamedTuple):
 
 
 def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels are for q `[..., S]`, where the forward pass's are.
+    """Return whether the kernels support q `[..., S]` of a supported forward pass.
 
     A tile of heads of 128 needs the shared memory of Hopper.
     """
@@ -96,7 +99,7 @@ def gradient_maps(
     places: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
 ) -> bytes:
-    """Return `GradientMaps` of gradients.cuh for q, k, v, d_o and what has d_o's strides.
+    """Return `GradientMaps` of gradients.cuh for q, k, v, d_o and the tensors with d_o's strides.
 
     `shape` is v's; `group` of its heads share one of q and k.
     """
@@ -119,10 +122,10 @@ def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
 
 
 def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Tensor | None]:
-    """Return rows, tiles of each and the table of what input_gradient.cu takes by tiles.
+    """Return the rows, the tiles of each row and the segment table of input_gradient.cu.
 
-    The segments serve as they are, unless some of the packed sequences are so much longer than the
-    others that most of the tiles of the longest would be empty ones of the others.
+    The rows are the segments, unless a few packed sequences are so much longer than the others that
+    most tiles would be empty.
     """
     parts = math.ceil(max(cut.longest, 1) / tile)
     if cut.table is None or cut.total * parts <= 4 * (tokens // tile + cut.total):
@@ -132,10 +135,10 @@ def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.T
 
 
 def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return a tensor like `d_o` for each of `parts`; small ones lie together where those do.
+    """Return a tensor like `d_o` for each of `parts`; small ones share one allocation if those do.
 
-    Three small tensors that a caller gives back at once would be three holes in what torch's
-    allocator cuts such tensors from, a third of a CUDA graph's memory.
+    Three small tensors freed together would leave three holes in the blocks of torch's allocator, a
+    third of a CUDA graph's memory.
     """
     places = {x.untyped_storage().data_ptr() for x in parts}
     if len(places) > 1 or d_o.nbytes > _SMALL:
@@ -161,8 +164,8 @@ def backward(
 ) -> Gradients:
     """Run the backward pass on the current stream; q's device must be the current one.
 
-    Beside the gradients it takes one tensor like v, for the states between tiles, and a matrix
-    `[S, S]` in fp32 for each segment and head.
+    Besides the gradients it allocates one tensor like v, for the checkpoints, and a matrix `[S, S]`
+    in fp32 for each segment and head.
 
     Args:
         q, k, v, beta, initial_state, scale, g: as forward.py's `forward` was given them.
@@ -180,7 +183,7 @@ def backward(
     reads_step = beta.ndim == 3
     if reads_step:
         beta = divisible(beta, q.dtype)
-    if d_o.data_ptr() % 16:  # a part of another tensor may lie anywhere
+    if d_o.data_ptr() % 16:  # a view of another tensor may have any alignment
         d_o = d_o.clone()
     dq, dk, dv = _like_parts(d_o, (q, k, v))
     checkpoints = torch.empty_like(d_o)
@@ -200,7 +203,7 @@ def backward(
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, places[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(_pack(*places, *tables, *sizes, *given), maps)
+        (ctypes.c_char_p * 2)(_serialize(*places, *tables, *sizes, *given), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)

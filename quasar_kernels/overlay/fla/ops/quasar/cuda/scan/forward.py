@@ -1,7 +1,7 @@
-"""The forward pass of the segmented scan in CUDA C++: when it applies, how it is cut, its launches.
+"""The segmented scan's forward pass in CUDA C++: supported calls, segmentation and launches.
 
-It computes what triton_kernels/segmented_scan.py's kernels compute, and hands on the same G and
-states, so that the Triton backward pass follows it. csrc holds the kernels.
+It computes the same as the kernels of triton_kernels/segmented_scan.py and returns the same G and
+states, so that the Triton backward pass can follow it. csrc holds the kernels.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fla.ops.quasar.cuda.program import (
     Variant,
     addresses,
     fields,
-    packer,
+    serializer,
 )
 from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIMS = (64, 128)
 """The head widths that the CUDA kernels are written for."""
 PANEL = 64
-"""Rows (pass 1) or columns (pass 2) of a state that a block takes; PANEL in fragments.cuh."""
+"""Rows (pass 1) or columns (pass 2) of a state that a block computes; PANEL in fragments.cuh."""
 CHUNK = 16
 """Tokens of a chunk; CHUNK in fragments.cuh."""
 TILE = 64
-"""Segments are multiples of this many tokens, which the kernels take at once."""
+"""Tokens of a tile; segments are multiples of it."""
 LONG = 3072
-"""Tokens of a segment from which on pass 1 may stop within it: in shorter ones heads forget too
-little to pay for the launches that compute again what was stopped wrongly."""
+"""Least tokens of a segment in which pass 1 may stop early. In shorter segments heads forget too
+little to pay for the second launches, which recompute heads that stopped too early."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
@@ -70,14 +70,14 @@ PROGRAM = CudaProgram(
     {"segment_map_{}": Arguments, "segment_scan": Arguments, "segment_output_{}": Arguments},
     "the CUDA kernels are not used, Triton serves: %s",
 )
-_pack = packer(Arguments)
+_serialize = serializer(Arguments)
 
 
 class Forward(NamedTuple):
     """Results of `forward`."""
 
     o: torch.Tensor  # [B, T, H, S] contiguous, q's dtype
-    final_state: torch.Tensor | None  # [sequences, H, S, S] fp32, when asked for
+    final_state: torch.Tensor | None  # [sequences, H, S, S] fp32, if requested
     G: torch.Tensor | None  # [total, H, S, S] fp32, and None where no sequence has two segments
     states: torch.Tensor | None  # the same shape: the state after each segment but the last
     segments: Segments  # how G and states are cut
@@ -101,13 +101,13 @@ def step_options(beta: torch.Tensor, g: torch.Tensor | None) -> tuple[str, ...]:
 
 
 def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
-    """Return what a call with v `[B, T, H, S]` needs the programs for; `options` are NVRTC's."""
+    """Return the programs' variant for a call with v `[B, T, H, S]`; `options` are NVRTC's."""
     _, _, H, S = v.shape
     return Variant(v.device.index, v.dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
 
 
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Return why the CUDA kernels do not take a call, or None where they do.
+    """Return why the CUDA kernels do not support a call, or None if they do.
 
     q, k, v: as `forward` takes them, in any dtype and with any strides.
     """
@@ -135,12 +135,13 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
 
     Args:
         tokens: of the (longest) sequence.
-        chains: sequences times heads times a head's panels, each a sequential walk of its own.
-        map_wave, output_wave: blocks of pass 1 and of pass 2 that the device runs at once.
+        chains: sequences times heads times a head's panels, each of which is processed
+        sequentially.
+        map_wave, output_wave: resident blocks of pass 1 and of pass 2 on the whole device.
     """
-    # both passes in one wave, with as many blocks on every multiprocessor: none waits for another's
+    # one wave for both passes, with equally many blocks on every multiprocessor
     most = min(map_wave, output_wave) // chains
-    # a walk costs about tokens / n, the scan between the passes about 16 tokens' walk a segment
+    # a pass costs about tokens / n, the scan between the passes about 16 tokens a segment
     tokens = max(tokens, 1)
     n = max(1, min(math.isqrt(tokens // 16), most))
     length = tile * math.ceil(math.ceil(tokens / n) / tile)
@@ -155,13 +156,13 @@ def cut_segments(
 ) -> Segments:
     """Cut the sequences of v `[B, T, H, S]`, or the packed ones (B = 1), into segments.
 
-    `count` asks for that many segments of each sequence, where they are not packed.
+    `count` sets the number of segments of each sequence; packed sequences ignore it.
     """
     B, T, H, S = v.shape
-    chains = H * (S // PANEL)  # of one sequence: blocks that walk one segment
+    chains = H * (S // PANEL)  # of one sequence: blocks of one segment
     kernels = program.kernels["segment_map"], program.kernels["segment_output"]
     waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
-    tile = max(TILE, S)  # the backward pass keeps a state every S tokens
+    tile = max(TILE, S)  # the backward pass stores a checkpoint every S tokens
     if cu_seqlens is None:
         if count is None:
             count, length = _cut(T, B * chains, *waves, tile)
@@ -183,7 +184,7 @@ def tensor_maps(
     strides: tuple[tuple[int, ...], ...],
     tokens: tuple[int, ...],
 ) -> bytes:
-    """Return the maps of tensors `[B, T, H, S]`, one behind the other.
+    """Return the concatenated tensor maps of tensors `[B, T, H, S]`.
 
     Args:
         shape: (B, T, S).
@@ -279,7 +280,7 @@ def forward(
         maps = scan_maps(v.shape, group, places[:4], (qs, ks, vs, os))
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(_pack(*places, *sizes, repeat, *given), maps)
+        parameters = (ctypes.c_char_p * 2)(_serialize(*places, *sizes, repeat, *given), maps)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
             scans = cut.sequences * H, S // _SCAN_COLUMNS

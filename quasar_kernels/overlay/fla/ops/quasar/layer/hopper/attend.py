@@ -1,6 +1,6 @@
 """The layer on Hopper in three steps: projection, operator, gated output; the outer two fused.
 
-It serves sequences of the layer's usual size; `begin_fused` says which.
+`begin_fused` documents the supported calls.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 
 from fla.ops.quasar.chunk import Recorded, recorded_forward
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_packings
-from fla.ops.quasar.layer.hopper.packing import Vector, pack_weights
+from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
+from fla.ops.quasar.layer.hopper.weight_tiles import Vector, swizzle_weights
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
@@ -20,20 +20,29 @@ from fla.ops.quasar.layer.hopper.projection import (
     TAPS,
     WIDTH,
     project,
-    projection_packings,
+    projection_layouts,
     taps_buffer,
-    taps_packing,
+    taps_layout,
 )
 from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
-"""From so many tokens on this is the faster way (measured on an H200)."""
+"""Fewest tokens for which these kernels are faster (measured on an H200)."""
 
 _SHAPES = (  # of `Weights`
-    *[(WIDTH, HIDDEN)] * 3, (HEAD_DIM, HIDDEN), (WIDTH, HEAD_DIM), (WIDTH,),
-    *[(WIDTH, 1, TAPS)] * 3, None, None, None, (WIDTH // HEAD_DIM,), (HEAD_DIM,), (HIDDEN, WIDTH),
-)  # fmt: skip
+    *[(WIDTH, HIDDEN)] * 3,
+    (HEAD_DIM, HIDDEN),
+    (WIDTH, HEAD_DIM),
+    (WIDTH,),
+    *[(WIDTH, 1, TAPS)] * 3,
+    None,
+    None,
+    None,
+    (WIDTH // HEAD_DIM,),
+    (HEAD_DIM,),
+    (HIDDEN, WIDTH),
+)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -59,12 +68,12 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
 def fused_program(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend
 ) -> LoadedProgram | None:
-    """Return the kernels that `attend_fused` takes for a call, or None where it is not the way."""
+    """Return the kernels of `attend_fused` for a call, or None if it does not support the call."""
     return hopper_program(x, dtype, backend) if _takes(x, weights) else None
 
 
-class Attended(NamedTuple):
-    """The layer's output, and what its backward pass needs; None for what was not asked for."""
+class LayerResults(NamedTuple):
+    """The layer's output, and its intermediate results; None for those not requested."""
 
     y: torch.Tensor | None  # [B, T, hidden]
     rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype
@@ -74,30 +83,30 @@ class Attended(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """What `finish_fused` makes y of."""
+    """The inputs of `finish_fused`."""
 
     o: torch.Tensor  # [T, 8, 64]
     narrow: torch.Tensor  # [T, 64]
-    gate_images: torch.Tensor
+    gate_weights: torch.Tensor
     gate_bias: torch.Tensor
-    out_images: torch.Tensor
+    out_weights: torch.Tensor
 
 
 def begin_fused(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, *, keep: bool = False
 ) -> tuple[Unfinished, Recorded | None] | None:
-    """Compute all but the output of the layer, or return None where this is not the way.
+    """Compute all but the layer's output, or return None for an unsupported call.
 
-    It is for one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with products
-    in bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch fails, one
-    line is logged, and None is the answer from then on.
+    It supports one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with
+    products in bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch
+    fails, it logs one line and returns None from then on.
 
     Args:
         x: `[B, T, hidden]`.
         weights: the layer's.
         dtype: of the products.
         backend: QUASAR_BACKEND's value.
-        keep: whether to return what the operator's backward pass needs.
+        keep: whether to return the inputs of the operator's backward pass.
     """
     program = fused_program(x, weights, dtype, backend)
     if program is None:
@@ -106,27 +115,32 @@ def begin_fused(
 
 
 def _begin(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, keep: bool, *,
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+    backend: Backend,
+    keep: bool,
+    *,
     program: LoadedProgram,
-) -> tuple[Unfinished, Recorded | None]:  # fmt: skip
+) -> tuple[Unfinished, Recorded | None]:
     with torch.autocast(x.device.type, enabled=False):
-        packings = (
-            *projection_packings(weights.q, weights.k, weights.v, weights.narrow),
-            *output_packings(weights.wide, weights.norm, weights.out),
+        layouts = (
+            *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
+            *output_layouts(weights.wide, weights.norm, weights.out),
         )
         taps, bias = taps_buffer(x), x.new_empty(WIDTH)
         beta = x.new_empty(WIDTH // HEAD_DIM)
         vectors = (
-            *taps_packing(weights.taps(), taps),
+            *taps_layout(weights.taps(), taps),
             Vector(weights.wide_bias, bias),
             Vector(weights.beta_log, beta, softplus=True),
         )
-        images = pack_weights(program, packings, dtype, vectors)
-        qkv, narrow = project(program, x[0], images[0], taps, dtype)
+        weight_tiles = swizzle_weights(program, layouts, dtype, vectors)
+        qkv, narrow = project(program, x[0], weight_tiles[0], taps, dtype)
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
         operator = recorded_forward(q, k, v, beta, backend=backend)
-        # what is not kept is gigabytes for a million tokens
-        unfinished = Unfinished(operator.o[0], narrow, images[4], bias, images[5])
+        # the operator's results take gigabytes for a million tokens: drop them if possible
+        unfinished = Unfinished(operator.o[0], narrow, weight_tiles[4], bias, weight_tiles[5])
         return unfinished, operator if keep else None
 
 
@@ -147,9 +161,15 @@ def _finish(unfinished: Unfinished, eps: float, *, program: LoadedProgram) -> to
 
 
 def attend_fused(
-    x: torch.Tensor, weights: Weights, dtype: torch.dtype, eps: float, backend: Backend, *,
-    keep: bool = False, output: bool = True,
-) -> Attended | None:  # fmt: skip
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+    eps: float,
+    backend: Backend,
+    *,
+    keep: bool = False,
+    output: bool = True,
+) -> LayerResults | None:
     """Return the layer's output `[1, T, 512]` in `dtype`, or None where `begin_fused` does.
 
     Args:
@@ -164,7 +184,7 @@ def attend_fused(
     y = finish_fused(unfinished, eps, backend) if output else None
     if output and y is None:
         return None
-    return Attended(y, narrow=unfinished.narrow if keep else None, operator=operator)
+    return LayerResults(y, narrow=unfinished.narrow if keep else None, operator=operator)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

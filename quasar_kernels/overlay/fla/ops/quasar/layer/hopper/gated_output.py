@@ -1,7 +1,7 @@
 """The layer's output in one kernel on Hopper.
 
-gate_and_norm.py and a library product compute the same in two, with the gated norm written and read
-again between them; it serves other sizes, dtypes and GPUs. csrc/gated_output.cu is the kernel.
+gate_and_norm.py and a library product compute the same in two kernels, with the gated norm in
+device memory between them, for other sizes, dtypes and GPUs. csrc/gated_output.cu is the kernel.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import functools
 
 import torch
 
-from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
-from fla.ops.quasar.layer.hopper.packing import Packing
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
+from fla.ops.quasar.layer.hopper.weight_tiles import WeightLayout
 from fla.ops.quasar.layer.hopper.program import OutputArguments
 
 HEADS, HEAD_DIM = 8, 64
 """The layer's heads and their width that the kernel is written for."""
-IMAGE_ROWS = 128
+WEIGHT_TILE_ROWS = 128
 """Outputs are a multiple of this many channels."""
 TILE = 64
-"""Tokens that a warpgroup takes at once."""
+"""Tokens of a consumer warpgroup's tile."""
 
-_WORKERS = 2  # warpgroups of a block, each with its own tokens
-_NORM = 2  # a tile's gate and norms take as long as its products with so many images
+_CONSUMERS = 2  # warpgroups of a block, each with its own tokens
+_NORM = 2  # a tile's gate and norms take as long as its products with this many weight tiles
 
-_pack = packer(OutputArguments)
+_serialize = serializer(OutputArguments)
 
 
-def output_packings(
+def output_layouts(
     gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
-) -> tuple[Packing, Packing]:
-    """Return how `gated_output` wants its weights packed: the gate's, then the output's.
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
 
     Args:
         gate_weight: `[8 * 64, 64]`.
@@ -40,35 +40,37 @@ def output_packings(
     """
     # sigmoid(x) = (1 + tanh(x / 2)) / 2
     return (
-        Packing(gate_weight, factor=0.5),
-        Packing(out_weight, row_group=32, factor=0.5, scale=norm_weight, fp16=True),
+        WeightLayout(gate_weight, factor=0.5),
+        WeightLayout(out_weight, row_group=32, factor=0.5, scale=norm_weight, fp16=True),
     )
 
 
 @functools.lru_cache(1024)
-def _grid(tiles: int, images: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Return the blocks of a row of the grid, its rows, and the tiles of 64 tokens of each worker.
+def _grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Return the blocks of a row of the grid, its rows, and each consumer's tiles of 64 tokens.
 
-    Each of `rows` norms all tokens for its share of the images of 128 outputs: what leaves
-    multiprocessors idle, or makes a last round of few tiles, takes more than that.
+    Each of `rows` normalizes all tokens for its share of the weight tiles of 128 outputs. That
+    costs less than idle multiprocessors or a last round of few tiles.
     """
 
     def steps(rows: int) -> int:
-        return -(-tiles // (_WORKERS * 2 * (multiprocessors // rows // 2)))
+        return -(-tiles // (_CONSUMERS * 2 * (multiprocessors // rows // 2)))
 
-    fitting = [n for n in range(1, images + 1) if images % n == 0 and multiprocessors // n >= 2]
-    rows = min(fitting, key=lambda rows: steps(rows) * (images // rows + _NORM))
+    fitting = [
+        n for n in range(1, weight_tiles + 1) if weight_tiles % n == 0 and multiprocessors // n >= 2
+    ]
+    rows = min(fitting, key=lambda rows: steps(rows) * (weight_tiles // rows + _NORM))
     # in pairs
-    return 2 * -(-tiles // (2 * _WORKERS * steps(rows))), rows, steps(rows)
+    return 2 * -(-tiles // (2 * _CONSUMERS * steps(rows))), rows, steps(rows)
 
 
 def gated_output(
     program: LoadedProgram,
     o: torch.Tensor,
     narrow: torch.Tensor,
-    gate_images: torch.Tensor,
+    gate_weights: torch.Tensor,
     gate_bias: torch.Tensor,
-    out_images: torch.Tensor,
+    out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
     """Return (rmsnorm(o per head) * weight * sigmoid(narrow gate_weight^T + gate_bias)) W^T.
@@ -80,7 +82,7 @@ def gated_output(
         program: the kernels for o's device and dtype.
         o: `[R, 8, 64]` contiguous, bf16 or fp16.
         narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
-        gate_images, out_images: by `pack_weights` of `output_packings`.
+        gate_weights, out_weights: weight tiles by `swizzle_weights` of `output_layouts`.
         gate_bias: `[8 * 64]` fp32 contiguous.
         eps: added to the mean square.
 
@@ -89,20 +91,20 @@ def gated_output(
         rounded once, to fp16, as the product's operand.
 
     Raises:
-        CudaUnavailableError: the driver refused the launch.
+        CudaUnavailableError: the driver rejected the launch.
     """
-    R, outputs = o.shape[0], out_images.numel() // (HEADS * HEAD_DIM)
+    R, outputs = o.shape[0], out_weights.numel() // (HEADS * HEAD_DIM)
     y = o.new_empty(R, outputs)
     if not R:
         return y
-    tiles, images = -(-R // TILE), outputs // IMAGE_ROWS
-    blocks, rows, steps = _grid(tiles, images, program.multiprocessors)
-    packed = _pack(
-        *addresses(o, narrow, gate_images, out_images, gate_bias, y), R, narrow.stride(0), images,
-        images // rows, steps, eps,
-    )  # fmt: skip
+    tiles, weight_tiles = -(-R // TILE), outputs // WEIGHT_TILE_ROWS
+    blocks, rows, steps = _grid(tiles, weight_tiles, program.multiprocessors)
+    arguments = _serialize(
+        *addresses(o, narrow, gate_weights, out_weights, gate_bias, y),
+        *(R, narrow.stride(0), weight_tiles, weight_tiles // rows, steps, eps),
+    )
     stream = torch._C._cuda_getCurrentRawStream(o.device.index)
-    program.kernels["gated_output"].launch((blocks, rows), (ctypes.c_char_p * 1)(packed), stream)
+    program.kernels["gated_output"].launch((blocks, rows), (ctypes.c_char_p * 1)(arguments), stream)
     return y
 
 

@@ -1,8 +1,8 @@
-"""The layer's fused products on Hopper GPUs: their program, its arguments, and whether it is used.
+"""The layer's fused products on Hopper GPUs: their program, its arguments, and its selection.
 
 projection.py and gated_output.py launch its kernels. They need wgmma, clusters and bulk copies,
-which compute capability 9.0 alone has together; elsewhere, and where they cannot be built, the
-layer goes the way that every GPU can.
+which only compute capability 9.0 has together. Other GPUs, and machines on which they cannot be
+built, use the layer's general kernels.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.switches import Backend
 
 MATRICES, VECTORS = 6, 5
-"""How many matrices and vectors one launch packs."""
+"""Most matrices and vectors of one launch of pack_weights.cu."""
 
 
-class PackedMatrix(ctypes.Structure):
-    """`quasar::layer::PackedMatrix` of pack_weights.cu."""
+class SwizzledMatrix(ctypes.Structure):
+    """`quasar::layer::SwizzledMatrix` of pack_weights.cu."""
 
     _fields_ = [
-        *fields(POINTER, "from scale images"),
+        *fields(POINTER, "from scale weight_tiles"),
         *fields(INT, "type scale_type rows inputs row_group input_group"),
         *fields(FLOAT, "factor"),
         *fields(INT, "fp16"),
     ]
 
 
-class PackedVector(ctypes.Structure):
-    """`quasar::layer::PackedVector` of pack_weights.cu."""
+class ConvertedVector(ctypes.Structure):
+    """`quasar::layer::ConvertedVector` of pack_weights.cu."""
 
     _fields_ = [
         *fields(POINTER, "from to"),
@@ -53,17 +53,17 @@ class PackedVector(ctypes.Structure):
     ]
 
 
-class PackArguments(ctypes.Structure):
-    """`quasar::layer::PackArguments` of pack_weights.cu."""
+class SwizzleArguments(ctypes.Structure):
+    """`quasar::layer::SwizzleArguments` of pack_weights.cu."""
 
-    _fields_ = [("matrices", PackedMatrix * MATRICES), ("vectors", PackedVector * VECTORS)]
+    _fields_ = [("matrices", SwizzledMatrix * MATRICES), ("vectors", ConvertedVector * VECTORS)]
 
 
 class ProjectionArguments(ctypes.Structure):
     """`quasar::layer::ProjectionArguments` of projection.cu."""
 
     _fields_ = [
-        *fields(POINTER, "x taps images qkv narrow"),
+        *fields(POINTER, "x taps weight_tiles qkv narrow"),
         *fields(INT64, "T"),
         *fields(INT, "steps lag"),
     ]
@@ -73,7 +73,7 @@ class OutputArguments(ctypes.Structure):
     """`quasar::layer::OutputArguments` of gated_rows.cuh."""
 
     _fields_ = [
-        *fields(POINTER, "o narrow gate_images out_images bias y"),
+        *fields(POINTER, "o narrow gate_weights out_weights bias y"),
         *fields(INT64, "T narrow_stride"),
         *fields(INT, "tiles row_tiles steps"),
         *fields(FLOAT, "eps"),
@@ -85,7 +85,7 @@ PROGRAM = CudaProgram(
     "hopper_products",
     [_CSRC / f"{part}.cu" for part in ("pack_weights", "projection", "gated_output")],
     {
-        "pack_weights_{}": PackArguments,
+        "pack_weights_{}": SwizzleArguments,
         "projection_{}": ProjectionArguments,
         "gated_output_{}": OutputArguments,
     },

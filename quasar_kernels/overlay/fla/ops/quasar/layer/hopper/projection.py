@@ -1,6 +1,6 @@
 """The layer's projections, convolution and SiLU in one kernel on Hopper.
 
-Done apart they read and write the projections three times: eight gigabytes for a million tokens.
+Separate kernels read and write the projections three times: eight gigabytes for a million tokens.
 csrc/projection.cu is the kernel; other sizes, dtypes and GPUs take a library product and the
 convolution of kernels.py.
 """
@@ -12,32 +12,32 @@ import functools
 
 import torch
 
-from fla.ops.quasar.cuda.program import LoadedProgram, addresses, packer
-from fla.ops.quasar.layer.hopper.packing import Packing, Vector
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
+from fla.ops.quasar.layer.hopper.weight_tiles import WeightLayout, Vector
 from fla.ops.quasar.layer.hopper.program import ProjectionArguments
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
 
-_WORKERS = 2  # warpgroups of a block, which take the tiles of its run in turn
+_CONSUMERS = 2  # consumer warpgroups of a block, which alternate between the tiles of its run
 _TILE = 64  # tokens of a tile
 _PRODUCTS = 13  # by 128 channels of q, k and v, and by narrow
-_LOAD = 3  # loading a tile takes as long as so many products of it
+_LOAD = 3  # loading a tile takes as long as this many of its products
 
-_pack = packer(ProjectionArguments)
+_serialize = serializer(ProjectionArguments)
 
 
-def projection_packings(
+def projection_layouts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
-) -> tuple[Packing, ...]:
-    """Return how `project` wants its weights packed, one behind the other.
+) -> tuple[WeightLayout, ...]:
+    """Return the layouts of `project`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
         narrow: `[64, 512]`.
     """
-    wide = (Packing(weight, input_group=16) for weight in (q, k, v))
-    return (*wide, Packing(narrow, row_group=32, input_group=16))
+    wide = (WeightLayout(weight, input_group=16) for weight in (q, k, v))
+    return (*wide, WeightLayout(narrow, row_group=32, input_group=16))
 
 
 def taps_buffer(weight: torch.Tensor) -> torch.Tensor:
@@ -45,8 +45,8 @@ def taps_buffer(weight: torch.Tensor) -> torch.Tensor:
     return weight.new_empty(TAPS, 3 * WIDTH, dtype=torch.float32)
 
 
-def taps_packing(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
-    """Return how the convolution weights of q, k and v, each `[512, 1, 4]`, come to `taps`.
+def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
+    """Return the conversion to `taps` of q's, k's and v's convolution weights, each `[512, 1, 4]`.
 
     They are halved there: silu(x) = h + h tanh(h) with h = x / 2.
     """
@@ -59,16 +59,16 @@ def taps_packing(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[
 def _steps(tokens: int, runs: int) -> int:
     # runs overlap by the rows that the convolution needs before its first
     before = TAPS - 1
-    return max(1, -(-(-(-(tokens - before) // runs) + before) // (_WORKERS * _TILE)))
+    return max(1, -(-(-(-(tokens - before) // runs) + before) // (_CONSUMERS * _TILE)))
 
 
 @functools.lru_cache(1024)
 def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
-    """Return the blocks of a row of the grid, its rows, the tiles of each worker, and the lag.
+    """Return the blocks of a row of the grid, its rows, the tiles of each consumer, and the lag.
 
-    Each of `rows` loads all tokens for its share of the products: what leaves multiprocessors idle,
-    or makes a last round of few tiles, takes more than that. The lag is how many products the
-    second worker of a block begins later: half a tile's, so that they load at different times.
+    Each of `rows` loads all tokens for its share of the products. That costs less than idle
+    multiprocessors or a last round of few tiles. The lag is the number of products by which the
+    second consumer of a block begins later: half a tile's, so that they load at different times.
     """
 
     def blocks(rows: int) -> int:
@@ -80,7 +80,7 @@ def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
     rows = min((rows for rows in range(1, _PRODUCTS + 1) if blocks(rows)), key=cost)
     steps = _steps(tokens, blocks(rows))
     before = TAPS - 1
-    runs = -(-max(tokens - before, 1) // (_WORKERS * _TILE * steps - before))
+    runs = -(-max(tokens - before, 1) // (_CONSUMERS * _TILE * steps - before))
     lag = _PRODUCTS // rows // 2 if steps > 1 else 0
     return 2 * -(-runs // 2), rows, steps, lag
 
@@ -88,7 +88,7 @@ def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
 def project(
     program: LoadedProgram,
     x: torch.Tensor,
-    images: torch.Tensor,
+    weight_tiles: torch.Tensor,
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,8 +100,9 @@ def project(
     Args:
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        images: q's, by `pack_weights(projection_packings(...), dtype)`; the others follow it.
-        taps: `[4, 1536]` fp32, by `taps_packing`.
+        weight_tiles: of q, by `swizzle_weights(projection_layouts(...), dtype)`; the others
+            follow in memory.
+        taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
             in both, and saturate at 65504.
 
@@ -117,9 +118,11 @@ def project(
     narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
     if T:
         blocks, rows, steps, lag = _grid(T, program.multiprocessors)
-        packed = _pack(*addresses(x, taps, images, qkv, narrow), T, steps, lag)
+        arguments = _serialize(*addresses(x, taps, weight_tiles, qkv, narrow), T, steps, lag)
         stream = torch._C._cuda_getCurrentRawStream(x.device.index)
-        program.kernels["projection"].launch((blocks, rows), (ctypes.c_char_p * 1)(packed), stream)
+        program.kernels["projection"].launch(
+            (blocks, rows), (ctypes.c_char_p * 1)(arguments), stream
+        )
     return qkv, narrow
 
 

@@ -1,4 +1,10 @@
-// What a chunk needs before any state: its keys' products, its step sizes, and the inverse.
+// Computations inside one chunk that do not involve the state: step sizes, decays and the WY
+// representation.
+//
+// Q, K, V are a chunk's rows, a its step sizes. The WY representation (UT transform) turns 16
+// sequential rank-1 updates into matrix products by the matrix
+//     A diag(a),  A = (I + strict_tril(a K K^T))^-1.
+// One warp computes it for one chunk, in registers.
 
 #pragma once
 
@@ -23,55 +29,72 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
   return (x < 0.03f ? series : 1.f - power) * inverse;
 }
 
-#if QUASAR_READ_STEP
+// ---- step sizes: a policy for those that are read, and one for those computed from the keys ----
 
-// What a chunk's tokens are given. Lanes g, c have of token g + 8 (c & 1) the step size, and with
-// decays those of c > 1 its log decay.
-struct Steps {
-  float given;
+// Step sizes, and with decays log decays, of a chunk's tokens. Lane (g, c) holds those of token
+// g + 8 (c & 1): the step size, or where there are decays and c > 1 the log decay.
+struct ReadSteps {
+  float value;
 
-  // of token g + 8 r
-  __device__ __forceinline__ float size(int r) const { return __shfl_sync(ALL, given, r, 4); }
+  // of token g + 8 r; lambda, its |k|^2, is not used
+  __device__ __forceinline__ float size(int r, float) const {
+    return __shfl_sync(ALL, value, r, 4);
+  }
   // in powers of two
   __device__ __forceinline__ float log_decay(int r) const {
-    return __shfl_sync(ALL, given, 2 + r, 4) * 1.44269504f;
+    return __shfl_sync(ALL, value, 2 + r, 4) * 1.44269504f;
+  }
+  // a bound on the entries of the WY representation's matrix between unit keys
+  __device__ __forceinline__ float wy_bound(const float (&lambda)[2]) const {
+    const float own = fmaxf(size(0, lambda[0]) * lambda[0], size(1, lambda[1]) * lambda[1]);
+    return __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
   }
 };
 
-// A segment's step sizes of one head, and log decays, read from device memory: a tile before they
-// are needed.
-struct StepSizes {
+// A segment's step sizes and log decays of one head, read from device memory one tile ahead.
+struct ReadStepSizes {
   const float* at;    // of this lane's token of the segment's first chunk
   int heads, tokens;  // of the segment, from that one on
 
-  template <class Given>
-  __device__ __forceinline__ StepSizes(const Given& arg, const Segment& segment, int head, int lane)
+  template <class Args>
+  __device__ __forceinline__ ReadStepSizes(const Args& arg, const Segment& segment, int head,
+                                           int lane)
       : heads(arg.heads) {
     const int own = (lane >> 2) + 8 * (lane & 1);
-    at = (QUASAR_DECAY && lane & 2 ? arg.decay : arg.beta) + entry_of(arg, segment, head, own);
+    at = (DECAY && lane & 2 ? arg.decay : arg.beta) + entry_of(arg, segment, head, own);
     tokens = segment.tokens - own;
   }
 
   // of the chunk at `token` of the segment, which may lie before or behind it
-  __device__ __forceinline__ Steps of(int token) const {
+  __device__ __forceinline__ ReadSteps of(int token) const {
     return {token >= 0 && token < tokens ? at[(i64)token * heads] : 0.f};
   }
 };
 
-#else
-
-typedef float Steps;  // a head's beta, from which step sizes follow
-
-struct StepSizes {
+// The same interfaces without memory: step sizes follow from a head's beta.
+struct ComputedSteps {
   float beta;
 
-  template <class Given>
-  __device__ __forceinline__ StepSizes(const Given& arg, const Segment&, int head, int)
-      : beta(arg.beta[head]) {}
-  __device__ __forceinline__ Steps of(int) const { return beta; }
+  __device__ __forceinline__ float size(int, float lambda) const { return step_size(lambda, beta); }
+  // the largest 1 - exp(-beta |k|^2), which is below beta |k|^2
+  __device__ __forceinline__ float wy_bound(const float (&lambda)[2]) const {
+    const u32 largest =
+        __reduce_max_sync(ALL, max(__float_as_uint(lambda[0]), __float_as_uint(lambda[1])));
+    return fminf(beta * __uint_as_float(largest), 1.f);
+  }
 };
 
-#endif
+struct ComputedStepSizes {
+  float beta;
+
+  template <class Args>
+  __device__ __forceinline__ ComputedStepSizes(const Args& arg, const Segment&, int head, int)
+      : beta(arg.beta[head]) {}
+  __device__ __forceinline__ ComputedSteps of(int) const { return {beta}; }
+};
+
+using Steps = Select<READ_STEP, ReadSteps, ComputedSteps>;
+using StepSizes = Select<READ_STEP, ReadStepSizes, ComputedStepSizes>;
 
 // Bit masks over one packed 8 x 8 block: which of this lane's elements (g, 2c), (g, 2c+1) belong.
 struct BlockMasks {
@@ -106,7 +129,7 @@ __device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4]
 }
 
 // fill the rest from gram
-__device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
+__device__ __forceinline__ void compute_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
   const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
@@ -115,19 +138,15 @@ __device__ __forceinline__ void find_step_sizes(ChunkKeys& out, const Steps& ste
   out.lambda[1] = __shfl_sync(ALL, high, owner);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-#if QUASAR_READ_STEP
-    const float size = steps.size(r);
-#else
-    const float size = step_size(out.lambda[r], steps);
-#endif
     float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(size));
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(steps.size(r, out.lambda[r])));
     out.root[r] = -root;
   }
 }
 
 // Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.
-__device__ __forceinline__ void spread(const float (&rows)[2], float (&columns)[2][2], int lane) {
+__device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&columns)[2][2],
+                                                int lane) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     columns[n][0] = __shfl_sync(ALL, rows[n], 8 * (lane & 3));
@@ -162,7 +181,7 @@ __device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const 
   }
 }
 
-// -(M_21 A_11)^T, packed, from the blocks: what joins them by one product more
+// -(M_21 A_11)^T, packed: one more product with it gives the off-diagonal block
 __device__ __forceinline__ u32 corner(const float (&minus)[2][4], const u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;
   float x[4] = {};
@@ -183,14 +202,14 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
   out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
 }
 
-#if QUASAR_DECAY
+// ---- decays: a policy for calls with them, and an empty one for calls without ----
 
 // Running sums of a chunk's log decays, in powers of two.
-struct Decays {
-  float since[2], columns[2][2];  // of tokens g and g + 8, up to each; and spread
+struct RunningDecays {
+  float since[2], columns[2][2];  // of tokens g and g + 8, up to each token; the same by column
   float whole;
 
-  __device__ __forceinline__ Decays(const Steps& steps, int lane) {
+  __device__ __forceinline__ RunningDecays(const ReadSteps& steps, int lane) {
     float low = steps.log_decay(0), high = steps.log_decay(1);
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) {
@@ -199,11 +218,11 @@ struct Decays {
     }
     since[0] = low, since[1] = high + __shfl_sync(ALL, low, 31);
     whole = __shfl_sync(ALL, since[1], 31);
-    spread(since, columns, lane);
+    rows_to_columns(since, columns, lane);
   }
 
-  // x's entries on and below the diagonal times what decays between their tokens, or on and above it
-  // where x is TRANSPOSED
+  // Scales x's entries on and below the diagonal (above it where x is TRANSPOSED) by the decay
+  // between their tokens.
   template <bool TRANSPOSED = false>
   __device__ __forceinline__ void apply(float (&x)[2][4]) const {
 #pragma unroll
@@ -216,12 +235,49 @@ struct Decays {
   }
 };
 
-// What state and chunk decay by, for lanes c: of tokens 2c, 2c + 1, 2c + 8, 2c + 9.
-struct ChunkDecays {
+struct NoDecays {
+  __device__ __forceinline__ NoDecays(const Steps&, int) {}
+  template <bool TRANSPOSED = false>
+  __device__ __forceinline__ void apply(float (&)[2][4]) const {}
+};
+
+using Decays = Select<DECAY, RunningDecays, NoDecays>;
+
+// scales columns by their tokens' factors: d0 has tokens 0..7, d1 tokens 8..15
+__device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], const float4& by) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    d0[e] *= e & 1 ? by.y : by.x;
+    d1[e] *= e & 1 ? by.w : by.z;
+  }
+}
+
+// A lane's factors of a chunk: of columns of tokens.
+struct LaneDecays {
+  float4 before, after;
+
+  // by the decay from the chunk's begin to each token
+  __device__ __forceinline__ void scale_before(float (&d0)[4], float (&d1)[4]) const {
+    scale_columns(d0, d1, before);
+  }
+  // by the decay from each token to the chunk's end
+  __device__ __forceinline__ void scale_after(float (&d0)[4], float (&d1)[4]) const {
+    scale_columns(d0, d1, after);
+  }
+};
+
+struct NoLaneDecays {
+  __device__ __forceinline__ void scale_before(float (&)[4], float (&)[4]) const {}
+  __device__ __forceinline__ void scale_after(float (&)[4], float (&)[4]) const {}
+};
+
+// A chunk's decay factors in shared memory, one float4 for each c: of tokens 2c, 2c + 1, 2c + 8,
+// 2c + 9.
+struct SharedDecays {
   float4 before[4], after[4];  // from the chunk's begin to the token, from there to the end
   float whole;
 
-  __device__ __forceinline__ void keep(const Decays& decays, int lane) {
+  __device__ __forceinline__ void store(const RunningDecays& decays, int lane) {
     if (lane & 3) return;
     const int g = lane >> 2, at = (g >> 1) * 4 + (g & 1);
 #pragma unroll
@@ -231,20 +287,35 @@ struct ChunkDecays {
     }
     if (lane == 0) whole = exp2_of(decays.whole);
   }
+  __device__ __forceinline__ LaneDecays load(int lane) const {
+    return {before[lane & 3], after[lane & 3]};
+  }
+  __device__ __forceinline__ void scale_state(float& x) const { x *= whole; }
 };
 
-// tiles of tokens in their columns times what those have: d0 of tokens 0..7, d1 of 8..15
-__device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], const float4& by) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    d0[e] *= e & 1 ? by.y : by.x;
-    d1[e] *= e & 1 ? by.w : by.z;
-  }
-}
+struct NoSharedDecays {
+  static constexpr float whole = 1.f;
 
-#endif
+  __device__ __forceinline__ void store(const NoDecays&, int) {}
+  __device__ __forceinline__ NoLaneDecays load(int) const { return {}; }
+  __device__ __forceinline__ void scale_state(float&) const {}
+};
 
-// x <- diag(root) x diag(root); `columns` are what spread gives of the roots
+using ChunkDecays = Select<DECAY, SharedDecays, NoSharedDecays>;
+
+// Base classes of a kernel's shared memory: the decays of some chunks, or nothing in no bytes.
+template <int CHUNKS>
+struct SharedDecaySlots {
+  SharedDecays slots[CHUNKS];
+  __device__ __forceinline__ SharedDecays& decays(int chunk) { return slots[chunk]; }
+};
+struct NoDecaySlots : NoSharedDecays {
+  __device__ __forceinline__ NoSharedDecays& decays(int) { return *this; }
+};
+template <int CHUNKS>
+using DecaySlots = Select<DECAY, SharedDecaySlots<CHUNKS>, NoDecaySlots>;
+
+// x <- diag(root) x diag(root); `columns` is rows_to_columns(root)
 __device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&root)[2],
                                                const float (&columns)[2][2]) {
 #pragma unroll
@@ -254,11 +325,12 @@ __device__ __forceinline__ void scale_by_roots(float (&x)[2][4], const float (&r
       x[n][e] *= -root[e >> 1] * columns[n][e & 1];
 }
 
-// -A diag(a), whose A is (I + strict_tril(a K K^T))^-1, from a chunk's products, which are lost
-__device__ __forceinline__ void find_mix(ChunkKeys& at, const BlockMasks& mask, float (&out)[2][4],
-                                         int lane) {
+// The WY representation's matrix -A diag(a), A = (I + strict_tril(a K K^T))^-1, from a chunk's
+// products, which it overwrites
+__device__ __forceinline__ void compute_wy(ChunkKeys& at, const BlockMasks& mask,
+                                           float (&out)[2][4], int lane) {
   float columns[2][2];
-  spread(at.root, columns, lane);
+  rows_to_columns(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
   invert(at.gram, mask, out);
   scale_by_roots(out, at.root, columns);

@@ -1,10 +1,11 @@
-// Copies of chunks, 16 tokens x 64 channels, and of tiles, 64 tokens x 64 channels, between a
-// segment's tensors and shared memory.
+// Asynchronous copies between a segment's tensors and shared memory, and the pipeline that tracks
+// them. A chunk is 16 tokens x 64 channels, a tile 64 tokens x 64 channels.
 //
-// On Hopper one lane asks for a bulk copy by a tensor map (CUtensorMap, made by cuda_driver.py), and
-// barriers tell what has arrived. Elsewhere all lanes copy 16 bytes at a time (cp.async), and groups
-// of copies arrive in the order in which they were closed. Kernels are written for both: they name
-// a group's stage, for the barriers, and how many groups they closed since.
+// On Hopper one lane issues a bulk copy (TMA) with a tensor map, made by driver.py, and one
+// mbarrier for each pipeline stage counts the bytes. Other GPUs use cp.async: every lane copies 16
+// bytes at a time, and groups of copies complete in the order of their commits. The kernels' code
+// serves both: a wait names the stage, for the mbarriers, and the number of newer groups, for
+// cp.async.
 
 #pragma once
 
@@ -53,7 +54,7 @@ struct Rows {
                    : "memory");
   }
 
-  // Copy back what lies before the segment's end.
+  // Copies a chunk back, rows before the segment's end only.
   __device__ __forceinline__ void store(u32 from, int token, int channel) const {
     unsigned short* to = at + token * stride + channel;
     uint4 x[4];  // loaded first: four latencies in one
@@ -81,7 +82,8 @@ __device__ __forceinline__ void clear_rows(u32 chunk, int tokens, int lane) {
 
 #if QUASAR_WGMMA
 
-// true in one lane of a warp; the compiler knows that it is one, and copies need no loop over lanes
+// True in one lane of a warp. The compiler knows that it is one lane, so copies need no loop over
+// lanes.
 __device__ __forceinline__ bool elect_lane() {
   u32 elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
@@ -89,33 +91,34 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// When groups of copies have arrived: a barrier for each stage, on which every warp arrives that
-// copies a part.
+// A pipeline of STAGES stages of copies: one mbarrier for each stage, on which every warp arrives
+// that copies a part. Blocks synchronize before they refill a stage, so there are no `empty`
+// barriers.
 template <int STAGES>
-struct Arrivals {
+struct Pipeline {
   u32 barriers;
 
   // one thread of the block, before a barrier of the block
   __device__ __forceinline__ void init(int warps) const {
     for (int i = 0; i < STAGES; ++i) init_barrier(barriers + 8 * i, warps);
-    publish_barriers();
+    fence_barrier_init();
   }
 
-  // before this warp's copies of a group, of so many bytes
-  __device__ __forceinline__ void open(int stage, u32 bytes) const {
+  // call before this warp's copies to a stage; `bytes` is their total
+  __device__ __forceinline__ void producer_expect(int stage, u32 bytes) const {
     if (elect_lane()) arrive_expecting(barriers + 8 * stage, bytes);
   }
-  __device__ __forceinline__ void close() const {}
+  __device__ __forceinline__ void producer_commit() const {}
 
-  // until all warps' copies of the group have arrived; `parity` is that of its round
+  // waits for all warps' copies to a stage; `parity` is that of the stage's round
   template <int NEWER>
-  __device__ __forceinline__ void wait(int stage, u32 parity) const {
+  __device__ __forceinline__ void consumer_wait(int stage, u32 parity) const {
     wait_barrier(barriers + 8 * stage, parity);
   }
 };
 
-// A segment's chunks or tiles of one head, whichever `map` has. Copies run over the segment's end,
-// where the next sequence may begin.
+// Bulk copies of a segment's chunks or tiles of one head, by the size in `map`. They run over the
+// segment's end into the next sequence.
 struct Copies {
   static constexpr bool RUN_OVER = true;
   const TensorMap& map;
@@ -126,14 +129,14 @@ struct Copies {
 
   template <int STAGES>
   __device__ __forceinline__ void load(u32 to, int token, int channel,
-                                       const Arrivals<STAGES>& arrivals, int stage) const {
+                                       const Pipeline<STAGES>& pipeline, int stage) const {
     if (elect_lane())
       asm volatile(
           "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
           " [%0], [%1, {%2, %3, %4, %5}], [%6];"
           :
           : "r"(to), "l"(&map), "r"(channel), "r"(head), "r"(begin + token), "r"(row),
-            "r"(arrivals.barriers + 8 * stage)
+            "r"(pipeline.barriers + 8 * stage)
           : "memory");
   }
 
@@ -164,23 +167,23 @@ struct Tiles : Copies {
                                    const Segment& segment, int head, int, int)
       : Copies(map, segment, head) {}
 
-  // whether a warp takes part in the copies, and calls the functions above
+  // whether a warp issues copies
   static __device__ __forceinline__ bool copied_by(int warp) { return warp == 0; }
 };
 
 #else
 
 template <int STAGES>
-struct Arrivals {
+struct Pipeline {
   u32 barriers;
 
   __device__ __forceinline__ void init(int) const {}
-  __device__ __forceinline__ void open(int, u32) const {}
-  __device__ __forceinline__ void close() const { commit_loads(); }
+  __device__ __forceinline__ void producer_expect(int, u32) const {}
+  __device__ __forceinline__ void producer_commit() const { commit_loads(); }
 
-  // until this thread's copies of a group have arrived; NEWER groups were closed behind it
+  // waits for this thread's copies of a group, after which NEWER groups were committed
   template <int NEWER>
-  __device__ __forceinline__ void wait(int, u32) const {
+  __device__ __forceinline__ void consumer_wait(int, u32) const {
     wait_loads<NEWER>();
   }
 };
@@ -194,7 +197,7 @@ struct Chunks {
       : rows(x, strides, segment, head, lane) {}
 
   template <int STAGES>
-  __device__ __forceinline__ void load(u32 to, int token, int channel, const Arrivals<STAGES>&,
+  __device__ __forceinline__ void load(u32 to, int token, int channel, const Pipeline<STAGES>&,
                                        int) const {
     rows.load(to, token, channel);
   }
@@ -211,7 +214,7 @@ struct Tiles : Chunks {
   static __device__ __forceinline__ bool copied_by(int) { return true; }
 
   template <int STAGES>
-  __device__ __forceinline__ void load(u32 to, int token, int channel, const Arrivals<STAGES>&,
+  __device__ __forceinline__ void load(u32 to, int token, int channel, const Pipeline<STAGES>&,
                                        int) const {
     rows.load(to + warp * CHUNK_BYTES, token + warp * CHUNK, channel);
   }
@@ -221,7 +224,7 @@ struct Tiles : Chunks {
   __device__ __forceinline__ void finish_stores() const {}
 };
 
-__device__ __forceinline__ void publish_shared() {}  // only bulk copies and wgmma need it
+__device__ __forceinline__ void fence_proxy_async() {}  // only bulk copies and wgmma need it
 
 #endif
 

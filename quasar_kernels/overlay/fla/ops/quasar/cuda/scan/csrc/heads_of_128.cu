@@ -1,5 +1,5 @@
-// The segmented scan for heads of 128 channels, for tools that compile every .cu file by itself;
-// what a call needs is compiled from the same sources at run time.
+// The forward passes for heads of 128 channels, for tools that compile each .cu file separately; at
+// run time NVRTC compiles the same sources with the same definitions.
 
 #define QUASAR_HEAD 128
 

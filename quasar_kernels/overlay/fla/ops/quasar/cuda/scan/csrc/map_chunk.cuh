@@ -1,17 +1,19 @@
-// What pass 1 of the segmented scan does with one chunk.
+// How one chunk enters a segment's affine map: the computation of segment_map.cu.
 //
-// The scan runs over the segment backward. From G = I, R = 0, a chunk gives Z = G K^T,
-// Y = Z A diag(a), R += Y V, G -= Y K, where A = (I + strict_tril(a K K^T))^-1. Rows of G and R are
-// independent of one another, so a warp owns 16 of them and keeps them in registers.
+// The segment is processed backward. From G = I, R = 0 a chunk gives
+//     Z = G K^T,  Y = Z A diag(a),  R += Y V,  G -= Y K,
+// where A diag(a) is the WY representation's matrix (chunk.cuh). Rows of G and R are independent,
+// so each warp owns 16 rows and keeps them in registers.
 //
-// Precision: errors of G in the directions that keys share little of last for a whole segment, so
-// everything that G passes through has 11 bits: keys become fp16 after division by a power of two
-// of their own size (exact), |G| <= 1 fits fp16, and so do Z and A a between such keys. Only Y V
-// has bf16 operands. As long as a row of G is closer to I's than to 0, it is kept less that of I,
-// and Z = K^T + (G - I) K^T there: where keys are alike Z is a small difference, and beside the one
-// on the diagonal too few of G's digits would be left for it. Each row has its own time for that:
-// once it has decayed its digits would be lost to that one instead, and channels whose keys are
-// small, so that their rows stay near I's for long, may not hold up the others.
+// Precision: errors of G in directions that keys share little of persist over a whole segment.
+// Everything that G passes through therefore has 11 significant bits. Keys become fp16 after an
+// exact division by a power of two of their own size; |G| <= 1 fits fp16, and so do Z and A a
+// between such keys. Only Y V has bf16 operands. Where keys are alike, Z is a small difference, and
+// the 1 on the diagonal would leave too few digits for it. Each row of G is therefore stored as G -
+// I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T. Each row switches from G -
+// I to G when its diagonal drops below 1/2. This avoids cancellation early, when G is near I, and
+// late, when G - I is near -I. Rows switch independently: channels with small keys stay near I for
+// long.
 
 #pragma once
 
@@ -23,24 +25,6 @@ namespace quasar::scan {
 constexpr int MAP_WARPS = 4;
 // A tile has a chunk for each warp; in shared memory its panels of channels follow one another.
 constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
-
-// What every warp needs of a prepared chunk. With keys k~ = 2^-e k, the products are Z = G K~^T,
-// Y = Z mix / scale, G -= Y K~ and R += Y diag(2^-e) V. `scale`, a power of two, brings the largest
-// entry of `mix` near 1, so that fp16 holds those of small keys.
-struct Prepared {
-  uint4 mix[32];  // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
-#if QUASAR_DECAY
-  float4 unscale[4];  // 2^-e / scale, times what the token decays by to the chunk's end
-  float log_whole;    // of what the chunk decays by
-#else
-  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
-#endif
-};
-#if QUASAR_DECAY
-typedef float4 Unscale;  // a lane's
-#else
-typedef uint2 Unscale;
-#endif
 
 __device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
   asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -75,15 +59,7 @@ struct Scales {
   float descale;            // 1 / scale
 
   __device__ __forceinline__ Scales(const ChunkKeys& at, const Steps& steps) {
-#if QUASAR_READ_STEP
-    const float own = fmaxf(steps.size(0) * at.lambda[0], steps.size(1) * at.lambda[1]);
-    const float bound = __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
-#else
-    // entries of `mix` are below the largest 1 - exp(-beta |k|^2), and that below beta |k|^2
-    const u32 largest =
-        __reduce_max_sync(ALL, max(__float_as_uint(at.lambda[0]), __float_as_uint(at.lambda[1])));
-    const float bound = fminf(steps * __uint_as_float(largest), 1.f);
-#endif
+    const float bound = steps.wy_bound(at.lambda);
     descale = __uint_as_float(__float_as_uint(bound) & 0x7f800000u);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // from the exponent of |k|^2; zero keys stay zero
@@ -98,16 +74,37 @@ struct Scales {
   }
 };
 
-// `mix` and `unscale` from the chunk's products
-__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
-                                               const BlockMasks& mask,
-#if QUASAR_DECAY
-                                               const Decays& decays,
-#endif
-                                               int lane) {
-  constexpr Scalar H = Scalar::fp16;
+// ---- a prepared chunk's shared data: policies without and with decays ----
+
+// With keys k~ = 2^-e k, the products are Z = G K~^T, Y = Z wy / scale, G -= Y K~ and
+// R += Y diag(2^-e) V. `scale`, a power of two, brings the largest entry of `wy` near 1, so that
+// fp16 holds those of small keys.
+struct PlainPrepared {
+  uint4 wy[32];       // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+};
+
+struct DecayedPrepared {
+  uint4 wy[32];
+  float4 unscale[4];  // 2^-e / scale, times the decay from the token to the chunk's end
+  float log_whole;    // log2 of the chunk's decay
+};
+
+using Prepared = Select<DECAY, DecayedPrepared, PlainPrepared>;
+
+__device__ __forceinline__ void store_unscale(PlainPrepared& out, const Scales& scales,
+                                              const NoDecays&, int lane) {
   const int g = lane >> 2;
-#if QUASAR_DECAY
+  if ((lane & 3) == 0) {
+    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
+    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
+    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
+  }
+}
+
+__device__ __forceinline__ void store_unscale(DecayedPrepared& out, const Scales& scales,
+                                              const RunningDecays& decays, int lane) {
+  const int g = lane >> 2;
   if ((lane & 3) == 0) {
     float* unscale = (float*)out.unscale + (g >> 1) * 4 + (g & 1);
 #pragma unroll
@@ -115,28 +112,58 @@ __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, con
       unscale[2 * r] = scales.power[r] * scales.descale * exp2_of(decays.whole - decays.since[r]);
     if (lane == 0) out.log_whole = decays.whole;
   }
-#else
-  if ((lane & 3) == 0) {
-    unsigned short* unscale = (unsigned short*)out.unscale + (g >> 1) * 4 + (g & 1);
-    unscale[0] = __float_as_uint(scales.power[0] * scales.descale) >> 16;
-    unscale[2] = __float_as_uint(scales.power[1] * scales.descale) >> 16;
-  }
-#endif
+}
+
+// A lane's factors; `log_decay_behind` is that of absorb_chunk.
+__device__ __forceinline__ uint2 load_unscale(const PlainPrepared& chunk, float&, int lane) {
+  return *(const uint2*)chunk.unscale[lane & 3];
+}
+
+__device__ __forceinline__ float4 load_unscale(const DecayedPrepared& chunk,
+                                               float& log_decay_behind, int lane) {
+  float4 u = chunk.unscale[lane & 3];
+  const float decay = exp2_of(log_decay_behind);
+  u.x *= decay, u.y *= decay, u.z *= decay, u.w *= decay;
+  log_decay_behind += chunk.log_whole;
+  return u;
+}
+
+// tokens 8 n + 2c, 8 n + 2c + 1 of Y, as an operand
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, const uint2& u, int n) {
+  const u32 factors = n ? u.y : u.x;
+  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
+  float x, y;
+  unpack<Scalar::bf16>(factors, x, y);
+  return pack_saturated<T>(low * x, high * y);
+}
+
+template <Scalar T>
+__device__ __forceinline__ u32 unscaled(float low, float high, const float4& u, int n) {
+  return pack_saturated<T>(low * (n ? u.z : u.x), high * (n ? u.w : u.y));
+}
+
+// `wy` and `unscale` from the chunk's products
+__device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
+                                               const BlockMasks& mask, const Decays& decays,
+                                               int lane) {
+  constexpr Scalar H = Scalar::fp16;
+  store_unscale(out, scales, decays, lane);
   float columns[2][2];
-  spread(at.root, columns, lane);
+  rows_to_columns(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
-  u32 mix[3];
-  invert_transposed(at.gram, mask, mix);
-  spread(scales.root, columns, lane);
+  u32 wy[3];
+  invert_transposed(at.gram, mask, wy);
+  rows_to_columns(scales.root, columns, lane);
 #pragma unroll
   for (int i = 0; i < 3; ++i) {  // blocks (0, 0), (0, 1) and (1, 1)
     const float row = scales.root[i >> 1] * scales.scale(), *column = columns[(i + 1) >> 1];
-    mix[i] = multiply_fp16(mix[i], pack<H>(row * column[0], row * column[1]));
+    wy[i] = multiply_fp16(wy[i], pack<H>(row * column[0], row * column[1]));
   }
-  out.mix[lane] = make_uint4(mix[0], mix[1], mix[2], pack<H>(-scales.descale, -scales.descale));
+  out.wy[lane] = make_uint4(wy[0], wy[1], wy[2], pack<H>(-scales.descale, -scales.descale));
 }
 
-// Phase A: this warp's chunk: its keys become fp16 in place, and `out` is filled.
+// Prepares this warp's chunk: converts its keys to scaled fp16 in place, and fills `out`.
 template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, const BlockMasks& mask,
                                               Prepared& out, int lane) {
@@ -149,7 +176,7 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, con
   ChunkKeys at = {};
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) add_products<T>(at.gram, keys[i], keys[i]);
-  find_step_sizes(at, steps, lane);
+  compute_step_sizes(at, steps, lane);
   const Scales scales(at, steps);
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) {
@@ -158,11 +185,7 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, con
     for (int j = 0; j < 4; ++j) keys[i][j] = scale_keys<T>(keys[i][j], scales.power[j & 1]);
     store_rows(keys[i], (rows ^ 32 * t) + panel, chunk + panel, t, lane);
   }
-#if QUASAR_DECAY
   store_prepared(out, at, scales, mask, Decays(steps, lane), lane);
-#else
-  store_prepared(out, at, scales, mask, lane);
-#endif
 }
 
 // 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
@@ -170,18 +193,10 @@ struct Shares {
   u32 keys[4], values[4];
 };
 
-template <Scalar T>
-__device__ __forceinline__ u32 unscaled(float low, float high, u32 factors) {
-  if (T == Scalar::bf16) return multiply_bf16(pack<T>(low, high), factors);
-  float x, y;
-  unpack<Scalar::bf16>(factors, x, y);
-  return pack_saturated<T>(low * x, high * y);
-}
-
-// Y from 16 rows of Z [., 16]; m and u are this lane's `mix` and `unscale`
-template <Scalar T>
-__device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4& m,
-                                            const Unscale& u) {
+// Y from 16 rows of Z [., 16]; m and unscale are this lane's
+template <Scalar T, class Factors>
+__device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& m,
+                                           const Factors& unscale) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
   const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
@@ -194,11 +209,7 @@ __device__ __forceinline__ Shares mix_chunk(const float (&Z)[2][4], const uint4&
   for (int i = 0; i < 4; ++i) {
     const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
     out.keys[i] = multiply_fp16(pack<H>(low, high), m.w);
-#if QUASAR_DECAY
-    out.values[i] = pack_saturated<T>(low * (i >> 1 ? u.z : u.x), high * (i >> 1 ? u.w : u.y));
-#else
-    out.values[i] = unscaled<T>(low, high, i >> 1 ? u.y : u.x);
-#endif
+    out.values[i] = unscaled<T>(low, high, unscale, i >> 1);
   }
   return out;
 }
@@ -214,7 +225,7 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
 
 typedef Accumulators MapRows;  // 16 of G or R
 
-// Of this lane's rows g and g + 8 of G: ALL where the row is kept less that of I, else 0.
+// For this lane's rows g and g + 8 of G: ALL where the row is stored as G - I, else 0.
 typedef u32 NearIdentity[2];
 
 // 16 rows of a chunk's K~^T, zero where `near` is; `at` is row_address of their panel, ^ 32 t where
@@ -243,10 +254,10 @@ __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F
     }
 }
 
-// Rows g + 8 R of G - I whose diagonal is at most `bound` become rows of G, and are no longer near.
+// Switches rows g + 8 R from G - I to G where their diagonal is at most `bound`.
 template <int R>
-__device__ __forceinline__ void leave_identity(MapRows& G, NearIdentity& near, float bound, int row,
-                                               int lane) {
+__device__ __forceinline__ void switch_rows(MapRows& G, NearIdentity& near, float bound, int row,
+                                            int lane) {
   u32 x = 0;
   for_diagonal<R>(G, row, lane,
                   [&](float value, bool here) { x |= here ? __float_as_uint(value) : 0; });
@@ -270,24 +281,18 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
   return sums[0] < bound && sums[1] < bound;  // NaN is not
 }
 
-// Phase B: 16 rows of G and of R absorb one prepared chunk. Those of G that are `near` are G - I's,
-// which there may be if ANY_NEAR; `own` is where load_channels finds the same rows of K~^T. On
-// Hopper R is left under way: finish_rows. With a decay, which is a factor of all of G, what is kept
-// is G without it, and `log_later` is what the chunks behind this one decay by, a power of two.
+// Updates 16 rows of G and R with one prepared chunk. Rows of G that are `near` hold G - I; there
+// are such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
+// On Hopper the update of R runs asynchronously; finish_rows waits for it. A decay is a factor of
+// all of G, so G is stored without it, and `log_decay_behind` is the logarithm (base 2) of the
+// decay over the chunks behind this one.
 template <Scalar T, bool ANY_NEAR>
 __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
                                              u32 keys, u32 own, u32 values, const Prepared& chunk,
-                                             float& log_later, int lane) {
+                                             float& log_decay_behind, int lane) {
   constexpr Scalar H = Scalar::fp16;
-  const uint4 m = chunk.mix[lane];
-#if QUASAR_DECAY
-  float4 u = chunk.unscale[lane & 3];
-  const float later = exp2_of(log_later);  // what all behind the chunk decays by
-  u.x *= later, u.y *= later, u.z *= later, u.w *= later;
-  log_later += chunk.log_whole;
-#else
-  const uint2 u = *(const uint2*)chunk.unscale[lane & 3];
-#endif
+  const uint4 m = chunk.wy[lane];
+  const auto u = load_unscale(chunk, log_decay_behind, lane);
   float Z[2][4] = {};
   if (ANY_NEAR) load_channels(Z, own, near);
 #if QUASAR_WGMMA
@@ -305,10 +310,10 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
   }
   warpgroup_commit();
   warpgroup_wait<0>();
-  settle(Z);
+  warpgroup_fence_operand(Z);
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) settle(R[p]);
-  const Shares Y = mix_chunk<T>(Z, m, u);
+  for (int p = 0; p < PANELS; ++p) warpgroup_fence_operand(R[p]);
+  const Shares Y = apply_wy<T>(Z, m, u);
   warpgroup_arrive();
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -320,7 +325,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
   warpgroup_commit();
   warpgroup_wait<1>();  // R is not needed before the next wait
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) settle(G[p]);
+  for (int p = 0; p < PANELS; ++p) warpgroup_fence_operand(G[p]);
 #else
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
@@ -331,7 +336,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
     mma<H>(Z[0], rows, k[0], k[1]);
     mma<H>(Z[1], rows, k[2], k[3]);
   }
-  const Shares Y = mix_chunk<T>(Z, m, u);
+  const Shares Y = apply_wy<T>(Z, m, u);
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
@@ -350,7 +355,7 @@ __device__ __forceinline__ void finish_rows(MapRows& R) {
 #if QUASAR_WGMMA
   warpgroup_wait<0>();
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) settle(R[p]);
+  for (int p = 0; p < PANELS; ++p) warpgroup_fence_operand(R[p]);
 #endif
 }
 

@@ -1,13 +1,14 @@
-// What pass 2 of the segmented scan does with one chunk.
+// How one chunk updates the state and yields outputs: the computation of segment_output.cu.
 //
-// A chunk: D = V - K S, V' = A diag(a) D, O = Q S + tril(Q K^T) V', S += K^T V', with A = (I +
-// strict_tril(a K K^T))^-1. Columns of S, V' and O are independent of one another, so a warp owns
-// 16 * BLOCKS of them and keeps them in registers, everything transposed: -S^T is the A operand of
-// [D^T, -O^T] = [V^T, 0] - S^T [K^T, Q^T], and -V'^T that of -V'^T tril(Q K^T)^T and of -V'^T K.
+//     D = V - K S,  V' = A diag(a) D,  O = Q S + tril(Q K^T) V',  S += K^T V',
+// where A diag(a) is the WY representation's matrix (chunk.cuh). Columns of S, V' and O are
+// independent, so each warp owns 16 * BLOCKS columns and keeps them in registers. All matrices are
+// transposed: -S^T is the A operand of [D^T, -O^T] = [V^T, 0] - S^T [K^T, Q^T], and -V'^T is the A
+// operand of -V'^T tril(Q K^T)^T and of -V'^T K.
 //
-// Precision: the large products' operands have the inputs' dtype, the small ones, with the inverse
-// and the scores, are tf32; and V' is the sum of two operands where it enters the state, where its
-// rounding would stay.
+// Precision: operands of the large products have the inputs' dtype. The small products, with the WY
+// matrix and the scores, are tf32. V' enters the state as the sum of two operands, because its
+// rounding error would persist there.
 
 #pragma once
 
@@ -32,7 +33,7 @@ struct Triangle {
   float2 corner[32];
 };
 
-__device__ __forceinline__ void keep_triangle(Triangle& out, const float (&x)[2][4], int lane) {
+__device__ __forceinline__ void store_triangle(Triangle& out, const float (&x)[2][4], int lane) {
   out.left[lane] =
       make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[0][2]), to_tf32(x[0][3]));
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
@@ -46,7 +47,7 @@ __device__ __forceinline__ void multiply(float (&d0)[4], float (&d1)[4], const f
   mma_tf32(d1, x1, corner.x, corner.y);
 }
 
-// -V'^T = D^T mix^T += D = V - K S, of 16 columns: values as load_columns loads them, and -S^T K^T
+// -V'^T = D^T wy^T += D = V - K S, of 16 columns: values as load_columns loads them, and -S^T K^T
 template <Scalar T>
 __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)[4],
                                            const float (&read0)[4], const float (&read1)[4],
@@ -58,14 +59,11 @@ __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)
   multiply(d[0], d[1], D[0], D[1], left, corner);
 }
 
-// Phase A: -A diag(a) and tril(Q K^T) of this warp's chunk.
+// Computes the WY matrix -A diag(a) and the scores tril(Q K^T) of this warp's chunk.
 template <Scalar T>
 __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& steps,
-                                              const BlockMasks& mask, Triangle& mix,
-                                              Triangle& scores,
-#if QUASAR_DECAY
-                                              ChunkDecays& kept,
-#endif
+                                              const BlockMasks& mask, Triangle& wy,
+                                              Triangle& scores, ChunkDecays& chunk_decays,
                                               int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};
@@ -79,22 +77,18 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& st
       add_products<T>(at.gram, k, k);
       add_products<T>(P, q, k);
     }
-  find_step_sizes(at, steps, lane);
+  compute_step_sizes(at, steps, lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e > lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
-#if QUASAR_DECAY
   const Decays decays(steps, lane);
   decays.apply(P);
-  kept.keep(decays, lane);
-#endif
-  keep_triangle(scores, P, lane);
-  float mixed[2][4];
-  find_mix(at, mask, mixed, lane);
-#if QUASAR_DECAY
-  decays.apply(mixed);
-#endif
-  keep_triangle(mix, mixed, lane);
+  chunk_decays.store(decays, lane);
+  store_triangle(scores, P, lane);
+  float wy_matrix[2][4];
+  compute_wy(at, mask, wy_matrix, lane);
+  decays.apply(wy_matrix);
+  store_triangle(wy, wy_matrix, lane);
 }
 
 // x as the sum of two operands' tiles
@@ -138,7 +132,7 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
       }
     warpgroup_commit();
     warpgroup_wait<0>();
-    settle(read[0]);
+    warpgroup_fence_operand(read[0]);
     return;
   }
 #endif
@@ -163,7 +157,8 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
     }
 }
 
-// state -= V'^T K, V' as the sum of two operands. On Hopper it is left under way: finish_state.
+// state -= V'^T K, V' as the sum of two operands. On Hopper they run asynchronously; finish_state
+// waits.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void write_state(StateColumns (&state)[BLOCKS],
                                             const u32 (&high)[BLOCKS][4],
@@ -203,7 +198,7 @@ __device__ __forceinline__ void finish_state(StateColumns (&state)[BLOCKS]) {
   if constexpr (BLOCKS == 1) {
     warpgroup_wait<0>();
 #pragma unroll
-    for (int p = 0; p < PANELS; ++p) settle(state[0][p]);
+    for (int p = 0; p < PANELS; ++p) warpgroup_fence_operand(state[0][p]);
   }
 #endif
 }
@@ -220,10 +215,10 @@ __device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
   return __uint_as_float(min(__reduce_max_sync(ALL, most), 0x7f800000u));
 }
 
-// Put 16 columns of a chunk's o, given as -O^T, where its values were; `at` is row_address there.
+// Stores 16 columns of a chunk's o, from -O^T, in place of its values; `at` is row_address there.
 template <Scalar T>
-__device__ __forceinline__ void keep_output(u32 at, float scale, float (&left)[4],
-                                            float (&right)[4], int lane) {
+__device__ __forceinline__ void store_output(u32 at, float scale, float (&left)[4],
+                                             float (&right)[4], int lane) {
   if (scale != 1.f) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) left[e] *= scale, right[e] *= scale;
@@ -250,48 +245,39 @@ __device__ __forceinline__ void keep_output(u32 at, float scale, float (&left)[4
 #endif
 }
 
-// Phase B: 16 * BLOCKS state columns take one chunk, and leave its o where its values were;
+// Updates 16 * BLOCKS state columns with one chunk, and writes its o in place of its values;
 // `values` is row_address there, at the first of the columns.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQueries chunk,
-                                           u32 values, const Triangle& mix, const Triangle& scores,
-#if QUASAR_DECAY
-                                           const ChunkDecays& decays,
-#endif
-                                           float scale, int lane) {
+                                           u32 values, const Triangle& wy, const Triangle& scores,
+                                           const ChunkDecays& chunk_decays, float scale, int lane) {
   u32 v[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
-  const float4 m = mix.left[lane], s = scores.left[lane];
-  const float2 m_corner = mix.corner[lane], s_corner = scores.corner[lane];
+  const float4 m = wy.left[lane], s = scores.left[lane];
+  const float2 m_corner = wy.corner[lane], s_corner = scores.corner[lane];
   finish_state<BLOCKS>(state);
   float read[BLOCKS][4][4];
   read_state<T, BLOCKS>(state, read, chunk, lane);
-#if QUASAR_DECAY
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
+  const auto decays = chunk_decays.load(lane);
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-    scale_columns(read[b][0], read[b][1], before);
-    scale_columns(read[b][2], read[b][3], before);
-    for_each_element([&](int p, int m, int e) { state[b][p][m][e] *= decays.whole; });
+    decays.scale_before(read[b][0], read[b][1]);
+    decays.scale_before(read[b][2], read[b][3]);
+    for_each_element([&](int p, int m, int e) { chunk_decays.scale_state(state[b][p][m][e]); });
   }
-#endif
   float V[BLOCKS][2][4] = {};  // -V'^T
   u32 high[BLOCKS][4], low[BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     add_values<T>(V[b], v[b], read[b][0], read[b][1], m, m_corner);
-#if QUASAR_DECAY
-    float left[2][4];  // of V' at the chunk's end
+    float written[2][4];  // V' at the chunk's end
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) left[n][e] = V[b][n][e];
-    scale_columns(left[0], left[1], after);
-    split<T>(left, high[b], low[b]);
-#else
-    split<T>(V[b], high[b], low[b]);
-#endif
+      for (int e = 0; e < 4; ++e) written[n][e] = V[b][n][e];
+    decays.scale_after(written[0], written[1]);
+    split<T>(written, high[b], low[b]);
   }
   write_state<T, BLOCKS>(state, high, low, chunk, lane);
 #pragma unroll
@@ -301,7 +287,7 @@ __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQu
 #pragma unroll
       for (int e = 0; e < 4; ++e) V[b][n][e] = to_tf32(V[b][n][e]);
     multiply(read[b][2], read[b][3], V[b][0], V[b][1], s, s_corner);
-    keep_output<T>(values ^ 32 * b, scale, read[b][2], read[b][3], lane);
+    store_output<T>(values ^ 32 * b, scale, read[b][2], read[b][3], lane);
   }
 }
 

@@ -1,8 +1,8 @@
-// Pairs of blocks that walk in step.
+// Pairs of blocks that advance through their segments in step, on Hopper.
 //
-// On Hopper two blocks keep the same pace, those of neighbouring heads, or panels of one: what they
-// read and write lies side by side, and memory is faster with twice as long a piece of it at once.
-// QUASAR_ALONE is for an odd number of them.
+// A pair is a cluster of two blocks: neighbouring heads, or two panels of one head. Their loads and
+// stores are adjacent in device memory, which is faster in pieces of twice the size at a time.
+// QUASAR_ALONE disables pairs, for grids with an odd number of blocks.
 
 #pragma once
 
@@ -18,8 +18,8 @@
 
 namespace quasar::scan {
 
-// until the other block of the pair is here too, or has ended
-__device__ __forceinline__ void keep_pace() {
+// waits until the pair's other block is here too, or has exited
+__device__ __forceinline__ void sync_pair() {
 #if QUASAR_PACED
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;"
                :

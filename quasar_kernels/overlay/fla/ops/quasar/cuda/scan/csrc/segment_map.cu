@@ -1,19 +1,36 @@
-// Pass 1 of the segmented scan: each segment's affine map of the state, S_out = G S_in + R.
-// map_chunk.cuh has the algebra.
+// Pass 1 of the segmented scan: each segment's affine map of the state, S_out = G S_in + R, in
+// fp32.
+//
+// Grid: one block for each segment, head and panel of 64 rows of G and R. Each of 4 warps owns 16
+// rows and keeps them in registers. map_chunk.cuh has the algebra.
+//
+// Mainloop, over tiles of 64 tokens from the segment's last to its first, in three pipeline steps
+// that run on three different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare
+// (warp w computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by
+// all four chunks). There are no dedicated producer warps. Segments before a sequence's last one
+// are whole tiles, so no tile is partial. Every CHECK_EVERY tiles rows that have left the identity
+// switch their representation, and the block may stop once all of G is negligible (segments.cuh).
+// Epilogue: G, rounded to tf32, goes to `maps` and R to `states`.
+//
+// Shared memory: three stages of keys, two of values, two of prepared chunks, and the mbarriers.
+//
+// Blocks whose launch indices differ by a fixed number share a multiprocessor. Heads are rotated
+// across segments so that such co-resident blocks work on different heads: the slowest head, whose
+// maps decay last, then spreads over as many multiprocessors as it has blocks.
 
 #include "copies.cuh"
 #include "map_chunk.cuh"
 
 namespace quasar::scan {
 
-constexpr int MAP_BLOCKS = S > 64 ? 2 : QUASAR_WGMMA ? 4 : 3;  // that share a multiprocessor
-constexpr int LOOK = 4;                                        // tiles
+constexpr int MAP_BLOCKS = S > 64 ? 2 : QUASAR_WGMMA ? 4 : 3;  // occupancy: blocks per SM
+constexpr int CHECK_EVERY = 4;                                 // tiles
 
 struct MapShared {
   static constexpr int TILE = PANELS * MAP_PANEL_BYTES;
   uint4 keys[3][TILE / 16], values[2][TILE / 16];
   Prepared chunks[2][MAP_WARPS];
-  u64 arrived[3];
+  u64 full[3];
 };
 
 // whether x is true in all threads of the block; known to be the same in all lanes
@@ -21,14 +38,6 @@ __device__ __forceinline__ bool all_agree(bool x) {
   return __shfl_sync(ALL, __syncthreads_and(x), 0) != 0;
 }
 
-// One block a segment, head and panel of rows. Tiles of 64 tokens, from the last one on, go
-// through three steps, each one barrier apart: copied in, prepared (warp w its chunk w), absorbed
-// (every warp all chunks, its own rows). Segments that are not a sequence's last are whole tiles.
-// Every LOOK tiles G is looked at: rows far from I's are kept themselves, and once all of it is next
-// to nothing the block may stop.
-// Blocks that are launched a fixed number apart share a multiprocessor. The order of the heads
-// turns once around over the segments, so that these are of different heads: the head that forgets
-// last has as many multiprocessors as blocks.
 template <Scalar T>
 __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMaps& maps) {
   constexpr int TOKENS = MAP_WARPS * CHUNK;
@@ -42,7 +51,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, index);
   const i64 chain = segment.sequence * arg.heads + head;
-  if (is_idle(arg, chain)) return;
+  if (is_skipped(arg, chain)) return;
   const bool may_stop = arg.stops && !arg.repeat;
   if (may_stop && threadIdx.x == 0) {
     arg.stops[unit * PANELS + panel] = 0;
@@ -63,54 +72,54 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   // one step's values and the next one's keys; the first keys are one more.
   constexpr int FIRST = 2;  // their stage
   const u32 all_keys = shared_address(shared.keys), all_values = shared_address(shared.values);
-  const Arrivals<3> arrivals{shared_address(shared.arrived)};
-  if (threadIdx.x == 0) arrivals.init(1);
+  const Pipeline<3> pipeline{shared_address(shared.full)};
+  if (threadIdx.x == 0) pipeline.init(1);
   __syncthreads();
   auto copy = [&](u32 to, const Tiles& from, int s, int stage) {
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
-      from.load(to + p * MAP_PANEL_BYTES, segment.tokens - (s + 1) * TOKENS, p * PANEL, arrivals,
+      from.load(to + p * MAP_PANEL_BYTES, segment.tokens - (s + 1) * TOKENS, p * PANEL, pipeline,
                 stage);
   };
   auto load = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
       const bool more = s + 1 < tiles;
-      arrivals.open(stage, more ? 2 * TILE : TILE);
+      pipeline.producer_expect(stage, more ? 2 * TILE : TILE);
       copy(all_values + stage * TILE, values, s, stage);
       if (more) copy(all_keys + (s + 1) % 3 * TILE, keys, s + 1, stage);
     }
-    arrivals.close();
+    pipeline.producer_commit();
   };
   auto token = [&](int s) { return segment.tokens - (s + 1) * TOKENS + warp * CHUNK; };
-  Steps given = steps.of(token(0));  // of the tile that is prepared next
+  Steps next_steps = steps.of(token(0));  // of the tile that is prepared next
   auto prepare = [&](int s) {
-    prepare_chunk<T>(all_keys + s % 3 * TILE + warp * CHUNK_BYTES, given, mask,
+    prepare_chunk<T>(all_keys + s % 3 * TILE + warp * CHUNK_BYTES, next_steps, mask,
                      shared.chunks[s & 1][warp], lane);
-    given = steps.of(token(s + 1));
+    next_steps = steps.of(token(s + 1));
   };
   if (Tiles::copied_by(warp)) {
-    arrivals.open(FIRST, TILE);
+    pipeline.producer_expect(FIRST, TILE);
     copy(all_keys, keys, 0, FIRST);
   }
-  arrivals.close();
+  pipeline.producer_commit();
   load(0);
-  arrivals.template wait<1>(FIRST, 0);
+  pipeline.template consumer_wait<1>(FIRST, 0);
   __syncwarp();
   prepare(0);
   // this warp's rows of K~^T in a chunk
   const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp) + panel * MAP_PANEL_BYTES;
   int s = 0;
-  float log_later = 0.f;  // see absorb_chunk
-  bool faded = false;     // whether the decay alone makes the map next to nothing
+  float log_decay_behind = 0.f;  // see absorb_chunk
+  bool faded = false;            // whether the decay alone makes the map next to nothing
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {  // unrolled: some rows of G - I at first, then none
     const bool any_near = phase == 0;
     bool done = faded;
     while (s < tiles && !done) {
-      for (const int end = min(s + LOOK, tiles); s < end; ++s) {
-        arrivals.template wait<0>(s & 1, s >> 1 & 1);
-        publish_shared();
+      for (const int end = min(s + CHECK_EVERY, tiles); s < end; ++s) {
+        pipeline.template consumer_wait<0>(s & 1, s >> 1 & 1);
+        fence_proxy_async();
         __syncthreads();
         load(s + 1);
         const u32 k = all_keys + s % 3 * TILE, v = all_values + (s & 1) * TILE;
@@ -120,46 +129,44 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
           const u32 at = i * CHUNK_BYTES;
           if (any_near)
             absorb_chunk<T, true>(G, R, near, k + at, own_rows + s % 3 * TILE + at, v + at,
-                                  shared.chunks[s & 1][i], log_later, lane);
+                                  shared.chunks[s & 1][i], log_decay_behind, lane);
           else
             absorb_chunk<T, false>(G, R, near, k + at, 0, v + at, shared.chunks[s & 1][i],
-                                   log_later, lane);
+                                   log_decay_behind, lane);
         }
         finish_rows(R);
       }
       if (s < tiles) {
         if (any_near) {
-          leave_identity<0>(G, near, -0.5f, row, lane);
-          leave_identity<1>(G, near, -0.5f, row, lane);
+          switch_rows<0>(G, near, -0.5f, row, lane);
+          switch_rows<1>(G, near, -0.5f, row, lane);
           done = all_agree(!(near[0] | near[1]));
-#if QUASAR_DECAY
-          faded = may_stop && exp2_of(log_later) * MOST_OF_ROW < NOTHING<T>;
-          done |= faded;
-#endif
+          if constexpr (DECAY) {
+            faded = may_stop && exp2_of(log_decay_behind) * MAP_ROW_BOUND < NEGLIGIBLE<T>;
+            done |= faded;
+          }
         } else if (may_stop) {
-#if QUASAR_DECAY
-          done = all_agree(is_below(G, NOTHING<T> / fmaxf(exp2_of(log_later), 1e-30f)));
-#else
-          done = all_agree(is_below(G, NOTHING<T>));
-#endif
+          const float decay = DECAY ? fmaxf(exp2_of(log_decay_behind), 1e-30f) : 1.f;
+          done = all_agree(is_below(G, NEGLIGIBLE<T> / decay));
         }
       }
     }
     if (any_near) {  // all of them: none is above 0
-      leave_identity<0>(G, near, 0.5f, row, lane);
-      leave_identity<1>(G, near, 0.5f, row, lane);
+      switch_rows<0>(G, near, 0.5f, row, lane);
+      switch_rows<1>(G, near, 0.5f, row, lane);
     }
   }
   const bool stops = s < tiles;
   if (stops) {
     if (threadIdx.x == 0) arg.stops[unit * PANELS + panel] = segment.tokens - s * TOKENS;
-    arrivals.template wait<0>(s & 1, s >> 1 & 1);  // copies are under way to this block's memory
+    pipeline.template consumer_wait<0>(s & 1,
+                                       s >> 1 & 1);  // copies are under way to this block's memory
   }
 
-#if QUASAR_DECAY
-  const float decay = exp2_of(log_later);
-  for_each_element([&](int p, int m, int e) { G[p][m][e] *= decay; });
-#endif
+  if constexpr (DECAY) {
+    const float decay = exp2_of(log_decay_behind);
+    for_each_element([&](int p, int m, int e) { G[p][m][e] *= decay; });
+  }
   const i64 own = (i64)unit * S * S;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

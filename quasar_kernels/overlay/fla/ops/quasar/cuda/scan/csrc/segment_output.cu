@@ -1,5 +1,15 @@
-// Pass 2 of the segmented scan: walk each segment from the state that enters it, and write o.
-// output_chunk.cuh has the algebra.
+// Pass 2 of the segmented scan: recompute each segment from the state that enters it, and write o.
+//
+// Grid: one block for each segment, head and panel of 64 value channels. Each warp owns 16 columns
+// of the state (32 without wgmma) and keeps them in registers. output_chunk.cuh has the algebra.
+//
+// Mainloop, over tiles of 16 * WARPS tokens: while a tile is copied in, the one before it is
+// prepared (warp w computes the WY matrix and the scores of chunk w) and then applied (every warp
+// updates its columns with all chunks). There are no dedicated producer warps: on Hopper one lane
+// of a warp issues the bulk copies. Epilogue of a tile: o overwrites v in shared memory and is
+// copied out from there.
+//
+// Shared memory: two stages of keys and queries, two of values, one set of WY matrices and scores.
 
 #include "copies.cuh"
 #include "output_chunk.cuh"
@@ -8,24 +18,21 @@
 namespace quasar::scan {
 
 constexpr int OUTPUT_WARPS = QUASAR_WGMMA ? 4 : 2;
-// that share a multiprocessor
+// occupancy: blocks per multiprocessor
 constexpr int OUTPUT_BLOCKS = QUASAR_WGMMA ? (S == 64 ? 4 : 2) : (S == 64 ? 6 : 4);
 
-struct OutputShared {
+struct OutputTiles {
   static constexpr int WARPS = OUTPUT_WARPS;
   uint4 keys_queries[2][WARPS * KeysQueries::BYTES / 16];
-  uint4 values[2][WARPS * CHUNK_BYTES / 16];  // o takes v's place
-  Triangle mix[WARPS];                        // -A diag(a)
+  uint4 values[2][WARPS * CHUNK_BYTES / 16];  // overwritten by o
+  Triangle wy[WARPS];                         // -A diag(a)
   Triangle scores[WARPS];                     // tril(Q K^T)
-#if QUASAR_DECAY
-  ChunkDecays decays[WARPS];
-#endif
-  u64 arrived[2], values_arrived[2];
 };
 
-// One block a segment, head and panel of values. Tiles of 16 * WARPS tokens are copied in while
-// the one before is prepared (warp w its chunk w), then walked (every warp all chunks, its own
-// columns).
+struct OutputShared : OutputTiles, DecaySlots<OUTPUT_WARPS> {
+  u64 full[2], values_full[2];
+};
+
 template <Scalar T>
 __device__ __forceinline__ void segment_output(const Arguments& arg, const TensorMaps& maps) {
   constexpr int WARPS = OUTPUT_WARPS, BLOCKS = 4 / WARPS, TOKENS = WARPS * CHUNK;
@@ -37,7 +44,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   const Segment segment = find_segment(arg, unit / arg.heads);
   const i64 chain = segment.sequence * arg.heads + head;
-  if (is_idle(arg, chain)) return;
+  if (is_skipped(arg, chain)) return;
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + TOKENS - 1) / TOKENS;
@@ -50,11 +57,11 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const Chunks q(maps.q, arg.q, arg.q_stride, segment, key_head(arg, head), lane);
   const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
   const Tiles o(maps.o, arg.o, arg.o_stride, segment, head, warp, lane);
-  const Arrivals<2> arrivals{shared_address(shared.arrived)};
-  const Arrivals<2> values_arrivals{shared_address(shared.values_arrived)};
+  const Pipeline<2> pipeline{shared_address(shared.full)};
+  const Pipeline<2> values_pipeline{shared_address(shared.values_full)};
   if (threadIdx.x == 0) {
-    arrivals.init(WARPS);
-    values_arrivals.init(1);
+    pipeline.init(WARPS);
+    values_pipeline.init(1);
   }
   __syncthreads();
 
@@ -63,26 +70,26 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     if (s < tiles) {
       const int stage = s & 1;
       const u32 to = own_keys_queries + stage * TILE;
-      arrivals.open(stage, BYTES);
+      pipeline.producer_expect(stage, BYTES);
 #pragma unroll
       for (int p = 0; p < PANELS; ++p) {
-        k.load(to + 2 * p * CHUNK_BYTES, token(s), p * PANEL, arrivals, stage);
-        q.load(to + (2 * p + 1) * CHUNK_BYTES, token(s), p * PANEL, arrivals, stage);
+        k.load(to + 2 * p * CHUNK_BYTES, token(s), p * PANEL, pipeline, stage);
+        q.load(to + (2 * p + 1) * CHUNK_BYTES, token(s), p * PANEL, pipeline, stage);
       }
     }
-    arrivals.close();
+    pipeline.producer_commit();
   };
   auto load_values = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      values_arrivals.open(stage, VALUES_TILE);
-      v.load(values + stage * VALUES_TILE, s * TOKENS, panel * PANEL, values_arrivals, stage);
+      values_pipeline.producer_expect(stage, VALUES_TILE);
+      v.load(values + stage * VALUES_TILE, s * TOKENS, panel * PANEL, values_pipeline, stage);
     }
-    values_arrivals.close();
+    values_pipeline.producer_commit();
   };
   load_keys_queries(0);
   load_values(0);
-  Steps given = steps.of(token(0));  // of the tile that is prepared next
+  Steps next_steps = steps.of(token(0));  // of the tile that is prepared next
 
   StateColumns state[BLOCKS];
   const i64 own = chain * S * S;
@@ -98,13 +105,12 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
         [&](int p, int m, int e) { state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f; });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
-  // where another sequence follows in the same tile
+  // whether another sequence begins in the last tile
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
-  int stops[PANELS];     // tiles that pass 1 left out
-  float left_out = 0.f;  // the largest entry of the state behind them
-#if QUASAR_DECAY
-  float fading = 0.f;  // bounds what of it is still there over NOTHING, as pass 1 does, once < 1
-#endif
+  int stops[PANELS];    // tiles that pass 1 skipped
+  float skipped = 0.f;  // the largest entry of the state behind the skipped tiles
+  // with decays: bounds the skipped state's remaining share over NEGLIGIBLE, as in pass 1, once < 1
+  float fading = 0.f;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
     stops[p] = arg.stops && !arg.repeat ? arg.stops[(i64)unit * PANELS + p] / TOKENS : 0;
@@ -114,53 +120,42 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
       if (s && s == stops[p]) {
-        left_out = fmaxf(left_out, largest(state));
-#if QUASAR_DECAY
-        fading = MOST_OF_ROW / NOTHING<T>;
-#endif
+        skipped = fmaxf(skipped, largest(state));
+        fading = MAP_ROW_BOUND / NEGLIGIBLE<T>;
       }
-    arrivals.template wait<1>(stage, parity);
+    pipeline.template consumer_wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // keys of zero change no state
-      values_arrivals.template wait<0>(stage, parity);
+      values_pipeline.template consumer_wait<0>(stage, parity);
       const int left = segment.tokens - token(s);
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
         clear_rows(own_keys_queries + stage * TILE + 2 * p * CHUNK_BYTES, left, lane);
       clear_rows(own_values + stage * VALUES_TILE, left, lane);
     }
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
     if (s && Tiles::copied_by(warp))
       o.store(values + (stage ^ 1) * VALUES_TILE, (s - 1) * TOKENS, panel * PANEL);
     load_keys_queries(s + 1);
     const u32 chunks = keys_queries + stage * TILE;
-    prepare_chunk<T>({chunks + warp * BYTES}, given, mask, shared.mix[warp], shared.scores[warp],
-#if QUASAR_DECAY
-                     shared.decays[warp],
-#endif
-                     lane);
-    given = steps.of(token(s + 1));
+    prepare_chunk<T>({chunks + warp * BYTES}, next_steps, mask, shared.wy[warp],
+                     shared.scores[warp], shared.decays(warp), lane);
+    next_steps = steps.of(token(s + 1));
     if (Tiles::copied_by(warp)) o.finish_stores();
-    load_values(s + 1);  // where the output before was
-    values_arrivals.template wait<2>(stage, parity);
+    load_values(s + 1);  // overwrites the previous tile's output
+    values_pipeline.template consumer_wait<2>(stage, parity);
     __syncthreads();
     const u32 columns = own_columns + stage * VALUES_TILE;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) {
-      walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.mix[i],
-                            shared.scores[i],
-#if QUASAR_DECAY
-                            shared.decays[i],
-#endif
-                            arg.scale, lane);
-#if QUASAR_DECAY
-      fading *= shared.decays[i].whole;
-#endif
+      walk_chunk<T, BLOCKS>(state, {chunks + i * BYTES}, columns + i * CHUNK_BYTES, shared.wy[i],
+                            shared.scores[i], shared.decays(i), arg.scale, lane);
+      fading *= shared.decays(i).whole;
     }
     finish_state<BLOCKS>(state);
-    keep_pace();
+    sync_pair();
   }
-  publish_shared();
+  fence_proxy_async();
   __syncthreads();
   if (tiles > 0) {
     const u32 from = (tiles - 1 & 1) * VALUES_TILE;
@@ -172,11 +167,9 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
       o.finish_stores();
     }
   }
-#if QUASAR_DECAY
-  left_out *= fminf(fading, 1.f);
-#endif
-  // columns of the state are independent of one another: each warp tells of its own
-  if (left_out > 0.f && !(left_out <= TIMES * largest(state)) && lane == 0)
+  if constexpr (DECAY) skipped *= fminf(fading, 1.f);
+  // columns of the state are independent: each warp reports its own
+  if (skipped > 0.f && !(skipped <= STATE_RATIO * largest(state)) && lane == 0)
     arg.unfinished[chain] = 1;
   if (!segment.is_last || !arg.final_state) return;
 #pragma unroll

@@ -1,11 +1,12 @@
-// The scan between the passes: states[n] <- maps[n] * state + states[n], so that what was the R of
-// a segment becomes the state behind it, in fp32.
+// The scan between the passes: states[n] <- maps[n] * state + states[n], which replaces each
+// segment's R by the state behind that segment, in fp32.
 //
-// It is sequential over the segments of one sequence and head, and short: what it costs is the
-// latency of a step. So a block keeps COLUMNS state columns on chip, copies the next maps (wide
-// ones in PARTS, by columns) meanwhile, and multiplies by tensor cores in tf32, to which the maps
-// are rounded already. What rounding takes from the state passes through the map, too, in bf16: what
-// a map forgets is gone, however large it was, and what it keeps has 20 bits.
+// Grid: (sequences * heads, S / COLUMNS); a block keeps COLUMNS columns of the state in shared
+// memory and runs through all segments of its sequence. Each warp owns 16 rows. The loop is
+// sequential and short, so its cost is the latency of one step: a cp.async pipeline of STAGES
+// stages prefetches the maps (wide ones in PARTS, by columns), and the products use tensor cores in
+// tf32, to which pass 1 has already rounded the maps. The part of the state that tf32 rounding
+// removes passes through the map as well, in bf16, so the state keeps 20 bits.
 
 #include "segments.cuh"
 
@@ -15,10 +16,10 @@ constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * 
 constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are copied at once
 
 struct ScanShared {
-  float map[STAGES][S][WIDTH];  // 16-byte pieces permuted by the row's last 2 bits
+  float map[STAGES][S][WIDTH];  // 32-byte pieces, swizzled by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
-  float state[2][COLUMNS][S + 8];          // transposed, rounded to tf32
-  unsigned short rest[2][COLUMNS][S + 8];  // what that leaves, in bf16
+  float state[2][COLUMNS][S + 8];              // transposed, rounded to tf32
+  unsigned short residual[2][COLUMNS][S + 8];  // the rounding error, in bf16
 };
 
 // two floats cut to bf16
@@ -32,7 +33,7 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   ScanShared& shared = *(ScanShared*)raw;
   const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, c = lane & 3;
   const int row = (tid >> 5) * 16 + g;  // this lane's rows are row and row + 8
-  if (is_idle(arg, blockIdx.x)) return;
+  if (is_skipped(arg, blockIdx.x)) return;
   const i64 sequence = blockIdx.x / arg.heads, head = blockIdx.x % arg.heads;
   const i64 begin = arg.first ? arg.first[sequence] : sequence * arg.per_sequence;
   const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
@@ -41,18 +42,21 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   const float* maps = arg.maps + (begin * arg.heads + head) * S * S;
   float* states = arg.states + (begin * arg.heads + head) * S * S + column;
 
-  constexpr int ACROSS = WIDTH / 4, DOWN = SCAN_THREADS / ACROSS;  // threads of a copy
-  const int copied = tid / ACROSS * S + tid % ACROSS * 4, offset_copied = tid / 2 * S + tid % 2 * 4;
-  const u32 map_to = shared_address(shared.map[0][tid / ACROSS]) +
-                     ((tid % ACROSS * 4) ^ (tid / ACROSS & 3) << 3) * 4;
+  constexpr int ROW_THREADS = WIDTH / 4,
+                COPY_ROWS = SCAN_THREADS / ROW_THREADS;  // threads of a copy
+  const int copied = tid / ROW_THREADS * S + tid % ROW_THREADS * 4,
+            offset_copied = tid / 2 * S + tid % 2 * 4;
+  const u32 map_to = shared_address(shared.map[0][tid / ROW_THREADS]) +
+                     ((tid % ROW_THREADS * 4) ^ (tid / ROW_THREADS & 3) << 3) * 4;
   const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
   auto load = [&](int n) {
     if (n < steps * PARTS) {
       const u32 stage = n % STAGES;
       const float* from = maps + n / PARTS * stride + n % PARTS * WIDTH + copied;
 #pragma unroll
-      for (int i = 0; i < S / DOWN; ++i)  // DOWN rows further keep the permutation
-        copy16(map_to + stage * sizeof(shared.map[0]) + i * DOWN * WIDTH * 4, from + i * DOWN * S);
+      for (int i = 0; i < S / COPY_ROWS; ++i)  // COPY_ROWS rows further store_state the permutation
+        copy16(map_to + stage * sizeof(shared.map[0]) + i * COPY_ROWS * WIDTH * 4,
+               from + i * COPY_ROWS * S);
       if (n % PARTS == 0)
         copy16(offset_to + n / PARTS % STAGES * sizeof(shared.offset[0]),
                states + n / PARTS * stride + offset_copied);
@@ -63,16 +67,16 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   for (int n = 0; n < STAGES - 1; ++n) load(n);
 
   // the state, at (row + 8 r, 2 c + j) in element e = 2 r + j
-  auto keep = [&](int step, int e, float x) {
+  auto store_state = [&](int step, int e, float x) {
     const float rounded = round_tf32(x);
     shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
-    shared.rest[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] =
+    shared.residual[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] =
         (unsigned short)pack<Scalar::bf16>(x - rounded, 0.f);
   };
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const i64 at = (i64)blockIdx.x * S * S + (row + 8 * (e >> 1)) * S + column + 2 * c + (e & 1);
-    keep(0, e, arg.initial_state ? arg.initial_state[at] : 0.f);
+    store_state(0, e, arg.initial_state ? arg.initial_state[at] : 0.f);
   }
   // columns 8 t + 2 c of this lane's rows, which share the permutation
   const float* place[4];
@@ -83,7 +87,7 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
   for (int n = 0; n < steps; ++n) {
     float x[4], y[4] = {}, z[4] = {};
     const float* state = &shared.state[n & 1][g][2 * c];
-    const unsigned short* rest = &shared.rest[n & 1][g][2 * c];
+    const unsigned short* residual = &shared.residual[n & 1][g][2 * c];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int copy = n * PARTS + part, stage = copy % STAGES;
@@ -104,13 +108,13 @@ __device__ __forceinline__ void segment_scan(const Arguments& arg) {
         mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
         map_cut[2 * (t & 1)] = cut_bf16(upper);
         map_cut[2 * (t & 1) + 1] = cut_bf16(lower);
-        r[t & 1] = *(const u32*)(rest + part * WIDTH + 8 * t);
+        r[t & 1] = *(const u32*)(residual + part * WIDTH + 8 * t);
         if (t & 1) mma<Scalar::bf16>(z, map_cut, r[0], r[1]);
       }
       load(copy + STAGES - 1);  // behind this part's reads, which its products wait for
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) keep(n + 1, e, x[e] += y[e] + z[e]);
+    for (int e = 0; e < 4; ++e) store_state(n + 1, e, x[e] += y[e] + z[e]);
     *(float2*)out = make_float2(x[0], x[1]);
     *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
     out += stride;

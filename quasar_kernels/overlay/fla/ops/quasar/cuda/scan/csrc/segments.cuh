@@ -1,12 +1,12 @@
-// What a block of the segmented scan is given: its arguments and its run of tokens.
+// The segmented scan's kernel arguments, the run of tokens of one block, and the early-stop rule.
 
 #pragma once
 
 #include "../../csrc/fragments.cuh"
 
-// Where step sizes come from. QUASAR_READ_STEP: `beta` holds them, [batch, T, heads]; else they
-// follow from |k|^2 and `beta`, one a head. QUASAR_DECAY: `decay` holds log decays likewise, by which
-// the state shrinks before a token.
+// Compile-time switches. QUASAR_READ_STEP: step sizes are read from `beta` [batch, T, heads];
+// otherwise they are computed from |k|^2 and `beta` [heads]. QUASAR_DECAY: before each token the
+// state is scaled by e^decay, with `decay` [batch, T, heads].
 #ifndef QUASAR_DECAY
 #define QUASAR_DECAY 0
 #endif
@@ -16,14 +16,28 @@
 
 namespace quasar::scan {
 
+constexpr bool DECAY = QUASAR_DECAY, READ_STEP = QUASAR_READ_STEP;
+
+// The type A where USE_A, otherwise B: how the policies below are chosen.
+template <bool USE_A, class A, class B>
+struct Choose {
+  typedef A type;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  typedef B type;
+};
+template <bool USE_A, class A, class B>
+using Select = typename Choose<USE_A, A, B>::type;
+
 // Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
 struct Arguments {
   const void *q, *k, *v;
   void* o;
   const float *beta, *initial_state;   // initial_state may be null
   float *final_state, *maps, *states;  // any may be null where a launch does not use it
-  const i64 *table, *first;            // packed sequences; else null
-  int *stops, *unfinished;             // see is_idle; null: pass 1 never stops
+  const i64 *table, *first;            // of packed sequences (cu_seqlens), otherwise null
+  int *stops, *unfinished;             // see is_skipped; null: pass 1 never stops
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, repeat;
   float scale;
@@ -32,30 +46,31 @@ struct Arguments {
   int group;  // heads that share one of q and k
 };
 
-// The head of q and k that a head reads; step sizes of the kernels' own are of one head of each.
-template <class Given>
-__device__ __forceinline__ int key_head(const Given& arg, int head) {
-  return QUASAR_READ_STEP ? head / arg.group : head;
+// The head of q and k that a head reads; grouped heads exist only where step sizes are read.
+template <class Args>
+__device__ __forceinline__ int key_head(const Args& arg, int head) {
+  return READ_STEP ? head / arg.group : head;
 }
 
-// Pass 1 may stop within a segment where its map has decayed to next to nothing, and leave out what
-// lies before; in `stops` each of its blocks notes how many tokens that are. Pass 2 comes by the
-// state there, and sets `unfinished` [sequences * heads] where it was too large to leave out. The
-// three kernels are launched a second time with `repeat`, for those heads alone and without stops.
-__device__ __forceinline__ bool is_idle(const Arguments& arg, i64 chain) {
+// Pass 1 may stop within a segment once its map is negligible, and skip the tokens before that
+// point; each block stores their number in `stops`. Pass 2 has the true state at that point, and
+// sets `unfinished` [sequences * heads] where the state was too large to neglect. The three kernels
+// are launched a second time with `repeat`, which computes only those heads, without stops.
+__device__ __forceinline__ bool is_skipped(const Arguments& arg, i64 chain) {
   return arg.repeat && !arg.unfinished[chain];
 }
 
-// A map is next to nothing if the magnitudes in each of its rows sum to less than NOTHING. The
-// state that it takes may then be TIMES as large as the one behind the segment, and what that lacks
-// is no more than a rounding to 16 bits. With decays it may be larger by as much as these alone make
-// the map smaller: what a strong decay leaves of a token says nothing of those before it, and a small
-// step after a large one would be taken for something left out.
+// A map is negligible if the magnitudes in each of its rows sum to less than NEGLIGIBLE. A skipped
+// state may then be STATE_RATIO times as large as the state behind the segment, and the error is at
+// most one rounding to 16 bits. With decays the skipped state may be larger by the factor by which
+// the decays alone shrink the map: otherwise a small step after a large one would count as a
+// skipped state.
 template <Scalar T>
-constexpr float NOTHING = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
-constexpr float TIMES = 4.f;
-// Magnitudes in a row of a map without its decay sum to no more: S entries whose squares sum to 1.
-constexpr float MOST_OF_ROW = 16.f;
+constexpr float NEGLIGIBLE = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
+constexpr float STATE_RATIO = 4.f;
+// Bound on the sum of magnitudes in a row of a map without decays: S entries whose squares sum to
+// 1.
+constexpr float MAP_ROW_BOUND = 16.f;
 
 // The run of tokens that one block walks.
 struct Segment {
@@ -65,8 +80,8 @@ struct Segment {
 };
 
 // of the forward pass's arguments or the backward pass's
-template <class Given>
-__device__ __forceinline__ Segment find_segment(const Given& arg, int index) {
+template <class Args>
+__device__ __forceinline__ Segment find_segment(const Args& arg, int index) {
   if (arg.table) {
     const i64* entry = arg.table + 4 * (i64)index;
     const int place = (int)entry[3];
@@ -81,8 +96,8 @@ __device__ __forceinline__ Segment find_segment(const Given& arg, int index) {
 }
 
 // where a token of a segment has its entry in [batch, T, heads]
-template <class Given>
-__device__ __forceinline__ i64 entry_of(const Given& arg, const Segment& segment, int head,
+template <class Args>
+__device__ __forceinline__ i64 entry_of(const Args& arg, const Segment& segment, int head,
                                         int token) {
   return (segment.row * arg.T + segment.begin + token) * arg.heads + head;
 }

@@ -1,4 +1,5 @@
-// The same for heads of 128 channels, whose sources differ from those for 64 on Hopper alone.
+// The forward passes with decays for heads of 128 channels, for tools that compile each .cu file
+// separately. Only Hopper has separate code for this width with decays.
 
 #define QUASAR_DECAY 1
 #define QUASAR_HEAD 128

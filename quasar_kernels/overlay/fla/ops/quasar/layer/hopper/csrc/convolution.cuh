@@ -1,8 +1,9 @@
-// The layer's short causal convolution and SiLU, of products that lie in shared memory as fp16.
+// The projection's epilogue: the short causal convolution and SiLU, from fp16 products in shared
+// memory.
 //
-// Taps and sums are fp16, too, two channels an instruction, so that one warpgroup keeps up with two
-// that multiply. It adds 0.4e-3 to a bf16 result's own error of 1.7e-3. Only a sum's first term is
-// rounded before the others are added, so finite products never make a NaN.
+// Taps and sums are fp16, two channels an instruction, so that one epilogue warpgroup keeps up with
+// two consumer warpgroups. This adds 0.4e-3 to a bf16 result's rounding error of 1.7e-3. Only a
+// sum's first term is rounded before the others are added, so finite products never give NaN.
 
 #pragma once
 
@@ -13,8 +14,9 @@ namespace quasar::layer {
 
 constexpr int CHANNELS = 3 * 512;  // q, k and v
 constexpr int TAPS = 4, BEFORE = TAPS - 1;
-constexpr u32 RESULT_ROW = 2 * IMAGE_ROWS, RESULT_PITCH = RESULT_ROW + 16;
-constexpr int RESULT_THREADS = 256;  // a worker and who convolves for it, at their barriers
+constexpr u32 RESULT_ROW = 2 * WEIGHT_TILE_ROWS, RESULT_PITCH = RESULT_ROW + 16;
+constexpr int RESULT_THREADS =
+    256;  // threads at a result's barriers: a consumer warpgroup and the epilogue's
 
 __device__ __forceinline__ uint2 load_shared(u32 address) {
   uint2 v;
@@ -47,11 +49,11 @@ __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
   for (int e = 0; e < 2; ++e) y[e] = y[e] * tanh_fast(y[e]) + y[e];
 }
 
-// Products [64, 128] of a worker; the addresses are in shared memory.
+// A consumer's result [64, 128]; addresses are in shared memory.
 struct Result {
   u32 rows;        // RESULT_PITCH bytes each
   u32 before;      // the last rows of the tile before
-  u32 last;        // where its own last rows go: elsewhere, as warps 0 and 3 run at different times
+  u32 last;        // its own last rows: another buffer, as warps 0 and 3 run at different times
   u32 taps;        // [4, CHANNELS] from the result's first channel on, halved
   int full, free;  // named barriers: it is written; it may be overwritten
 };
@@ -67,7 +69,8 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
   uint2 x[BEFORE + BLOCK], row[2][BLOCK], weight[TAPS];  // x: a block of rows and those before it
 #pragma unroll
   for (int i = 0; i < TAPS; ++i) weight[i] = load_shared(result.taps + 2 * CHANNELS * i + 8 * lane);
-  named_sync(result.full, RESULT_THREADS);  // warp 3 has stored the rows before by then, too
+  named_barrier_sync(result.full,
+                     RESULT_THREADS);  // warp 3 has stored the rows before by then, too
 #pragma unroll
   for (int i = 0; i < BEFORE; ++i)
     x[i] = load_shared(warp == 0 ? result.before + i * RESULT_ROW + 8 * lane
@@ -86,7 +89,7 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
       if (b + 1 < ROWS / BLOCK)
         row[~b & 1][i] = load_shared(own + (BLOCK * (b + 1) + i) * RESULT_PITCH);
     }
-    if (b + 1 == ROWS / BLOCK) named_arrive(result.free, RESULT_THREADS);
+    if (b + 1 == ROWS / BLOCK) named_barrier_arrive(result.free, RESULT_THREADS);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) {
       u32 low = multiply_pair(weight[0].x, x[i].x), high = multiply_pair(weight[0].y, x[i].y);

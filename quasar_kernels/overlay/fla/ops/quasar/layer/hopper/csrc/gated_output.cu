@@ -1,38 +1,49 @@
 // The layer's output in one kernel: y = (rmsnorm(o per head) * weight * sigmoid(narrow W_g^T + b))
 // W_o^T, for 8 heads of 64 channels, on Hopper.
 //
-// The gated norm is the A operand of the last product: a worker, a warpgroup, takes 64 tokens, whose
-// 512 channels stay in its registers from the norm to the products, and writes only y. Both workers
-// of a block and both blocks of a cluster read one stream of the weights' images (pack_weights.cu),
-// W_g's and then W_o's. None gets further ahead than the ring is deep, which is far less than a
-// tile's norms take: so all of them norm at about the same time, two warps a scheduler, and then
-// multiply. narrow and o pass through shared memory, a head of 64 tokens at a time.
+// Grid: (an even number of blocks, tiles / row_tiles), in clusters of two blocks along x. Each row
+// of the grid computes some of the outputs, because few tokens cannot fill the GPU otherwise.
 //
-// The last product's operands are fp16, whatever o, narrow and y are: as bf16 each would add as much
-// error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's range; weights
-// saturate at 65504, and lose digits below 6e-5.
+// Warps of a block: two consumer warpgroups and one producer warpgroup. Each consumer warpgroup
+// owns 64 tokens, whose 512 channels stay in registers from the norm to the products: the gated
+// norm is the A operand of the last product, and only y is written. In the producer warpgroup one
+// thread copies swizzled weight tiles (pack_weights.cu) to both blocks of the cluster, W_g's and
+// then W_o's, and two warps copy the consumers' rows of narrow and o, a head of 64 tokens at a
+// time.
 //
-// The factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight are in the images.
+// Shared memory (gated_rows.cuh): a pipeline of WEIGHT_STAGES weight tiles; for each consumer one
+// tile of narrow and a pipeline of CHUNKS heads of o.
+//
+// No consumer runs further ahead than the weight pipeline is deep, which is far less than the time
+// of a tile's norms. All consumers therefore compute norms at about the same time, two warps a
+// scheduler, and then multiply.
+//
+// The last product's operands are fp16 for any dtype of o, narrow and y: bf16 operands would each
+// add as much error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's
+// range. Weights saturate at 65504 and lose digits below 6e-5.
+//
+// The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.
 
 #include "gated_rows.cuh"
 
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-// The feeder's thread: the gate's images and those of the block's outputs, once a step.
-__device__ __forceinline__ void feed_weights(const OutputArguments& arg, OutputShared& shared) {
-  Feeder<RING> feeder(shared.ring);
-  const char* out_images =
-      (const char*)arg.out_images + (i64)blockIdx.y * arg.row_tiles * HEADS * IMAGE_BYTES;
+// The producer thread: copies the gate's weight tiles and those of the block's outputs, in each
+// step.
+__device__ __forceinline__ void produce_weights(const OutputArguments& arg, OutputShared& shared) {
+  PipelineProducer<WEIGHT_STAGES> producer(shared.pipeline);
+  const char* out_weights =
+      (const char*)arg.out_weights + (i64)blockIdx.y * arg.row_tiles * HEADS * WEIGHT_TILE_BYTES;
   for (int step = 0; step < arg.steps; ++step) {
-    for (int i = 0; i < GATE_IMAGES; ++i)
-      feeder.feed((const char*)arg.gate_images + i * IMAGE_BYTES, IMAGE_BYTES);
+    for (int i = 0; i < GATE_WEIGHT_TILES; ++i)
+      producer.load((const char*)arg.gate_weights + i * WEIGHT_TILE_BYTES, WEIGHT_TILE_BYTES);
     for (int i = 0; i < arg.row_tiles * HEADS; ++i)
-      feeder.feed(out_images + (i64)i * IMAGE_BYTES, IMAGE_BYTES);
+      producer.load(out_weights + (i64)i * WEIGHT_TILE_BYTES, WEIGHT_TILE_BYTES);
   }
 }
 
-// ---- a worker ----
+// ---- a consumer warpgroup ----
 
 __device__ __forceinline__ float rsqrt_fast(float x) {
   float y;
@@ -40,8 +51,8 @@ __device__ __forceinline__ float rsqrt_fast(float x) {
   return y;
 }
 
-// True, which the compiler cannot know. What stands behind such a branch is computed there and in
-// place; without it ptxas puts off parts of it until the product needs them, and spills.
+// True, but unknown to the compiler. Code behind this branch is computed there: without the branch
+// ptxas delays parts of it until the product needs them, and spills registers.
 __device__ __forceinline__ bool always() {
   u32 rows;
   asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(rows));
@@ -51,35 +62,40 @@ __device__ __forceinline__ bool always() {
 constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
 
 template <Scalar T>
-struct Worker {
+struct Consumer {
   const OutputArguments& arg;
   OutputShared& shared;
-  const int worker, lane;
-  Stream<RING> weights;
-  Place<CHUNKS> place;
-  u64 gate_image;       // of two heads
+  const int consumer, lane;
+  PipelineConsumer<WEIGHT_STAGES> weights;
+  PipelineState<CHUNKS> state;
+  u64 gate_tile;        // of two heads
   u32 a[4 * HEADS][4];  // the token tile: a head is 4 operands [64, 16]; o, then the gated norm
 
-  __device__ __forceinline__ Worker(const OutputArguments& arg, OutputShared& shared, int worker)
-      : arg(arg), shared(shared), worker(worker), lane(threadIdx.x & 31), weights(shared.ring) {}
+  __device__ __forceinline__ Consumer(const OutputArguments& arg, OutputShared& shared,
+                                      int consumer)
+      : arg(arg),
+        shared(shared),
+        consumer(consumer),
+        lane(threadIdx.x & 31),
+        weights(shared.pipeline) {}
 
   // the next chunk, as operands
-  __device__ __forceinline__ void take(u32 (*out)[4]) {
-    wait_barrier(shared_address(&shared.filled[worker][place.stage]), place.parity);
-    const u32 rows = shared_address(shared.chunks[worker][place.stage]) +
+  __device__ __forceinline__ void load_chunk(u32 (*out)[4]) {
+    wait_barrier(shared_address(&shared.full[consumer][state.stage]), state.parity);
+    const u32 rows = shared_address(shared.chunks[consumer][state.stage]) +
                      (threadIdx.x >> 5 & 3) * (16 * ROW_BYTES);
     const u32 from = row_address(rows, lane);
 #pragma unroll
     for (int t = 0; t < 4; ++t) load_rows(out[t], from ^ 32 * t);
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&shared.taken[worker][place.stage]));
-    place.advance();
+    if (lane == 0) arrive(shared_address(&shared.empty[consumer][state.stage]));
+    state.advance();
   }
 
   __device__ __forceinline__ void multiply_gate(float (&d)[8][4], int h) {
-    if (h % 2 == 0) gate_image = weights.next();
-    const u64 b = gate_image + h % 2 * (IMAGE_BYTES / 2 / 16);
-    const u64 a = tile_descriptor(shared_address(shared.narrow[worker]));
+    if (h % 2 == 0) gate_tile = weights.next();
+    const u64 b = gate_tile + h % 2 * (WEIGHT_TILE_BYTES / 2 / 16);
+    const u64 a = tile_descriptor(shared_address(shared.narrow[consumer]));
     warpgroup_arrive();
     wgmma_tile<T, true>(d, a, b);
 #pragma unroll
@@ -88,7 +104,7 @@ struct Worker {
   }
 
   // 1 / rms of this lane's two rows of head h
-  __device__ __forceinline__ void find_scales(float (&scale)[2], int h) const {
+  __device__ __forceinline__ void compute_scales(float (&scale)[2], int h) const {
     float squares[2] = {}, others[2] = {};
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -127,35 +143,35 @@ struct Worker {
     }
   }
 
-  // the tile's A operand, in place
+  // the tile's A operand, in state
   __device__ __forceinline__ void gate_and_norm(u32 parity) {
     float gate[2][8][4], scale[2];
-    wait_barrier(shared_address(&shared.narrow_filled[worker]), parity);
-    take(a);
+    wait_barrier(shared_address(&shared.narrow_full[consumer]), parity);
+    load_chunk(a);
     multiply_gate(gate[0], 0);
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
       if (h + 1 < HEADS) {
-        take(a + 4 * (h + 1));
+        load_chunk(a + 4 * (h + 1));
         multiply_gate(gate[(h + 1) % 2], h + 1);
       }
-      find_scales(scale, h);
+      compute_scales(scale, h);
       if (h + 1 < HEADS)
         warpgroup_wait<1>();
       else
         warpgroup_wait<0>();
       if (h % 2) weights.release();
-      settle(gate[h % 2]);
+      warpgroup_fence_operand(gate[h % 2]);
       if (always()) gate_head(h, gate[h % 2], scale);
     }
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&shared.narrow_taken[worker]));
+    if (lane == 0) arrive(shared_address(&shared.narrow_empty[consumer]));
   }
 
   // 16 bytes a lane, 64 consecutive ones a row
   __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
-    const i64 stride = (i64)arg.tiles * (2 * IMAGE_ROWS);
-    char* to = (char*)arg.y + row * stride + tile * (2 * IMAGE_ROWS) + 16 * (lane & 3);
+    const i64 stride = (i64)arg.tiles * (2 * WEIGHT_TILE_ROWS);
+    char* to = (char*)arg.y + row * stride + tile * (2 * WEIGHT_TILE_ROWS) + 16 * (lane & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (row + 8 * r < arg.T) {
@@ -172,8 +188,8 @@ struct Worker {
   }
 
   __device__ __forceinline__ void run() {
-    i64 row =
-        ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 + lane / 4;
+    i64 row = ((i64)blockIdx.x * CONSUMERS + consumer) * TILE_TOKENS + (threadIdx.x >> 5 & 3) * 16 +
+              lane / 4;
     for (int step = 0; step < arg.steps; ++step) {
       gate_and_norm(step & 1);
       for (int i = 0; i < arg.row_tiles; ++i) {
@@ -181,40 +197,38 @@ struct Worker {
         product<OPERAND>(d, a, weights);
         store(d, row, blockIdx.y * arg.row_tiles + i);
       }
-      row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
+      row += (i64)gridDim.x * CONSUMERS * TILE_TOKENS;
     }
   }
 };
 
-// Grid: (an even number of blocks, tiles / row_tiles). Each row of the grid computes some of the
-// outputs: a few tokens do not fill the GPU otherwise.
 template <Scalar T>
 __device__ __forceinline__ void gated_output(const OutputArguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
   OutputShared& shared = *(OutputShared*)raw;
   const int tid = threadIdx.x;
   if (tid == 0) {
-    for (int i = 0; i < WORKERS; ++i) {
-      init_barrier(shared_address(&shared.narrow_filled[i]), 32);  // the lanes that copy
-      init_barrier(shared_address(&shared.narrow_taken[i]), 4);    // the worker's warps
+    for (int i = 0; i < CONSUMERS; ++i) {
+      init_barrier(shared_address(&shared.narrow_full[i]), 32);  // the lanes that copy
+      init_barrier(shared_address(&shared.narrow_empty[i]), 4);  // the consumer's warps
     }
-    for (int i = 0; i < WORKERS * CHUNKS; ++i) {
-      init_barrier(shared_address(&shared.filled[0][i]), 32);
-      init_barrier(shared_address(&shared.taken[0][i]), 4);
+    for (int i = 0; i < CONSUMERS * CHUNKS; ++i) {
+      init_barrier(shared_address(&shared.full[0][i]), 32);
+      init_barrier(shared_address(&shared.empty[0][i]), 4);
     }
-    init_ring(shared.ring);
+    init_pipeline(shared.pipeline);
   }
   for (int i = tid; i < WIDTH; i += BLOCK_THREADS) shared.bias[i] = 0.5f * arg.bias[i];
   cluster_sync();
-  const int worker = __shfl_sync(ALL, tid >> 7, 0);  // uniform to the compiler
-  if (worker == WORKERS) {
-    shrink_registers<24>();
+  const int consumer = __shfl_sync(ALL, tid >> 7, 0);  // uniform to the compiler
+  if (consumer == CONSUMERS) {
+    warpgroup_reg_dealloc<24>();
     const int warp = tid / 32 % 4;
-    if (warp < WORKERS) feed_rows(arg, shared, warp);
-    if (tid == BLOCK_THREADS - 1) feed_weights(arg, shared);
+    if (warp < CONSUMERS) produce_rows(arg, shared, warp);
+    if (tid == BLOCK_THREADS - 1) produce_weights(arg, shared);
   } else {
-    grow_registers<240>();
-    Worker<T>(arg, shared, worker).run();
+    warpgroup_reg_alloc<240>();
+    Consumer<T>(arg, shared, consumer).run();
   }
   cluster_sync();  // a block must not leave while the other may still write or report to it
 }

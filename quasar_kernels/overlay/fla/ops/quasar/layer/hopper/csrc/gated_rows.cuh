@@ -1,4 +1,5 @@
-// What a block of the gated output is given and shares, and how narrow and o come to its workers.
+// The gated output's arguments and shared memory, and the producer warps that copy rows of narrow
+// and o for the consumers.
 
 #pragma once
 
@@ -8,37 +9,37 @@
 namespace quasar::layer {
 
 constexpr int HEADS = 8, WIDTH = HEADS * S;          // channels of o
-constexpr int GATE_IMAGES = HEADS / 2;               // an image holds two heads
-constexpr int RING = 9, CHUNKS = 4;                  // as much as shared memory holds
+constexpr int GATE_WEIGHT_TILES = HEADS / 2;         // a weight tile holds two heads
+constexpr int WEIGHT_STAGES = 9, CHUNKS = 4;         // as much as shared memory holds
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
 // mirrored by program.py
 struct OutputArguments {
-  const void *o, *narrow, *gate_images, *out_images;
+  const void *o, *narrow, *gate_weights, *out_weights;
   const float* bias;     // [WIDTH]
   void* y;               // [T, 128 * tiles]
   i64 T, narrow_stride;  // elements
   int tiles, row_tiles;  // of 128 outputs, and those that a row of the grid computes
-  int steps;             // tiles of 64 tokens that each worker takes
+  int steps;             // tiles of 64 tokens that each consumer takes
   float eps;
 };
 
 struct OutputShared {
-  uint4 narrow[WORKERS][ROWS_BYTES / 16];  // these tiles are 1024-byte aligned
-  uint4 chunks[WORKERS][CHUNKS][ROWS_BYTES / 16];
-  RingShared<RING> ring;
+  uint4 narrow[CONSUMERS][ROWS_BYTES / 16];  // these tiles are 1024-byte aligned
+  uint4 chunks[CONSUMERS][CHUNKS][ROWS_BYTES / 16];
+  PipelineShared<WEIGHT_STAGES> pipeline;
   float bias[WIDTH];  // halved
-  u64 narrow_filled[WORKERS], narrow_taken[WORKERS];
-  u64 filled[WORKERS][CHUNKS], taken[WORKERS][CHUNKS];
+  u64 narrow_full[CONSUMERS], narrow_empty[CONSUMERS];
+  u64 full[CONSUMERS][CHUNKS], empty[CONSUMERS][CHUNKS];
 };
 
-// ---- rows of narrow and o, from a warp of the feeding warpgroup to its worker ----
+// ---- rows of narrow and o, copied by one producer warp for each consumer ----
 
 // 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
 __device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
   const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
   from += 16 * piece;
-  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same place 8 rows further
+  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same state 8 rows further
 #pragma unroll 2
   for (int row = first; row < TILE_TOKENS; row += 8) {
     copy16(to, from + min(row, last) * pitch);
@@ -47,30 +48,30 @@ __device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, i
   }
 }
 
-// One warp: the rows of its worker's tiles.
-__device__ __forceinline__ void feed_rows(const OutputArguments& arg, OutputShared& shared,
-                                          int worker) {
+// One warp: the rows of its consumer's tiles.
+__device__ __forceinline__ void produce_rows(const OutputArguments& arg, OutputShared& shared,
+                                             int consumer) {
   const int pitch = 2 * (int)arg.narrow_stride;
-  Place<CHUNKS> place;
-  i64 row = ((i64)blockIdx.x * WORKERS + worker) * TILE_TOKENS;
+  PipelineState<CHUNKS> state;
+  i64 row = ((i64)blockIdx.x * CONSUMERS + consumer) * TILE_TOKENS;
   for (int step = 0; step < arg.steps; ++step) {
-    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: rows that nothing is made of
+    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: unused rows
     const int last = (int)min(arg.T - 1 - from, (i64)TILE_TOKENS - 1);
-    wait_barrier(shared_address(&shared.narrow_taken[worker]), (step & 1) ^ 1);
-    copy_rows(shared_address(shared.narrow[worker]), (const char*)arg.narrow + from * pitch, pitch,
-              last);
+    wait_barrier(shared_address(&shared.narrow_empty[consumer]), (step & 1) ^ 1);
+    copy_rows(shared_address(shared.narrow[consumer]), (const char*)arg.narrow + from * pitch,
+              pitch, last);
     asm volatile("cp.async.wait_all;" ::: "memory");
-    publish_shared();
-    arrive(shared_address(&shared.narrow_filled[worker]));
+    fence_proxy_async();
+    arrive(shared_address(&shared.narrow_full[consumer]));
     const char* o = (const char*)arg.o + from * (2 * WIDTH);
     for (int h = 0; h < HEADS; ++h) {
-      wait_barrier(shared_address(&shared.taken[worker][place.stage]), place.parity ^ 1);
-      copy_rows(shared_address(shared.chunks[worker][place.stage]), o + h * ROW_BYTES, 2 * WIDTH,
+      wait_barrier(shared_address(&shared.empty[consumer][state.stage]), state.parity ^ 1);
+      copy_rows(shared_address(shared.chunks[consumer][state.stage]), o + h * ROW_BYTES, 2 * WIDTH,
                 last);
-      arrive_after_copies(shared_address(&shared.filled[worker][place.stage]));
-      place.advance();
+      arrive_after_copies(shared_address(&shared.full[consumer][state.stage]));
+      state.advance();
     }
-    row += (i64)gridDim.x * WORKERS * TILE_TOKENS;
+    row += (i64)gridDim.x * CONSUMERS * TILE_TOKENS;
   }
 }
 

@@ -1,16 +1,24 @@
-// The layer's first product in one kernel: q, k, v = silu(conv(x W^T)) and the gate's narrow half.
+// The layer's projections in one kernel: q, k, v = silu(conv(x W^T)), and the gate's low-rank input
+// `narrow`.
 //
-// A block has two workers, warpgroups that multiply, one that convolves for both, and one that
-// feeds weights. A block takes a run of tokens, of which its workers take 64 in turn: a worker reads
-// x in fp32, keeps it rounded, all but the last inputs in registers, and multiplies it by the images
-// of all weights. Each result of 128 channels goes to shared memory, where the convolution takes it
-// up while the worker multiplies on; its last three rows wait there for the next 64, which are the
-// other worker's. There they are fp16, whatever the outputs are: bf16 would lose three bits more,
-// and 65504, where they saturate, is far. Runs overlap by three tokens, so that none needs another's
-// rows.
+// Grid: (an even number of blocks, rows), at most CYCLE rows, in clusters of two blocks along x. A
+// block computes one run of tokens. Rows of the grid divide the products among them, so that few
+// tokens still fill the GPU. Runs overlap by three tokens, so that no block needs another's rows.
 //
-// Grid: (an even number of blocks, rows), at most CYCLE rows. Rows share out the products: of few
-// tokens each block then takes fewer products.
+// Warps of a block: two consumer warpgroups, one epilogue warpgroup and one producer warpgroup.
+// - Producer: one thread copies swizzled weight tiles (pack_weights.cu) into the pipeline, for both
+//   blocks of the cluster, and prefetches the consumers' next tokens into L2.
+// - Consumers: each takes every other tile of 64 tokens. It reads x in fp32, rounds it, keeps all
+//   but the last inputs in registers (the rest in shared memory) and multiplies it by all weight
+//   tiles. Each result of 128 channels goes to shared memory as fp16.
+// - Epilogue: convolves one consumer's result while both consumers multiply on, and stores it
+//   (convolution.cuh). The last three rows of a result stay in shared memory for the next 64,
+//   which belong to the other consumer.
+// Results are fp16 for any output dtype: bf16 would lose three more bits, and they saturate at
+// 65504.
+//
+// Shared memory: the weight pipeline, the consumers' last inputs, one result for each consumer, the
+// last rows of all results, the taps.
 
 #include "convolution.cuh"
 
@@ -19,51 +27,52 @@
 namespace quasar::layer {
 
 constexpr int HIDDEN = 512;
-constexpr int OPERANDS = HIDDEN / 16, IMAGES = HIDDEN / IMAGE_INPUTS;
-constexpr int KEPT = OPERANDS - 4;  // that fit into 208 registers beside a result
-constexpr int PRODUCTS = CHANNELS / IMAGE_ROWS, CYCLE = PRODUCTS + 1;  // one more for `narrow`
-constexpr int PROJECTION_STAGES = IMAGES;
-constexpr int AHEAD = 3;  // products between reading x into L2 and into registers
-constexpr int THREADS = 128 * (WORKERS + 2);
-constexpr int CONVOLVER = WORKERS, FEEDER = WORKERS + 1;  // warpgroups behind the workers
-constexpr int FULL = 3, FREE = 5;  // barriers of worker 0's result; those of worker 1's follow
-constexpr int ZEROED = 7;          // barrier of those who convolve
+constexpr int OPERANDS = HIDDEN / 16, WEIGHT_TILES = HIDDEN / WEIGHT_TILE_INPUTS;
+constexpr int KEPT = OPERANDS - 4;  // operands in registers: with a result they fill 208 registers
+constexpr int PRODUCTS = CHANNELS / WEIGHT_TILE_ROWS,
+              CYCLE = PRODUCTS + 1;  // one more for `narrow`
+constexpr int PROJECTION_STAGES = WEIGHT_TILES;
+constexpr int AHEAD = 3;  // products between prefetching x into L2 and loading it into registers
+constexpr int THREADS = 128 * (CONSUMERS + 2);
+constexpr int EPILOGUE = CONSUMERS, PRODUCER = CONSUMERS + 1;  // indices of these warpgroups
+constexpr int FULL = 3, FREE = 5;  // barriers of consumer 0's result; those of consumer 1's follow
+constexpr int ZEROED = 7;          // barrier of the epilogue warpgroup
 
 // Mirrored by projection.py.
 struct ProjectionArguments {
-  const float *x, *taps;  // [T, 512]; [4, 1536], halved
-  const void* images;     // 8 of 128 rows for each product, and 8 of 64 rows for `narrow`
-  void *qkv, *narrow;     // [T, 1536], [T, 64]
+  const float *x, *taps;     // [T, 512]; [4, 1536], halved
+  const void* weight_tiles;  // 8 of 128 rows for each product, and 8 of 64 rows for `narrow`
+  void *qkv, *narrow;        // [T, 1536], [T, 64]
   i64 T;
-  int steps;  // tiles of 64 tokens that each worker takes
-  int lag;    // products that worker 1 begins after worker 0; less than a row of the grid has
+  int steps;  // tiles of 64 tokens that each consumer takes
+  int lag;    // products that consumer 1 begins after consumer 0; less than a row of the grid has
 };
 
 struct ProjectionShared {
-  uint4 inputs[WORKERS][TILE_TOKENS * ROW_BYTES / 16];  // tiles of the last 64; 1024-byte aligned
-  RingShared<PROJECTION_STAGES> ring;
-  uint4 result[WORKERS][TILE_TOKENS * RESULT_PITCH / 16];
-  uint4 last_rows[WORKERS][PRODUCTS][BEFORE][RESULT_ROW / 16];  // of each one's latest tile
+  uint4 inputs[CONSUMERS][TILE_TOKENS * ROW_BYTES / 16];  // tiles of the last 64; 1024-byte aligned
+  PipelineShared<PROJECTION_STAGES> pipeline;
+  uint4 result[CONSUMERS][TILE_TOKENS * RESULT_PITCH / 16];
+  uint4 last_rows[CONSUMERS][PRODUCTS][BEFORE][RESULT_ROW / 16];  // of each one's latest tile
   uint2 taps[TAPS][CHANNELS / 4];
 };
 
 // The products of a block: those of its row of the grid, which shares them out evenly.
-struct Share {
+struct ProductRange {
   int first, count;
 
-  __device__ __forceinline__ Share()
+  __device__ __forceinline__ ProductRange()
       : first(CYCLE * (int)blockIdx.y / (int)gridDim.y),
         count(CYCLE * ((int)blockIdx.y + 1) / (int)gridDim.y - first) {}
 };
 
-// A worker's tokens: rows begin .. end - 1 of the tile that starts at `first` are its own.
+// A consumer's tokens: rows begin .. end - 1 of the tile that starts at `first` are its own.
 struct Tile {
   i64 first;
   int begin, end;
 
-  __device__ __forceinline__ Tile(const ProjectionArguments& arg, int worker, int step) {
-    const int tile = WORKERS * step + worker;
-    first = (i64)blockIdx.x * (TILE_TOKENS * WORKERS * arg.steps - BEFORE) + TILE_TOKENS * tile;
+  __device__ __forceinline__ Tile(const ProjectionArguments& arg, int consumer, int step) {
+    const int tile = CONSUMERS * step + consumer;
+    first = (i64)blockIdx.x * (TILE_TOKENS * CONSUMERS * arg.steps - BEFORE) + TILE_TOKENS * tile;
     begin = blockIdx.x > 0 && tile == 0 ? BEFORE : 0;
     const i64 left = arg.T - first;
     end = left < TILE_TOKENS ? (int)left : TILE_TOKENS;  // negative where there are none
@@ -110,8 +119,8 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
   }
 }
 
-// Store a result [64, 64] as it is: its image's rows are permuted so that tiles 4i .. 4i + 3 of an
-// accumulator hold 8 neighbours of a row in each thread.
+// Store a result [64, 64] as it is: its weight tile's rows are permuted so that tiles 4i .. 4i + 3
+// of an accumulator hold 8 neighbours of a row in each thread.
 template <Scalar T>
 __device__ __forceinline__ void store_narrow(const float (&d)[8][4], const ProjectionArguments& arg,
                                              const Tile& tile) {
@@ -131,97 +140,100 @@ __device__ __forceinline__ void store_narrow(const float (&d)[8][4], const Proje
   }
 }
 
-// One thread: feeds the images, and has the workers' next tokens brought to L2.
-__device__ __forceinline__ void feed_images(const ProjectionArguments& arg,
-                                            const ProjectionShared& shared) {
+// The producer thread: copies weight tiles, and prefetches the consumers' next tokens into L2.
+__device__ __forceinline__ void produce_weights(const ProjectionArguments& arg,
+                                                const ProjectionShared& shared) {
   constexpr int PART = (TILE_TOKENS + AHEAD - 1) / AHEAD;  // rows
-  Feeder<PROJECTION_STAGES> feeder(shared.ring);
-  const Share share;
-  for (int i = 0; i < share.count * arg.steps + arg.lag; ++i) {
-    for (int worker = 0; worker < WORKERS; ++worker) {
-      const int own = i - worker * arg.lag, step = own / share.count + 1;
-      const int row = (own + AHEAD - step * share.count) * PART;
-      const Tile next(arg, worker, step);
+  PipelineProducer<PROJECTION_STAGES> producer(shared.pipeline);
+  const ProductRange range;
+  for (int i = 0; i < range.count * arg.steps + arg.lag; ++i) {
+    for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+      const int own = i - consumer * arg.lag, step = own / range.count + 1;
+      const int row = (own + AHEAD - step * range.count) * PART;
+      const Tile next(arg, consumer, step);
       const int rows = (next.end < row + PART ? next.end : row + PART) - row;
       if (own >= 0 && step < arg.steps && row >= 0 && rows > 0)
         prefetch_to_l2(arg.x + (next.first + row) * HIDDEN, rows * HIDDEN * 4);
     }
-    const int product = share.first + i % share.count;
-    const u32 bytes = product < PRODUCTS ? IMAGE_BYTES : IMAGE_BYTES / 2;
-    const char* images = (const char*)arg.images + product * IMAGES * IMAGE_BYTES;
-    for (int k = 0; k < IMAGES; ++k) feeder.feed(images + k * bytes, bytes);
+    const int product = range.first + i % range.count;
+    const u32 bytes = product < PRODUCTS ? WEIGHT_TILE_BYTES : WEIGHT_TILE_BYTES / 2;
+    const char* weight_tiles =
+        (const char*)arg.weight_tiles + product * WEIGHT_TILES * WEIGHT_TILE_BYTES;
+    for (int k = 0; k < WEIGHT_TILES; ++k) producer.load(weight_tiles + k * bytes, bytes);
   }
 }
 
-// A worker: multiplies its run's tokens by all weights of its products.
+// A consumer warpgroup: multiplies its tokens by the weights of all its products.
 template <Scalar T>
 __device__ __forceinline__ void project(const ProjectionArguments& arg, ProjectionShared& shared,
-                                        int worker) {
-  Stream<PROJECTION_STAGES> weights(shared.ring);
-  const u32 result = shared_address(shared.result[worker]);
-  const u32 inputs = shared_address(shared.inputs[worker]);
-  const Share share;
-  const int end = share.first + share.count;
-  int index = share.first + worker * arg.lag;
-  for (int i = 0; i < worker * arg.lag * IMAGES; ++i) weights.skip();
+                                        int consumer) {
+  PipelineConsumer<PROJECTION_STAGES> weights(shared.pipeline);
+  const u32 result = shared_address(shared.result[consumer]);
+  const u32 inputs = shared_address(shared.inputs[consumer]);
+  const ProductRange range;
+  const int end = range.first + range.count;
+  int index = range.first + consumer * arg.lag;
+  for (int i = 0; i < consumer * arg.lag * WEIGHT_TILES; ++i) weights.skip();
   for (int step = 0; step < arg.steps; ++step) {
-    const Tile tile(arg, worker, step);
+    const Tile tile(arg, consumer, step);
     u32 a[KEPT][4];
-    worker_sync(worker);  // everybody's products have read the inputs before
+    consumer_sync(consumer);  // all products with the previous inputs are done
     load_tokens<T>(a, inputs, arg, tile);
-    publish_shared();
-    worker_sync(worker);
-    for (int i = 0; i < share.count; ++i) {
+    fence_proxy_async();
+    consumer_sync(consumer);
+    for (int i = 0; i < range.count; ++i) {
       if (index < PRODUCTS) {
         float d[16][4];
         product<T>(d, a, weights, tile_descriptor(inputs));
-        named_sync(FREE + worker, RESULT_THREADS);
+        named_barrier_sync(FREE + consumer, RESULT_THREADS);
         store_tiles<Scalar::fp16>(result, RESULT_PITCH, d);
-        named_arrive(FULL + worker, RESULT_THREADS);
+        named_barrier_arrive(FULL + consumer, RESULT_THREADS);
       } else {
         float d[8][4];
         product<T>(d, a, weights, tile_descriptor(inputs));
         store_narrow<T>(d, arg, tile);
       }
-      if (++index == end) index = share.first;
+      if (++index == end) index = range.first;
     }
   }
-  if (worker == 0)
-    for (int i = 0; i < arg.lag * IMAGES; ++i) weights.skip();
-  named_sync(FREE + worker, RESULT_THREADS);  // leaves the barrier as it was found
+  if (consumer == 0)
+    for (int i = 0; i < arg.lag * WEIGHT_TILES; ++i) weights.skip();
+  named_barrier_sync(FREE + consumer, RESULT_THREADS);  // completes the barrier's last phase
 }
 
-// One warpgroup: convolves both workers' results, those of one product in the order of their tiles.
+// The epilogue warpgroup: convolves both consumers' results; those of one product in tile order.
 template <Scalar T>
-__device__ __forceinline__ void convolve_all(const ProjectionArguments& arg,
+__device__ __forceinline__ void run_epilogue(const ProjectionArguments& arg,
                                              ProjectionShared& shared) {
   const u32 result = shared_address(shared.result), last_rows = shared_address(shared.last_rows);
   const u32 taps = shared_address(shared.taps);
   for (u32 at = 8 * (threadIdx.x & 127); at < sizeof(shared.last_rows); at += 8 * 128)
     store_shared(last_rows + at, make_uint2(0, 0));  // nothing precedes the first token
-  for (int worker = 0; worker < WORKERS; ++worker) named_arrive(FREE + worker, RESULT_THREADS);
-  named_sync(ZEROED, 128);
-  const Share share;
-  for (int i = 0; i < share.count * arg.steps + arg.lag; ++i) {
-    const int product = share.first + i % share.count;
+  for (int consumer = 0; consumer < CONSUMERS; ++consumer)
+    named_barrier_arrive(FREE + consumer, RESULT_THREADS);
+  named_barrier_sync(ZEROED, 128);
+  const ProductRange range;
+  for (int i = 0; i < range.count * arg.steps + arg.lag; ++i) {
+    const int product = range.first + i % range.count;
     if (product == PRODUCTS) continue;
 #pragma unroll 1
-    for (int place = 0; place < WORKERS; ++place) {
-      // worker 1 begins a tile with product `lag`: those before it are of the tile before worker 0's
-      const int worker = product - share.first < arg.lag ? 1 - place : place;
-      const int own = i - worker * arg.lag;
-      if (own < 0 || own >= share.count * arg.steps) continue;
-      const Tile tile(arg, worker, own / share.count);
+    for (int place = 0; place < CONSUMERS; ++place) {
+      // consumer 1 begins a tile with product `lag`: earlier products belong to the tile before
+      // consumer 0's
+      const int consumer = product - range.first < arg.lag ? 1 - place : place;
+      const int own = i - consumer * arg.lag;
+      if (own < 0 || own >= range.count * arg.steps) continue;
+      const Tile tile(arg, consumer, own / range.count);
       const auto last = [&](int of) {
         return last_rows + (of * PRODUCTS + product) * BEFORE * RESULT_ROW;
       };
-      const Result of = {result + worker * (u32)sizeof(shared.result[0]),
-                         last(1 - worker),
-                         last(worker),
+      const Result of = {result + consumer * (u32)sizeof(shared.result[0]),
+                         last(1 - consumer),
+                         last(consumer),
                          taps + product * RESULT_ROW,
-                         FULL + worker,
-                         FREE + worker};
-      convolve<T>((unsigned short*)arg.qkv + tile.first * CHANNELS + product * IMAGE_ROWS,
+                         FULL + consumer,
+                         FREE + consumer};
+      convolve<T>((unsigned short*)arg.qkv + tile.first * CHANNELS + product * WEIGHT_TILE_ROWS,
                   tile.begin, tile.end, of);
     }
   }
@@ -231,7 +243,7 @@ template <Scalar T>
 __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
   ProjectionShared& shared = *(ProjectionShared*)raw;
-  if (threadIdx.x == 0) init_ring(shared.ring);
+  if (threadIdx.x == 0) init_pipeline(shared.pipeline);
   for (int i = threadIdx.x; i < TAPS * CHANNELS / 4; i += THREADS) {
     const float4 w = ((const float4*)arg.taps)[i];
     shared.taps[0][i] =
@@ -239,14 +251,14 @@ __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
   }
   cluster_sync();
   const int group = __shfl_sync(ALL, threadIdx.x >> 7, 0);  // uniform to the compiler
-  if (group == FEEDER) {
-    shrink_registers<24>();
-    if (threadIdx.x == 128 * FEEDER) feed_images(arg, shared);
-  } else if (group == CONVOLVER) {
-    shrink_registers<72>();
-    convolve_all<T>(arg, shared);
+  if (group == PRODUCER) {
+    warpgroup_reg_dealloc<24>();
+    if (threadIdx.x == 128 * PRODUCER) produce_weights(arg, shared);
+  } else if (group == EPILOGUE) {
+    warpgroup_reg_dealloc<72>();
+    run_epilogue<T>(arg, shared);
   } else {
-    grow_registers<208>();
+    warpgroup_reg_alloc<208>();
     project<T>(arg, shared, group);
   }
   cluster_sync();  // neither block leaves while the other may signal it

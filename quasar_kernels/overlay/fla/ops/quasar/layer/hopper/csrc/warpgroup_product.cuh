@@ -1,4 +1,4 @@
-// Products of 64 tokens a warpgroup, in registers as A operands, with weights that stream past
+// Products of 64 tokens in one warpgroup's registers (A operands) with pipelined weight tiles
 // (weight_stream.cuh), on Hopper.
 
 #pragma once
@@ -8,15 +8,15 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-// ---- products: d [64, 8 * TILES] = a [64, 64 * IMAGES] (images)^T ----
+// ---- products: d [64, 8 * TILES] = a [64, 64 * WEIGHT_TILES] (weight tiles)^T ----
 
-// Multiply by the stream's next images, one for each 64 inputs (4 operands) of a; TILES is 16 for
-// images of 128 rows and 8 for images of 64. An image is released while the next is multiplied.
-// A ring of as many stages as images is always at stage 0 here. Where a lacks the last 64 inputs,
-// `last` is the descriptor of the tile that holds them.
+// Multiplies by the pipeline's next weight tiles, one for each 64 inputs (4 operands) of a; TILES
+// is 16 for weight tiles of 128 rows and 8 for weight tiles of 64. A weight tile is released while
+// the next is multiplied. A pipeline with as many stages as weight tiles is always at stage 0 here.
+// Where a lacks the last 64 inputs, `last` is the descriptor of the tile that holds them.
 template <Scalar T, int TILES, int OPERANDS, int STAGES, class... Last>
 __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPERANDS][4],
-                                        Stream<STAGES>& weights, Last... last) {
+                                        PipelineConsumer<STAGES>& weights, Last... last) {
   constexpr int INPUTS = OPERANDS + 4 * sizeof...(Last);
   if (4 * STAGES == INPUTS) weights.held = weights.place.stage = 0;  // makes stages constants
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPE
   }
   warpgroup_wait<0>();
   weights.release();
-  settle(d);
+  warpgroup_fence_operand(d);
 }
 
 // ---- results ----
@@ -51,7 +51,7 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return y;
 }
 
-// to 16 bits; what is out of range becomes the largest number, NaN stays
+// Converts to 16 bits; values out of range become the largest finite number, NaN stays NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 pack_finite(float low, float high) {
   u32 out;

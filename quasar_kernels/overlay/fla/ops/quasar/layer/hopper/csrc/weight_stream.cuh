@@ -1,13 +1,16 @@
-// Weights that stream through shared memory past tokens in registers, on Hopper.
+// The producer/consumer pipeline that streams swizzled weight tiles through shared memory, on
+// Hopper.
 //
-// A block has a feeding warpgroup and two workers, warpgroups that keep 64 tokens each in registers
-// as A operands. Both multiply the same images, tiles of weights that the feeder copies into a ring
-// of stages; two blocks, a cluster, fetch half of each image and send it to both.
+// A block has one producer warpgroup and two consumer warpgroups, each of which holds 64 tokens in
+// registers as A operands. Both consumers multiply by the same weight tiles, which the producer
+// copies into a ring of STAGES stages. The two blocks of a cluster each fetch one half of every
+// weight tile and multicast it to both. `full` barriers count copied bytes, `empty` barriers the
+// consumers' warps of both blocks.
 //
-// An image holds up to 128 output channels (rows) x 64 inputs: rows of 128 bytes, whose 16-byte
-// pieces are permuted by the row's number (tile_descriptor in wgmma.cuh). Within 16 inputs, places
-// 2c, 2c+1, 2c+8, 2c+9 hold channels 4c .. 4c+3, so that a thread's part of an A operand is four
-// neighbours in memory (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
+// A weight tile holds up to 128 output channels (rows) x 64 inputs, in rows of 128 bytes with the
+// 128-byte swizzle (tile_descriptor in wgmma.cuh). Within 16 inputs, positions 2c, 2c+1, 2c+8, 2c+9
+// hold channels 4c .. 4c+3, so that a thread's part of an A operand is four neighbours in memory
+// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
 
 #pragma once
 
@@ -16,22 +19,22 @@
 #if QUASAR_WGMMA
 namespace quasar::layer {
 
-constexpr int WORKERS = 2;  // warpgroups of a block that multiply
-constexpr int BLOCK_THREADS = 128 * (WORKERS + 1);
-constexpr int PEERS = 2;         // blocks of a cluster
-constexpr int TILE_TOKENS = 64;  // that a worker holds
-constexpr int IMAGE_ROWS = 128, IMAGE_INPUTS = 64;
-constexpr u32 IMAGE_BYTES = IMAGE_ROWS * ROW_BYTES;
+constexpr int CONSUMERS = 2;  // warpgroups of a block that multiply
+constexpr int BLOCK_THREADS = 128 * (CONSUMERS + 1);
+constexpr int CLUSTER_BLOCKS = 2;  // blocks of a cluster
+constexpr int TILE_TOKENS = 64;    // that a consumer holds
+constexpr int WEIGHT_TILE_ROWS = 128, WEIGHT_TILE_INPUTS = 64;
+constexpr u32 WEIGHT_TILE_BYTES = WEIGHT_TILE_ROWS * ROW_BYTES;
 
-// ---- registers: the feeder gives up what the workers take; all four warps of each call it ----
+// ---- register reallocation from producer to consumers; all four warps of a warpgroup call it ----
 
 template <int REGISTERS>
-__device__ __forceinline__ void shrink_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(REGISTERS));
 }
 
 template <int REGISTERS>
-__device__ __forceinline__ void grow_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(REGISTERS));
 }
 
@@ -55,18 +58,20 @@ __device__ __forceinline__ u32 in_block(u32 address, u32 rank) {
   return there;
 }
 
-// ---- named barriers of a block; `threads` are all who come, to wait or not ----
+// ---- named barriers of a block; `threads` counts all that arrive, waiting or not ----
 
-__device__ __forceinline__ void named_sync(int barrier, int threads) {
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
 
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
 
-// the 128 threads of one worker
-__device__ __forceinline__ void worker_sync(int worker) { named_sync(worker + 1, 128); }
+// the 128 threads of one consumer
+__device__ __forceinline__ void consumer_sync(int consumer) {
+  named_barrier_sync(consumer + 1, 128);
+}
 
 // ---- barriers ----
 
@@ -78,7 +83,7 @@ __device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
 
 // ---- bulk copies: addresses and sizes are multiples of 16 bytes ----
 
-// to the same place in both blocks, whose barriers at `barrier` are told
+// Multicast to the same address in both blocks; completes on each block's mbarrier at `barrier`.
 __device__ __forceinline__ void copy_to_both(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -92,29 +97,29 @@ __device__ __forceinline__ void prefetch_to_l2(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
 }
 
-// ---- the ring of images ----
+// ---- the pipeline of weight tiles ----
 
 // first in a block's shared memory, 1024-byte aligned
 template <int STAGES>
-struct RingShared {
-  uint4 image[STAGES][IMAGE_BYTES / 16];
+struct PipelineShared {
+  uint4 weight_tile[STAGES][WEIGHT_TILE_BYTES / 16];
   u64 full[STAGES], empty[STAGES];
 };
 
-// One thread of each block, before cluster_sync. A stage is empty when every warp of the workers of
-// both blocks has released it.
+// One thread of each block, before cluster_sync. A stage is empty when every warp of the consumers
+// of both blocks has released it.
 template <int STAGES>
-__device__ __forceinline__ void init_ring(RingShared<STAGES>& ring) {
+__device__ __forceinline__ void init_pipeline(PipelineShared<STAGES>& pipeline) {
   for (int i = 0; i < STAGES; ++i) {
-    init_barrier(shared_address(&ring.full[i]), 1);
-    init_barrier(shared_address(&ring.empty[i]), PEERS * WORKERS * 4);
+    init_barrier(shared_address(&pipeline.full[i]), 1);
+    init_barrier(shared_address(&pipeline.empty[i]), CLUSTER_BLOCKS * CONSUMERS * 4);
   }
-  publish_barriers();
+  fence_barrier_init();
 }
 
-// Walks the stages; `parity` is that of the phases of its round.
+// A pipeline's current stage, and the parity of the phases in its round.
 template <int STAGES>
-struct Place {
+struct PipelineState {
   int stage = 0;
   u32 parity = 0;
 
@@ -126,60 +131,61 @@ struct Place {
   }
 };
 
-// The feeder's side: one thread of each block, which feed the same images in the same order.
+// The producer's side: one thread of each block. Both load the same weight tiles in the same order.
 template <int STAGES>
-struct Feeder {
-  u32 image, full, empty, rank;
-  Place<STAGES> place;
+struct PipelineProducer {
+  u32 weight_tile, full, empty, rank;
+  PipelineState<STAGES> place;
 
-  __device__ __forceinline__ explicit Feeder(const RingShared<STAGES>& ring)
-      : image(shared_address(ring.image)),
-        full(shared_address(ring.full)),
-        empty(shared_address(ring.empty)),
+  __device__ __forceinline__ explicit PipelineProducer(const PipelineShared<STAGES>& pipeline)
+      : weight_tile(shared_address(pipeline.weight_tile)),
+        full(shared_address(pipeline.full)),
+        empty(shared_address(pipeline.empty)),
         rank(cluster_rank()) {}
 
-  // the next image, of `bytes` (a multiple of 32); returns once its copy is on the way
-  __device__ __forceinline__ void feed(const void* from, u32 bytes) {
-    const u32 half = bytes / PEERS, barrier = full + 8 * place.stage;
+  // Starts the copy of the next weight tile, of `bytes` (a multiple of 32), once its stage is
+  // empty.
+  __device__ __forceinline__ void load(const void* from, u32 bytes) {
+    const u32 half = bytes / CLUSTER_BLOCKS, barrier = full + 8 * place.stage;
     wait_barrier(empty + 8 * place.stage, place.parity ^ 1);  // a fresh barrier is past parity 1
     arrive_expecting(barrier, bytes);
-    copy_to_both(image + place.stage * IMAGE_BYTES + rank * half, (const char*)from + rank * half,
-                 half, barrier);
+    copy_to_both(weight_tile + place.stage * WEIGHT_TILE_BYTES + rank * half,
+                 (const char*)from + rank * half, half, barrier);
     place.advance();
   }
 };
 
-// A worker's side; all its threads.
+// A consumer's side; all of the warpgroup's threads.
 template <int STAGES>
-struct Stream {
-  u64 descriptor;   // of stage 0
+struct PipelineConsumer {
+  u64 descriptor;   // of stage 0's tile
   u32 full, empty;  // empty: in the block to which this lane reports, of lanes 0 and 1
   bool reports;
   int held = 0;  // the oldest stage not released
-  Place<STAGES> place;
+  PipelineState<STAGES> place;
 
-  __device__ __forceinline__ explicit Stream(const RingShared<STAGES>& ring)
-      : descriptor(tile_descriptor(shared_address(ring.image))),
-        full(shared_address(ring.full)),
-        reports((threadIdx.x & 31) < PEERS) {
-    empty = in_block(shared_address(ring.empty), threadIdx.x & (PEERS - 1));
+  __device__ __forceinline__ explicit PipelineConsumer(const PipelineShared<STAGES>& pipeline)
+      : descriptor(tile_descriptor(shared_address(pipeline.weight_tile))),
+        full(shared_address(pipeline.full)),
+        reports((threadIdx.x & 31) < CLUSTER_BLOCKS) {
+    empty = in_block(shared_address(pipeline.empty), threadIdx.x & (CLUSTER_BLOCKS - 1));
   }
 
-  // Wait for the next image; returns its descriptor.
+  // Wait for the next weight tile; returns its descriptor.
   __device__ __forceinline__ u64 next() {
     wait_barrier(full + 8 * place.stage, place.parity);
-    const u64 image = descriptor + place.stage * (IMAGE_BYTES / 16);
+    const u64 weight_tile = descriptor + place.stage * (WEIGHT_TILE_BYTES / 16);
     place.advance();
-    return image;
+    return weight_tile;
   }
 
-  // The oldest image that this warp holds may be overwritten: its products are waited for.
+  // Releases the oldest weight tile of this warp; call after waiting for its products.
   __device__ __forceinline__ void release() {
     if (reports) arrive_in_cluster(empty + 8 * held);
     if (++held == STAGES) held = 0;
   }
 
-  // Pass an image by that the other worker alone needs.
+  // Skip a weight tile that only the other consumer needs.
   __device__ __forceinline__ void skip() {
     next();
     __syncwarp();

@@ -1,11 +1,12 @@
-// The scan of the backward pass, from a sequence's last segment to its first:
-// d_states[n] <- maps[n]^T d_states[n + 1] + d_states[n], so that what the map of a segment adds to
-// a gradient becomes the gradient before it, in fp32.
+// The scan of the backward pass, from a sequence's last segment to its first: d_states[n] <-
+// maps[n]^T d_states[n + 1] + d_states[n], which replaces what a segment adds to the state's
+// gradient by the gradient before that segment, in fp32.
 //
-// Like segment_scan.cu it costs the latency of a step, so a block keeps COLUMNS state columns on
-// chip and copies the next maps (wide ones in PARTS, by rows) meanwhile. The maps have tf32's
-// digits; the gradient enters the products as two operands, since what one leaves out of a large
-// gradient may be all there is of a small one before it.
+// Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu: a block keeps COLUMNS columns in
+// shared memory, each warp owns 16 rows, and a cp.async pipeline prefetches the maps (wide ones in
+// PARTS, by rows). The maps have tf32's digits. The gradient enters the products as the sum of two
+// tf32 operands, because the digits that one operand drops from a large gradient may be all of a
+// small gradient in an earlier segment.
 
 #include "gradients.cuh"
 
@@ -15,7 +16,7 @@ constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * 
 constexpr int PARTS = PANELS * PANELS, HEIGHT = S / PARTS;  // of a map that is copied at once
 
 struct GradientScanShared {
-  float map[STAGES][HEIGHT][S];  // 32-byte pieces permuted by the row's number, halved
+  float map[STAGES][HEIGHT][S];  // 32-byte pieces, swizzled by row / 2
   float offset[STAGES][S][COLUMNS];
   float state[2][COLUMNS][S + 8];  // transposed
 };
@@ -30,13 +31,14 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   const i64 begin = arg.first ? arg.first[sequence] : sequence * arg.per_sequence;
   const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
   const int steps = (int)(end - begin) - 2, column = blockIdx.y * COLUMNS;
-  if (steps <= 0) return;  // the last segment's is there, and nothing asks for the first one's
+  if (steps <= 0)
+    return;  // the last segment's gradient is complete, and the first one's is not used
   const i64 stride = (i64)arg.heads * S * S;
   const float* maps = arg.maps + ((end - 2) * arg.heads + head) * S * S;
   float* states = arg.d_states + ((end - 2) * arg.heads + head) * S * S + column;
 
-  constexpr int ACROSS = S / 4, DOWN = SCAN_THREADS / ACROSS;  // threads of a copy
-  const int from_row = tid / ACROSS, from_column = tid % ACROSS * 4;
+  constexpr int ROW_THREADS = S / 4, COPY_ROWS = SCAN_THREADS / ROW_THREADS;  // threads of a copy
+  const int from_row = tid / ROW_THREADS, from_column = tid % ROW_THREADS * 4;
   const u32 map_to =
       shared_address(shared.map[0][from_row]) + (from_column ^ (from_row >> 1 & 3) << 3) * 4;
   const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
@@ -45,8 +47,10 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
       const float* from =
           maps - n / PARTS * stride + (n % PARTS * HEIGHT + from_row) * S + from_column;
 #pragma unroll
-      for (int i = 0; i < HEIGHT / DOWN; ++i)  // DOWN rows further keep the permutation
-        copy16(map_to + n % STAGES * sizeof(shared.map[0]) + i * DOWN * S * 4, from + i * DOWN * S);
+      for (int i = 0; i < HEIGHT / COPY_ROWS;
+           ++i)  // COPY_ROWS rows further store_state the permutation
+        copy16(map_to + n % STAGES * sizeof(shared.map[0]) + i * COPY_ROWS * S * 4,
+               from + i * COPY_ROWS * S);
       if (n % PARTS == 0)
         copy16(offset_to + n / PARTS % STAGES * sizeof(shared.offset[0]),
                states - n / PARTS * stride + tid / 2 * S + tid % 2 * 4);
@@ -56,7 +60,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
 #pragma unroll
   for (int n = 0; n < STAGES - 1; ++n) load(n);
 
-  auto keep = [&](int step, const float (&x)[4]) {
+  auto store_state = [&](int step, const float (&x)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = x[e];
   };
@@ -64,7 +68,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   const float2 upper = *(const float2*)(out + stride);
   const float2 lower = *(const float2*)(out + stride + 8 * S);
   const float entering[4] = {upper.x, upper.y, lower.x, lower.y};
-  keep(0, entering);
+  store_state(0, entering);
 
   // rows 2 c and 2 c + 1 of every 8 have one permutation
   const float* place = &shared.map[0][2 * c][row ^ c << 3];
@@ -92,7 +96,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
     const float2 below = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
     x[0] += y[0] + above.x, x[1] += y[1] + above.y;
     x[2] += y[2] + below.x, x[3] += y[3] + below.y;
-    keep(n + 1, x);
+    store_state(n + 1, x);
     *(float2*)out = make_float2(x[0], x[1]);
     *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
     out -= stride;

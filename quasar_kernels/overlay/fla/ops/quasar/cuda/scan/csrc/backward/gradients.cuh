@@ -1,10 +1,10 @@
-// What the kernels of the backward pass share: their arguments, and the states between tiles.
+// Shared by the kernels of the backward pass: their arguments, and the checkpoints between tiles.
 //
-// The state and its gradient walk in opposite directions, so neither walk sees what the other one
-// has: each leaves its [S, S] matrix behind every S tokens, a checkpoint, from which the gradients
-// of the inputs follow for all tiles of S tokens at once (input_gradient.cu). A checkpoint is kept
-// transposed, a value channel a row, in the inputs' dtype. That is as large as the S rows of one
-// head that its tile has in a tensor like the inputs, and there it lies.
+// The state and its gradient are computed in opposite directions, so no single pass has both.
+// state_checkpoint.cu and state_gradient.cu each store their [S, S] matrix behind every S tokens, a
+// checkpoint; input_gradient.cu then computes the gradients of the inputs for all tiles of S tokens
+// in parallel. A checkpoint is stored transposed, one value channel a row, in the inputs' dtype. It
+// has the size of one head's S rows in a tensor shaped like the inputs, and is stored in such rows.
 
 #pragma once
 
@@ -19,9 +19,9 @@ namespace quasar::scan {
 struct GradientArguments {
   const void *q, *k, *v, *d_o;
   void *dq, *dk, *dv, *checkpoints;
-  const float *beta, *initial_state, *d_final, *maps, *states;        // all but beta may be null
-  float *d_states, *d_initial, *d_beta, *d_decay;                     // the first two may be null
-  const i64 *table, *first;                                           // packed sequences; else null
+  const float *beta, *initial_state, *d_final, *maps, *states;  // all but beta may be null
+  float *d_states, *d_initial, *d_beta, *d_decay;               // the first two may be null
+  const i64 *table, *first;  // of packed sequences (cu_seqlens), otherwise null
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
   float scale;
@@ -35,8 +35,8 @@ struct GradientMaps {
   TensorMap q, k, v, d_o, dq, dk, dv, checkpoints;
 };
 
-constexpr int WALK_WARPS = QUASAR_WGMMA ? 4 : 2;  // of a block that walks
-// that share a multiprocessor
+constexpr int WALK_WARPS = QUASAR_WGMMA ? 4 : 2;  // per block
+// occupancy: blocks per multiprocessor
 constexpr int WALK_BLOCKS = QUASAR_WGMMA ? (S == 64 ? 4 : 2) : (S == 64 ? 4 : 3);
 constexpr int COLUMN_BLOCKS = 4 / WALK_WARPS;  // of 16 columns that a warp owns
 constexpr int WALK_TOKENS = WALK_WARPS * CHUNK;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void unpack_tiles(const u32 (&x)[4], float (&out)[2][
 }
 
 // x[i] of lane c of four becomes x[c] of lane i
-__device__ __forceinline__ void turn(u32 (&x)[4], int lane) {
+__device__ __forceinline__ void transpose_in_quad(u32 (&x)[4], int lane) {
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const bool upper = lane & step;
@@ -90,13 +90,13 @@ __device__ __forceinline__ void turn(u32 (&x)[4], int lane) {
   }
 }
 
-// Write a checkpoint's rows that this warp owns, from `column` on, at token `first` of the segment;
-// SIGN is -1 where the state is kept negative. Lanes exchange what makes 16 bytes each: memory
-// takes whole sectors.
+// Writes the checkpoint rows that this warp owns, from `column` on, at token `first` of the
+// segment; SIGN is -1 where `state` holds the negative state. Lanes exchange values so that each
+// stores 16 contiguous bytes, which fills whole memory sectors.
 template <Scalar T, int SIGN>
-__device__ __forceinline__ void keep_checkpoint(void* x, const i64 (&stride)[3],
-                                                const Segment& segment, int head, int first,
-                                                const WalkState& state, int column, int lane) {
+__device__ __forceinline__ void store_checkpoint(void* x, const i64 (&stride)[3],
+                                                 const Segment& segment, int head, int first,
+                                                 const WalkState& state, int column, int lane) {
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     const i64 token = segment.begin + first + column + 16 * b + (lane >> 2);
@@ -110,14 +110,15 @@ __device__ __forceinline__ void keep_checkpoint(void* x, const i64 (&stride)[3],
         const float* from = &state[b][i / 4][4 * (i & 1) + m][i & 2];
         y[m] = pack_saturated<T>(SIGN * from[0], SIGN * from[1]);
       }
-      turn(y, lane);
+      transpose_in_quad(y, lane);
       *(uint4*)(row + (i & 2 ? 8 * stride[1] : 0) + i / 4 * PANEL + 32 * (i & 1)) =
           make_uint4(y[0], y[1], y[2], y[3]);
     }
   }
 }
 
-// 16 columns of a state as an operand, and in EXACT what it lacks as another one
+// 16 columns of a state as an operand `high`; with EXACT also its rounding error as an operand
+// `low`
 template <Scalar T, bool EXACT>
 __device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const float (&left)[4],
                                            const float (&right)[4]) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
     }
   warpgroup_commit();
   warpgroup_wait<0>();
-  settle(read[0]);
+  warpgroup_fence_operand(read[0]);
 #else
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) clear(read[b]);
@@ -180,8 +181,8 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
 #endif
 }
 
-// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper it is left under way, between
-// warpgroup_arrive and warpgroup_commit: finish_state.
+// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper the products run
+// asynchronously, between warpgroup_arrive and warpgroup_commit; finish_state waits for them.
 template <Scalar T>
 __device__ __forceinline__ void add_rows(WalkState& state, const u32 (&x)[COLUMN_BLOCKS][4],
                                          u32 chunk, int lane) {

@@ -1,4 +1,5 @@
-// The same for heads of 128 channels, which Hopper alone has the shared memory for.
+// The backward pass with decays for heads of 128 channels, for tools that compile each .cu file
+// separately; only Hopper has enough shared memory for it.
 
 #define QUASAR_DECAY 1
 #define QUASAR_HEAD 128

@@ -1,16 +1,23 @@
-// The gradients of q and k, and beta's, for one tile of S tokens of one head.
+// The gradients of q and k, and of beta, for one tile of S tokens of one head.
 //
-// Both walks have left what a tile needs: V', dv, the state S before it and its gradient dS behind
-// it. So all tiles run at once. With dP = tril(dO V'^T) and N = strict_tril(dv V'^T),
+// Grid: one block for each tile of S tokens and head; heads are adjacent in the grid. A warpgroup
+// handles 64 tokens, 16 a warp (two warpgroups for heads of 128). A block reads V' and dv, the
+// state S before its tile and its gradient dS behind it, all of which state_checkpoint.cu and
+// state_gradient.cu have stored, so all tiles run in parallel. With dP = tril(dO V'^T) and N =
+// strict_tril(dv V'^T),
 //   dQ = dO S^T + dP K
 //   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
-// where dlambda follows from da_t = dv_t V'_t / a_t^2: as V'_t = a_t (v_t - S_(t-1)^T k_t), nothing
-// else depends on a_t. Where a_t is read, that is its gradient. A warpgroup's four warps take 64
-// tokens, 16 each. With decays, each product has what lies between its tokens; tile_decays.cuh has
-// these, and how their own gradients follow.
+// where dlambda follows from da_t = dv_t V'_t / a_t^2: V'_t = a_t (v_t - S_(t-1)^T k_t) is the only
+// place where a_t enters. Where step sizes are read, da is their gradient. With decays each product
+// is weighted by the decay between its two tokens; tile_decays.cuh has these and their gradients.
 //
-// Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as the
-// sum of two operands.
+// Prologue: two groups of copies, first those that dQ needs. The main part has no loop over tiles.
+// Epilogue: dQ and dK overwrite S and dS in shared memory and are copied out from there.
+//
+// Shared memory: seven [S, S] matrices in 16 bits: q, k, dO, V', dv, S and dS.
+//
+// Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as
+// the sum of two operands.
 
 #include "tile_decays.cuh"
 #include "tile_products.cuh"
@@ -20,15 +27,15 @@
 
 namespace quasar::scan {
 
-struct InputShared {
+struct InputTiles {
   uint4 q[MATRIX_BYTES / 16], k[MATRIX_BYTES / 16], d_o[MATRIX_BYTES / 16];
-  uint4 fresh[MATRIX_BYTES / 16], dv[MATRIX_BYTES / 16];
+  uint4 v_new[MATRIX_BYTES / 16], dv[MATRIX_BYTES / 16];
   uint4 state[MATRIX_BYTES / 16], d_state[MATRIX_BYTES / 16];
-#if QUASAR_DECAY
-  TileDecays decays;
-#endif
+};
+
+struct InputShared : InputTiles, Select<DECAY, TileDecays, NoTileDecays> {
   float d_beta[INPUT_WARPS];
-  u64 arrived[2];
+  u64 full[2];
 };
 
 // d alpha / d lambda and d alpha / d beta; gate.py has the derivation
@@ -48,13 +55,12 @@ __device__ __forceinline__ void step_size_slopes(float lambda, float beta, float
   by_beta = decay * ratio;
 }
 
-#if !QUASAR_READ_STEP
-
 // dK += 2 K diag(dlambda); returns what this lane's rows add to beta's gradient. d_values are
 // dv V'^T's diagonal, K lies at `k`.
 template <Scalar T>
 __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const float (&d_values)[2],
-                                                u32 k, int row, float beta, int warp, int lane) {
+                                                u32 k, int row, const ComputedSteps& steps,
+                                                int warp, int lane) {
   OperandRows keys;
   load_operand(keys, k, row, warp, lane);
   float lambda[2] = {};
@@ -73,9 +79,9 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
   for (int r = 0; r < 2; ++r) {
     lambda[r] += __shfl_xor_sync(ALL, lambda[r], 1);
     lambda[r] += __shfl_xor_sync(ALL, lambda[r], 2);
-    const float a = step_size(lambda[r], beta);
+    const float a = steps.size(r, lambda[r]);
     float by_lambda, by_beta;
-    step_size_slopes(lambda[r], beta, by_lambda, by_beta);
+    step_size_slopes(lambda[r], steps.beta, by_lambda, by_beta);
     const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // of zero keys nothing depends on a
     factor[r] = 2.f * da * by_lambda;
     d_beta += da * by_beta;
@@ -94,57 +100,45 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
   return d_beta;
 }
 
-#endif
-
 // Where a tile's matrices are in shared memory.
 struct TileOperands {
-  u32 q, k, d_o, fresh, dv, state, d_state;
+  u32 q, k, d_o, v_new, dv, state, d_state;
 };
 
 // dQ of the 64 tokens of this warpgroup, the row-th, packed. With decays, `reads` becomes q . dQ of
-// this lane's tokens, without what a token reads of itself; `queries_arrive` waits for q.
-#if QUASAR_DECAY
+// this lane's tokens, without a token's read of its own write; `queries_arrive` waits for q.
 template <Scalar T, class Row, class Arrive>
-#else
-template <Scalar T, class Row>
-#endif
-__device__ __forceinline__ void find_query_gradient(OperandRows& out, const TileOperands& tile,
-#if QUASAR_DECAY
-                                                    const TileDecays& decays, float (&reads)[2],
-                                                    const Arrive& queries_arrive,
-#endif
-                                                    float scale, Row row, int warp, int lane) {
-  constexpr Keep EARLIER = QUASAR_DECAY ? Keep::strictly_lower : Keep::lower;
+__device__ __forceinline__ void compute_query_gradient(OperandRows& out, const TileOperands& tile,
+                                                       const TileDecays* decays, float (&reads)[2],
+                                                       const Arrive& queries_arrive, float scale,
+                                                       Row row, int warp, int lane) {
+  constexpr Mask EARLIER = DECAY ? Mask::strictly_lower : Mask::lower;
   OperandRows own;
   Rows64 dQ[PANELS] = {}, x;
   load_operand(own, tile.d_o, row, warp, lane);
   add_matrix<T>(dQ, own, tile.state, lane);
-#if QUASAR_DECAY
-  const TokenDecays here(decays, row, warp, lane);
-  scale_rows(dQ, {scale * here.before(0), scale * here.before(1)});
-  float itself[2];
-#endif
+  const RowDecays here(decays, row, warp, lane);
+  if constexpr (DECAY) scale_rows(dQ, {scale * here.before(0), scale * here.before(1)});
+  float own_scores[2];  // with decays: q . k of a token and itself
 #pragma unroll
   for (int j = 0; j <= row; ++j) {
     Operand high, low;
-    find_scores<T>(x, own, tile.fresh, j, lane);
-#if QUASAR_DECAY
-    if (j == row) find_diagonal(itself, x, warp, lane);
+    compute_scores<T>(x, own, tile.v_new, j, lane);
+    if (DECAY && j == row) extract_diagonal(own_scores, x, warp, lane);
     here.apply<false>(x, decays, j, lane);
-#endif
-    split_entries<T, EARLIER>(high, low, x, QUASAR_DECAY ? scale : 1.f, 64 * (row - j), warp, lane);
+    split_entries<T, EARLIER>(high, low, x, DECAY ? scale : 1.f, 64 * (row - j), warp, lane);
     add_tokens<T>(dQ, high, tile.k, j, lane);
     add_tokens<T>(dQ, low, tile.k, j, lane);
   }
-#if QUASAR_DECAY
-  queries_arrive();
-  find_row_products<T>(reads, dQ, tile.q, row, warp, lane);
-  itself[0] *= scale, itself[1] *= scale;
-  add_scaled_rows<T>(dQ, itself, tile.k, row, warp, lane);
-#endif
+  if constexpr (DECAY) {
+    queries_arrive();
+    compute_row_products<T>(reads, dQ, tile.q, row, warp, lane);
+    own_scores[0] *= scale, own_scores[1] *= scale;
+    add_scaled_rows<T>(dQ, own_scores, tile.k, row, warp, lane);
+  }
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
-    pack_entries<T, Keep::all>(out[p], dQ[p], QUASAR_DECAY ? 1.f : scale, 0, warp, lane);
+    pack_entries<T, Mask::all>(out[p], dQ[p], DECAY ? 1.f : scale, 0, warp, lane);
 }
 
 // -dv of this warp's rows
@@ -159,79 +153,70 @@ __device__ __forceinline__ void load_values(OperandRows& out, const TileOperands
       for (int i = 0; i < 4; ++i) out[p][t][i] ^= 0x80008000u;
 }
 
-// dK, which has -dv S^T, gets all the rest that is products, and d_values the rows of dv . V'. With
-// decays, of this lane's tokens, `reads`, which has q . dQ, becomes what they read of earlier ones
-// less what they write for later ones, and `passes` what they write for what comes behind the tile.
+// Adds all remaining products to dK, which holds -dv S^T, and sets d_values to the rows' dv . V'.
+// With decays `reads`, which holds q . dQ, becomes the reads of earlier tokens minus the writes for
+// later ones, and `passes` the writes for tokens behind the tile, each of this lane's tokens.
 template <Scalar T, class Row>
 __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d_values)[2],
-                                                 const TileOperands& tile,
-#if QUASAR_DECAY
-                                                 const TileDecays& decays, float (&reads)[2],
-                                                 float (&passes)[2],
-#endif
-                                                 float scale, Row row, int warp, int lane) {
+                                                 const TileOperands& tile, const TileDecays* decays,
+                                                 float (&reads)[2], float (&passes)[2], float scale,
+                                                 Row row, int warp, int lane) {
   OperandRows own;
   Operand scores;
   Rows64 x;
-#if QUASAR_DECAY
-  const TokenDecays here(decays, row, warp, lane);
-#endif
+  const RowDecays here(decays, row, warp, lane);
   load_values(own, tile, row, warp, lane);
 #pragma unroll
   for (int j = 0; j <= row; ++j) {
-    find_scores<T>(x, own, tile.fresh, j, lane);
-    if (j == row) find_diagonal(d_values, x, warp, lane);
-#if QUASAR_DECAY
+    compute_scores<T>(x, own, tile.v_new, j, lane);
+    if (j == row) extract_diagonal(d_values, x, warp, lane);
     here.apply<false>(x, decays, j, lane);
-#endif
-    pack_entries<T, Keep::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
+    pack_entries<T, Mask::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
     add_tokens<T>(dK, scores, tile.k, j, lane);
   }
   d_values[0] = -d_values[0], d_values[1] = -d_values[1];
-  load_operand(own, tile.fresh, row, warp, lane);
-#if QUASAR_DECAY
-  float so_far[2], sum[2], itself[2];
-  find_row_products<T>(so_far, dK, tile.k, row, warp, lane);
-  add_scaled_matrix<T>(dK, own, tile.d_state, {here.after(decays, 0), here.after(decays, 1)}, lane);
-  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
+  load_operand(own, tile.v_new, row, warp, lane);
+  float so_far[2], sum[2], own_scores[2];  // with decays
+  if constexpr (DECAY) {
+    compute_row_products<T>(so_far, dK, tile.k, row, warp, lane);
+    add_scaled_matrix<T>(dK, own, tile.d_state, {here.after(decays, 0), here.after(decays, 1)},
+                         lane);
+    compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    reads[r] += 2.f * so_far[r];
-    passes[r] = sum[r] - so_far[r];
+    for (int r = 0; r < 2; ++r) {
+      reads[r] += 2.f * so_far[r];
+      passes[r] = sum[r] - so_far[r];
+    }
+  } else {
+    add_matrix<T>(dK, own, tile.d_state, lane);
   }
-#else
-  add_matrix<T>(dK, own, tile.d_state, lane);
-#endif
 #pragma unroll
   for (int j = row; j < PANELS; ++j) {
     const int ahead = 64 * (row - j);
-    find_scores<T>(x, own, tile.d_o, j, lane);
-#if QUASAR_DECAY
-    Operand low;
-    if (j == row) find_diagonal(itself, x, warp, lane);
-    here.apply<true>(x, decays, j, lane);
-    split_entries<T, Keep::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
-    add_tokens<T>(dK, low, tile.q, j, lane);
-#else
-    pack_entries<T, Keep::upper>(scores, x, scale, ahead, warp, lane);
-#endif
+    compute_scores<T>(x, own, tile.d_o, j, lane);
+    if constexpr (DECAY) {
+      Operand low;
+      if (j == row) extract_diagonal(own_scores, x, warp, lane);
+      here.apply<true>(x, decays, j, lane);
+      split_entries<T, Mask::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
+      add_tokens<T>(dK, low, tile.q, j, lane);
+    } else {
+      pack_entries<T, Mask::upper>(scores, x, scale, ahead, warp, lane);
+    }
     add_tokens<T>(dK, scores, tile.q, j, lane);
-    find_scores<T>(x, own, tile.dv, j, lane);
-#if QUASAR_DECAY
+    compute_scores<T>(x, own, tile.dv, j, lane);
     here.apply<true>(x, decays, j, lane);
-#endif
-    pack_entries<T, Keep::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
+    pack_entries<T, Mask::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
     add_tokens<T>(dK, scores, tile.k, j, lane);
   }
-#if QUASAR_DECAY
-  find_row_products<T>(sum, dK, tile.k, row, warp, lane);
-  reads[0] -= sum[0], reads[1] -= sum[1];
-  itself[0] *= scale, itself[1] *= scale;
-  add_scaled_rows<T>(dK, itself, tile.q, row, warp, lane);
-#endif
+  if constexpr (DECAY) {
+    compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
+    reads[0] -= sum[0], reads[1] -= sum[1];
+    own_scores[0] *= scale, own_scores[1] *= scale;
+    add_scaled_rows<T>(dK, own_scores, tile.q, row, warp, lane);
+  }
 }
 
-// One block a tile and head; `parts` of them a segment, neighbouring heads beside one another.
 template <Scalar T>
 __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
                                                const GradientMaps& maps) {
@@ -244,31 +229,24 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   const Segment segment = find_segment(arg, index);
   const int first = tile * S, left = segment.tokens - first;
   if (left <= 0) {
-#if !QUASAR_READ_STEP
-    if (threadIdx.x == 0) arg.d_beta[blockIdx.x] = 0.f;
-#endif
+    if (!READ_STEP && threadIdx.x == 0) arg.d_beta[blockIdx.x] = 0.f;
     return;
   }
-#if QUASAR_READ_STEP
   const Steps steps = StepSizes(arg, segment, head, lane).of(first + warp * CHUNK);
-  const i64 entry = entry_of(arg, segment, head, first);
-#else
-  const float beta = arg.beta[head];
-#endif
-#if QUASAR_DECAY
-  fill_decays(shared.decays, arg.decay + entry, arg.heads, left);
-#endif
+  const i64 entry = entry_of(arg, segment, head, first);  // where step sizes are read
+  TileDecays* const decays = shared.pointer();            // null without decays
+  if constexpr (DECAY) fill_decays(*decays, arg.decay + entry, arg.heads, left);
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
   const TileOperands at = {shared_address(shared.q),      shared_address(shared.k),
-                           shared_address(shared.d_o),    shared_address(shared.fresh),
+                           shared_address(shared.d_o),    shared_address(shared.v_new),
                            shared_address(shared.dv),     shared_address(shared.state),
                            shared_address(shared.d_state)};
 
-  // one warp copies for all, or each warp of a warpgroup its chunk of that one's rows; what dQ needs
-  // comes first
-  const Arrivals<2> arrivals{shared_address(shared.arrived)};
-  if (threadIdx.x == 0) arrivals.init(1);
+  // Prologue. On Hopper one warp copies for all, elsewhere each warp its own chunk. The operands of
+  // dQ come first.
+  const Pipeline<2> pipeline{shared_address(shared.full)};
+  if (threadIdx.x == 0) pipeline.init(1);
   __syncthreads();
   const bool copies = !Tiles::RUN_OVER || warp == 0;
   const int keys_of = key_head(arg, head);
@@ -280,121 +258,119 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
       if (Tiles::RUN_OVER || r == row)
 #pragma unroll
         for (int p = 0; p < PANELS; ++p)
-          from.load(square(to, r, p), token + r * PANEL, p * PANEL, arrivals, stage);
+          from.load(square(to, r, p), token + r * PANEL, p * PANEL, pipeline, stage);
   };
   if (copies) {
-    arrivals.open(0, (3 + !starts) * MATRIX_BYTES);
+    pipeline.producer_expect(0, (3 + !starts) * MATRIX_BYTES);
     copy(maps.d_o, arg.d_o, arg.o_stride, head, at.d_o, first, 0);
-    copy(maps.dq, arg.dq, arg.o_stride, head, at.fresh, first, 0);
+    copy(maps.dq, arg.dq, arg.o_stride, head, at.v_new, first, 0);
     copy(maps.k, arg.k, arg.k_stride, keys_of, at.k, first, 0);
     if (!starts)
       copy(maps.checkpoints, arg.checkpoints, arg.o_stride, head, at.state, first - S, 0);
   }
-  arrivals.close();
+  pipeline.producer_commit();
   if (copies) {
-    arrivals.open(1, (2 + !ends) * MATRIX_BYTES);
+    pipeline.producer_expect(1, (2 + !ends) * MATRIX_BYTES);
     copy(maps.dv, arg.dv, arg.o_stride, head, at.dv, first, 1);
     copy(maps.q, arg.q, arg.q_stride, keys_of, at.q, first, 1);
     if (!ends) copy(maps.dk, arg.dk, arg.o_stride, head, at.d_state, first, 1);
   }
-  arrivals.close();
+  pipeline.producer_commit();
   if (starts) fill_checkpoint<T>(at.state, arg.initial_state ? arg.initial_state + own : nullptr);
   if (ends) fill_checkpoint<T>(at.d_state, arg.d_final ? arg.d_final + own : nullptr);
-  // where another sequence follows in the tile
+  // whether another sequence begins in the tile
   const bool runs_over = Tiles::RUN_OVER && arg.table && left < S;
   auto clear = [&](u32 matrix) {
 #pragma unroll
     for (int p = 0; p < PANELS; ++p)
       clear_rows(square(matrix, row, p) + (warp & 3) * CHUNK_BYTES, left - warp * CHUNK, lane);
   };
-  arrivals.template wait<1>(0, 0);
-  if (runs_over) clear(at.d_o), clear(at.fresh), clear(at.k);
-  publish_shared();
+  pipeline.template consumer_wait<1>(0, 0);
+  if (runs_over) clear(at.d_o), clear(at.v_new), clear(at.k);
+  fence_proxy_async();
   __syncthreads();
 
   auto all_arrive = [&] {
-    arrivals.template wait<0>(1, 0);
+    pipeline.template consumer_wait<0>(1, 0);
     if (runs_over) clear(at.dv), clear(at.q);
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
   };
   OperandRows rows;
-#if QUASAR_DECAY
   float reads[2], passes[2];
-  find_query_gradient<T>(rows, at, shared.decays, reads, all_arrive, arg.scale, row, warp, lane);
-#else
-  // Rows that the compiler knows are faster, as long as the instruction cache holds the code for
-  // both, which with decays it does not.
+  // Rows known at compile time are faster if the instruction cache holds the code of both, which
+  // with decays it does not.
   const bool lower = S > 64 && row > 0;  // the same in a warpgroup
-  if (lower)
-    find_query_gradient<T>(rows, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
-  else
-    find_query_gradient<T>(rows, at, arg.scale, Fixed<0>(), warp, lane);
-  all_arrive();
-#endif
+  if constexpr (DECAY) {
+    compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, row, warp, lane);
+  } else {
+    if (lower)
+      compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, Fixed<PANELS - 1>(),
+                                warp, lane);
+    else
+      compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, Fixed<0>(), warp,
+                                lane);
+    all_arrive();
+  }
   Rows64 dK[PANELS] = {};
   {
     OperandRows values;
     load_values(values, at, row, warp, lane);
     add_matrix<T>(dK, values, at.state, lane);
   }
-#if QUASAR_DECAY
-  const TokenDecays here(shared.decays, row, warp, lane);
-  scale_rows(dK, {here.before(0), here.before(1)});
-  // what passes the whole tile
-  float passed = exp2_of(shared.decays.since[S - 1]) *
-                 find_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
-#endif
-  __syncthreads();  // all products with the state are done, whose place dQ takes
-  keep_rows(at.state, rows, row, warp, lane);
-  float d_values[2];
-#if QUASAR_DECAY
-  add_key_gradient<T>(dK, d_values, at, shared.decays, reads, passes, arg.scale, row, warp, lane);
-  keep_flows(shared.decays, reads, passes, passed, warp, lane);
-#else
-  if (lower)
-    add_key_gradient<T>(dK, d_values, at, arg.scale, Fixed<PANELS - 1>(), warp, lane);
-  else
-    add_key_gradient<T>(dK, d_values, at, arg.scale, Fixed<0>(), warp, lane);
-#endif
-#if QUASAR_READ_STEP
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int own_token = warp * CHUNK + (lane >> 2) + 8 * r;
-    const float a = steps.size(r);
-    if ((lane & 3) == 0 && own_token < left)
-      arg.d_beta[entry + (i64)own_token * arg.heads] = a > 0.f ? d_values[r] / a / a : 0.f;
+  float passed = 0.f;  // the flow through the whole tile
+  if constexpr (DECAY) {
+    const TokenDecays here(decays, row, warp, lane);
+    scale_rows(dK, {here.before(0), here.before(1)});
+    passed = exp2_of(decays->since[S - 1]) *
+             dot_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
   }
-#else
-  float d_beta = add_step_sizes<T>(dK, d_values, at.k, row, beta, warp, lane);
-#endif
+  __syncthreads();  // all products with the state are done; dQ overwrites it
+  store_matrix_rows(at.state, rows, row, warp, lane);
+  float d_values[2];
+  if constexpr (DECAY) {
+    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, row, warp, lane);
+    store_flows(*decays, reads, passes, passed, warp, lane);
+  } else if (lower) {
+    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, Fixed<PANELS - 1>(),
+                        warp, lane);
+  } else {
+    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, Fixed<0>(), warp, lane);
+  }
+  float d_beta = 0.f;
+  if constexpr (READ_STEP) {
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) pack_entries<T, Keep::all>(rows[p], dK[p], 1.f, 0, warp, lane);
-#if !QUASAR_READ_STEP
-  // a row's lanes have the same: one of them counts
-  d_beta = lane & 3 ? 0.f : d_beta;
+    for (int r = 0; r < 2; ++r) {
+      const int own_token = warp * CHUNK + (lane >> 2) + 8 * r;
+      const float a = steps.size(r, 0.f);
+      if ((lane & 3) == 0 && own_token < left)
+        arg.d_beta[entry + (i64)own_token * arg.heads] = a > 0.f ? d_values[r] / a / a : 0.f;
+    }
+  } else {
+    d_beta = add_step_sizes<T>(dK, d_values, at.k, row, steps, warp, lane);
+  }
 #pragma unroll
-  for (int i = 4; i < 32; i *= 2) d_beta += __shfl_xor_sync(ALL, d_beta, i);
-  if (lane == 0) shared.d_beta[warp] = d_beta;
-#endif
-  __syncthreads();  // the same of dS and dK
-  keep_rows(at.d_state, rows, row, warp, lane);
-#if QUASAR_DECAY
-  const float flow = sum_flows(shared.decays);
-#endif
-  publish_shared();
+  for (int p = 0; p < PANELS; ++p) pack_entries<T, Mask::all>(rows[p], dK[p], 1.f, 0, warp, lane);
+  if constexpr (!READ_STEP) {
+    // a row's four lanes have the same value: one of them counts
+    d_beta = lane & 3 ? 0.f : d_beta;
+#pragma unroll
+    for (int i = 4; i < 32; i *= 2) d_beta += __shfl_xor_sync(ALL, d_beta, i);
+    if (lane == 0) shared.d_beta[warp] = d_beta;
+  }
+  __syncthreads();  // all products with dS are done; dK overwrites it
+  store_matrix_rows(at.d_state, rows, row, warp, lane);
+  float flow = 0.f;
+  if constexpr (DECAY) flow = sum_flows(*decays);
+  fence_proxy_async();
   __syncthreads();
-#if QUASAR_DECAY
-  keep_decay_gradient(arg.d_decay + entry, arg.heads, shared.decays, flow, left);
-#endif
-#if !QUASAR_READ_STEP
-  if (threadIdx.x == 0) {
+  if constexpr (DECAY) store_decay_gradient(arg.d_decay + entry, arg.heads, *decays, flow, left);
+  if (!READ_STEP && threadIdx.x == 0) {
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < INPUT_WARPS; ++w) sum += shared.d_beta[w];
     arg.d_beta[blockIdx.x] = sum;
   }
-#endif
   auto store = [&](const TensorMap& map, void* x, u32 from) {
     if (runs_over || !Tiles::RUN_OVER) {
       const Rows to(x, arg.o_stride, segment, head, lane);

@@ -1,34 +1,35 @@
-// The first walk of the backward pass: over each segment from the state that enters it, as pass 2
-// of the forward pass, but what it writes is V', and the states between tiles.
+// The backward pass's forward recomputation: V' of all tokens, and a checkpoint of the state behind
+// every S tokens.
 //
-// A chunk: V' = A diag(a) (V - K S), S += K^T V', with A = (I + strict_tril(a K K^T))^-1. As there
-// a warp owns columns of -S^T. But V' enters the state as it is kept, rounded: what one V' lacks the
-// next ones make up for, so that their sums over a tile are the state's, where keys are alike and
-// each V' is a small difference. V' waits in the rows of dq. With decays it is what V' has become at
-// the chunk's end that enters the state, as two operands: what is rounded is V' alone.
+// Grid, warps and mainloop are those of segment_output.cu: one block for each segment, head and
+// panel of 64 value channels, whose warps own columns of -S^T. A chunk gives
+//     V' = A diag(a) (V - K S),  S += K^T V',
+// with the WY representation's matrix A diag(a) (chunk.cuh). V' enters the state as it is stored,
+// rounded: later V' then compensate for the rounding of earlier ones, so that their sums over a
+// tile equal the state even where keys are alike and each V' is a small difference. V' is stored in
+// the rows of dq. With decays the stored V', decayed to the chunk's end, enters the state as the
+// sum of two operands.
+//
+// Shared memory: two stages of keys, two of values (V' overwrites v), one set of WY matrices.
 
 #include "gradients.cuh"
 
 namespace quasar::scan {
 
-struct CheckpointShared {
+struct CheckpointTiles {
   uint4 keys[2][WALK_TILE_BYTES / 16];
-  uint4 values[2][WALK_PANEL_BYTES / 16];  // V' takes v's place
-  Triangle mix[WALK_WARPS];                // -A diag(a)
-#if QUASAR_DECAY
-  ChunkDecays decays[WALK_WARPS];
-#endif
-  u64 arrived[2], values_arrived[2];
+  uint4 values[2][WALK_PANEL_BYTES / 16];  // overwritten by V'
+  Triangle wy[WALK_WARPS];                 // -A diag(a)
+};
+
+struct CheckpointShared : CheckpointTiles, DecaySlots<WALK_WARPS> {
+  u64 full[2], values_full[2];
 };
 
 // -A diag(a) of this warp's chunk
 template <Scalar T>
-__device__ __forceinline__ void prepare_mix(u32 keys, const Steps& steps, const BlockMasks& mask,
-                                            Triangle& mix,
-#if QUASAR_DECAY
-                                            ChunkDecays& kept,
-#endif
-                                            int lane) {
+__device__ __forceinline__ void prepare_wy(u32 keys, const Steps& steps, const BlockMasks& mask,
+                                           Triangle& wy, ChunkDecays& chunk_decays, int lane) {
   ChunkKeys at = {};
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -38,64 +39,52 @@ __device__ __forceinline__ void prepare_mix(u32 keys, const Steps& steps, const 
       load_rows(k, row_address(keys + p * WALK_PANEL_BYTES, lane) ^ 32 * t);
       add_products<T>(at.gram, k, k);
     }
-  find_step_sizes(at, steps, lane);
-  float mixed[2][4];
-  find_mix(at, mask, mixed, lane);
-#if QUASAR_DECAY
+  compute_step_sizes(at, steps, lane);
+  float wy_matrix[2][4];
+  compute_wy(at, mask, wy_matrix, lane);
   const Decays decays(steps, lane);
-  decays.apply(mixed);
-  kept.keep(decays, lane);
-#endif
-  keep_triangle(mix, mixed, lane);
+  decays.apply(wy_matrix);
+  chunk_decays.store(decays, lane);
+  store_triangle(wy, wy_matrix, lane);
 }
 
-// the state's columns take one chunk, and leave its V' where its values were
+// updates the state's columns with one chunk, and writes its V' in place of its values
 template <Scalar T>
 __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 values,
-                                            const Triangle& mix,
-#if QUASAR_DECAY
-                                            const ChunkDecays& decays,
-#endif
+                                            const Triangle& wy, const ChunkDecays& chunk_decays,
                                             int lane) {
   u32 v[COLUMN_BLOCKS][4], rounded[COLUMN_BLOCKS][4];
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) load_columns(v[b], values ^ 32 * b);
-  const float4 left = mix.left[lane];
-  const float2 corner = mix.corner[lane];
+  const float4 left = wy.left[lane];
+  const float2 corner = wy.corner[lane];
   finish_state<COLUMN_BLOCKS>(state);
   float read[COLUMN_BLOCKS][2][4], V[COLUMN_BLOCKS][2][4] = {};  // -V'^T
   read_keys<T, false>(state, read, keys, lane);
-#if QUASAR_DECAY
-  u32 lacking[COLUMN_BLOCKS][4];
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
-  for_each_column(state, [&](float& x) { x *= decays.whole; });
-#endif
+  const auto decays = chunk_decays.load(lane);
+  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
+  u32 low[COLUMN_BLOCKS][4];  // with decays: the second operand of V'
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
-#if QUASAR_DECAY
-    scale_columns(read[b][0], read[b][1], before);
-#endif
+    decays.scale_before(read[b][0], read[b][1]);
     add_values<T>(V[b], v[b], read[b][0], read[b][1], left, corner);
     pack_tiles<T>(rounded[b], V[b][0], V[b][1]);
-#if QUASAR_DECAY
-    float behind[2][4];  // of V' as it is kept, at the chunk's end
-    unpack_tiles<T>(rounded[b], behind);
-    scale_columns(behind[0], behind[1], after);
-    split<T>(behind, rounded[b], lacking[b]);
-#endif
+    if constexpr (DECAY) {
+      float behind[2][4];  // the stored V', decayed to the chunk's end
+      unpack_tiles<T>(rounded[b], behind);
+      decays.scale_after(behind[0], behind[1]);
+      split<T>(behind, rounded[b], low[b]);
+    }
   }
   open_products();
   add_rows<T>(state, rounded, keys, lane);
-#if QUASAR_DECAY
-  add_rows<T>(state, lacking, keys, lane);
-#endif
+  if constexpr (DECAY) add_rows<T>(state, low, keys, lane);
   close_products();
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
-    keep_output<T>(values ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
+    store_output<T>(values ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
 }
 
-// One block a segment, head and panel of values, laid out as segment_output.cu's.
 template <Scalar T>
 __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
                                                  const GradientMaps& maps) {
@@ -113,39 +102,39 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   const u32 keys = shared_address(shared.keys), values = shared_address(shared.values);
   const Tiles k(maps.k, arg.k, arg.k_stride, segment, key_head(arg, head), warp, lane);
   const Tiles v(maps.v, arg.v, arg.v_stride, segment, head, warp, lane);
-  const Tiles fresh(maps.dq, arg.dq, arg.o_stride, segment, head, warp, lane);
-  const Arrivals<2> arrivals{shared_address(shared.arrived)};
-  const Arrivals<2> values_arrivals{shared_address(shared.values_arrived)};
+  const Tiles v_new(maps.dq, arg.dq, arg.o_stride, segment, head, warp, lane);
+  const Pipeline<2> pipeline{shared_address(shared.full)};
+  const Pipeline<2> values_pipeline{shared_address(shared.values_full)};
   if (threadIdx.x == 0) {
-    arrivals.init(1);
-    values_arrivals.init(1);
+    pipeline.init(1);
+    values_pipeline.init(1);
   }
   __syncthreads();
 
   auto load_keys = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      arrivals.open(stage, WALK_TILE_BYTES);
+      pipeline.producer_expect(stage, WALK_TILE_BYTES);
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
         k.load(keys + stage * WALK_TILE_BYTES + p * WALK_PANEL_BYTES, s * WALK_TOKENS, p * PANEL,
-               arrivals, stage);
+               pipeline, stage);
     }
-    arrivals.close();
+    pipeline.producer_commit();
   };
   auto load_values = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      values_arrivals.open(stage, WALK_PANEL_BYTES);
-      v.load(values + stage * WALK_PANEL_BYTES, s * WALK_TOKENS, panel * PANEL, values_arrivals,
+      values_pipeline.producer_expect(stage, WALK_PANEL_BYTES);
+      v.load(values + stage * WALK_PANEL_BYTES, s * WALK_TOKENS, panel * PANEL, values_pipeline,
              stage);
     }
-    values_arrivals.close();
+    values_pipeline.producer_commit();
   };
   load_keys(0);
   load_values(0);
   auto token = [&](int s) { return s * WALK_TOKENS + warp * CHUNK; };
-  Steps given = steps.of(token(0));  // of the tile that is prepared next
+  Steps next_steps = steps.of(token(0));  // of the tile that is prepared next
 
   WalkState state;  // -S^T
   const float* enter =
@@ -156,52 +145,46 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? -enter[at] : 0.f; });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * COLUMN_BLOCKS;
-  // where another sequence follows in the same tile
+  // whether another sequence begins in the last tile
   const bool runs_over = Tiles::RUN_OVER && arg.table && segment.tokens % WALK_TOKENS;
   for (int s = 0; s < tiles; ++s) {
     const int stage = s & 1;
     const u32 parity = s >> 1 & 1;
     const u32 chunks = keys + stage * WALK_TILE_BYTES, others = values + stage * WALK_PANEL_BYTES;
-    arrivals.template wait<1>(stage, parity);
+    pipeline.template consumer_wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // keys of zero change no state
-      values_arrivals.template wait<0>(stage, parity);
+      values_pipeline.template consumer_wait<0>(stage, parity);
       const int left = segment.tokens - s * WALK_TOKENS - warp * CHUNK;
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
         clear_rows(chunks + p * WALK_PANEL_BYTES + warp * CHUNK_BYTES, left, lane);
       clear_rows(others + warp * CHUNK_BYTES, left, lane);
     }
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
     if (s && Tiles::copied_by(warp))
-      fresh.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
+      v_new.store(values + (stage ^ 1) * WALK_PANEL_BYTES, (s - 1) * WALK_TOKENS, panel * PANEL);
     load_keys(s + 1);
-    prepare_mix<T>(chunks + warp * CHUNK_BYTES, given, mask, shared.mix[warp],
-#if QUASAR_DECAY
-                   shared.decays[warp],
-#endif
-                   lane);
-    given = steps.of(token(s + 1));
-    if (Tiles::copied_by(warp)) fresh.finish_stores();
-    load_values(s + 1);  // where V' of the tile before was
-    values_arrivals.template wait<2>(stage, parity);
+    prepare_wy<T>(chunks + warp * CHUNK_BYTES, next_steps, mask, shared.wy[warp],
+                  shared.decays(warp), lane);
+    next_steps = steps.of(token(s + 1));
+    if (Tiles::copied_by(warp)) v_new.finish_stores();
+    load_values(s + 1);  // overwrites V' of the previous tile
+    values_pipeline.template consumer_wait<2>(stage, parity);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < WALK_WARPS; ++i)
       walk_values<T>(state, chunks + i * CHUNK_BYTES,
-                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.mix[i],
-#if QUASAR_DECAY
-                     shared.decays[i],
-#endif
-                     lane);
+                     own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.wy[i],
+                     shared.decays(i), lane);
     finish_state<COLUMN_BLOCKS>(state);
     const int behind = (s + 1) * WALK_TOKENS;
     if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))
-      keep_checkpoint<T, -1>(arg.checkpoints, arg.o_stride, segment, head, behind - S, state,
-                             column, lane);
-    keep_pace();
+      store_checkpoint<T, -1>(arg.checkpoints, arg.o_stride, segment, head, behind - S, state,
+                              column, lane);
+    sync_pair();
   }
-  publish_shared();
+  fence_proxy_async();
   __syncthreads();
   if (tiles > 0) {
     const u32 from = values + (tiles - 1 & 1) * WALK_PANEL_BYTES;
@@ -210,8 +193,8 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
           .store(from + warp * CHUNK_BYTES, (tiles - 1) * WALK_TOKENS + warp * CHUNK,
                  panel * PANEL);
     } else if (Tiles::copied_by(warp)) {
-      fresh.store(from, (tiles - 1) * WALK_TOKENS, panel * PANEL);
-      fresh.finish_stores();
+      v_new.store(from, (tiles - 1) * WALK_TOKENS, panel * PANEL);
+      v_new.finish_stores();
     }
   }
 }

@@ -1,15 +1,20 @@
-// The walk of dS, the state's gradient, over each segment from its last chunk to its first.
+// The gradient of the state, dS, over each segment from its last chunk to its first.
 //
-// A chunk, with P = tril(Q K^T) and B = A diag(a), A = (I + strict_tril(a K K^T))^-1:
-// dV = B^T (P^T dO + K dS), dS += Q^T dO - K^T dV. Columns of dS and dV are independent of one
-// another, so a warp owns 16 * COLUMN_BLOCKS of them and keeps dS^T in registers; everything is
-// transposed, as in output_chunk.cuh. Over a segment this is an affine map, whose matrix is that of
-// the forward pass, transposed. state_gradient_map walks from zero and finds what it adds; once
-// these are scanned, state_gradient walks from the true gradient behind the segment, writes dv and
-// leaves checkpoints of dS in the rows of dk.
+// With P = tril(Q K^T) and the WY representation's matrix B = A diag(a) (chunk.cuh) a chunk gives
+//     dV = B^T (P^T dO + K dS),  dS += Q^T dO - K^T dV.
+// Grid: one block for each segment, head and panel of 64 value channels. Columns of dS and dV are
+// independent, so each warp owns 16 * COLUMN_BLOCKS columns and keeps dS^T in registers; all
+// matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map whose
+// matrix is the transpose of the forward pass's. state_gradient_map starts from zero and computes
+// the map's offset; after the scan over segments (gradient_scan.cu), state_gradient starts from the
+// true gradient behind the segment, writes dv, and stores checkpoints of dS in the rows of dk.
 //
-// Precision: where keys are alike, P^T dO + K dS is a small difference, so dS enters it as the sum of
-// two operands. For the map one does: what it misses in such directions fades within some chunks.
+// Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
+// triangular matrices.
+//
+// Precision: where keys are alike, P^T dO + K dS is a small difference, so dS enters it as the sum
+// of two operands. The map uses one operand: its errors in such directions decay within some
+// chunks.
 
 #include "gradients.cuh"
 
@@ -21,19 +26,19 @@ struct UpperTriangle {
   float2 corner[32];
 };
 
-struct GradientShared {
+struct GradientTiles {
   uint4 keys[2][WALK_TILE_BYTES / 16], queries[2][WALK_TILE_BYTES / 16];
-  uint4 outputs[2][WALK_PANEL_BYTES / 16];  // dO, whose place dv takes
-  UpperTriangle mix[WALK_WARPS];            // -(A diag(a))^T
+  uint4 outputs[2][WALK_PANEL_BYTES / 16];  // dO, overwritten by dv
+  UpperTriangle wy[WALK_WARPS];             // -(A diag(a))^T
   UpperTriangle scores[WALK_WARPS];         // scale tril(Q K^T)^T
-#if QUASAR_DECAY
-  ChunkDecays decays[WALK_WARPS];
-#endif
-  u64 arrived[2], outputs_arrived[2];
 };
 
-__device__ __forceinline__ void keep_triangle(UpperTriangle& out, const float (&x)[2][4],
-                                              int lane) {
+struct GradientShared : GradientTiles, DecaySlots<WALK_WARPS> {
+  u64 full[2], outputs_full[2];
+};
+
+__device__ __forceinline__ void store_triangle(UpperTriangle& out, const float (&x)[2][4],
+                                               int lane) {
   out.upper[lane] =
       make_float4(to_tf32(x[0][0]), to_tf32(x[0][1]), to_tf32(x[1][0]), to_tf32(x[1][1]));
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
@@ -51,11 +56,8 @@ __device__ __forceinline__ void multiply_upper(float (&d)[2][4], const float (&x
 template <Scalar T>
 __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const Steps& steps,
                                                  float scale, const BlockMasks& mask,
-                                                 UpperTriangle& mix, UpperTriangle& scores,
-#if QUASAR_DECAY
-                                                 ChunkDecays& kept,
-#endif
-                                                 int lane) {
+                                                 UpperTriangle& wy, UpperTriangle& scores,
+                                                 ChunkDecays& chunk_decays, int lane) {
   ChunkKeys at = {};
   float P[2][4] = {};  // transposed
 #pragma unroll
@@ -68,7 +70,7 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
       add_products<T>(at.gram, k, k);
       add_products<T>(P, k, q);
     }
-  find_step_sizes(at, steps, lane);
+  compute_step_sizes(at, steps, lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     if (2 * (lane & 3) + e < lane >> 2) P[0][e] = P[1][2 + e] = 0.f;
@@ -76,39 +78,31 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
 #pragma unroll
     for (int e = 0; e < 4; ++e) P[0][e] *= scale, P[1][e] *= scale;
   }
-#if QUASAR_DECAY
   const Decays decays(steps, lane);
   decays.apply<true>(P);
-  kept.keep(decays, lane);
-#endif
-  keep_triangle(scores, P, lane);
-  float columns[2][2], mixed[2][4];
-  spread(at.root, columns, lane);
+  chunk_decays.store(decays, lane);
+  store_triangle(scores, P, lane);
+  float columns[2][2], wy_matrix[2][4];
+  rows_to_columns(at.root, columns, lane);
   scale_by_roots(at.gram, at.root, columns);
   u32 inverse[3];
   invert_transposed(at.gram, mask, inverse);
-  unpack<Scalar::fp16>(inverse[0], mixed[0][0], mixed[0][1]);
-  unpack<Scalar::fp16>(inverse[1], mixed[1][0], mixed[1][1]);
-  unpack<Scalar::fp16>(inverse[2], mixed[1][2], mixed[1][3]);
-  mixed[0][2] = mixed[0][3] = 0.f;
-  scale_by_roots(mixed, at.root, columns);
-#if QUASAR_DECAY
-  decays.apply<true>(mixed);
-#endif
-  keep_triangle(mix, mixed, lane);
+  unpack<Scalar::fp16>(inverse[0], wy_matrix[0][0], wy_matrix[0][1]);
+  unpack<Scalar::fp16>(inverse[1], wy_matrix[1][0], wy_matrix[1][1]);
+  unpack<Scalar::fp16>(inverse[2], wy_matrix[1][2], wy_matrix[1][3]);
+  wy_matrix[0][2] = wy_matrix[0][3] = 0.f;
+  scale_by_roots(wy_matrix, at.root, columns);
+  decays.apply<true>(wy_matrix);
+  store_triangle(wy, wy_matrix, lane);
 }
 
-// The columns of dS take one chunk, and leave its dv where its dO was unless MAP.
+// Updates the columns of dS with one chunk, and unless MAP writes its dv in place of its dO.
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
-                                             const UpperTriangle& mix, const UpperTriangle& scores,
-#if QUASAR_DECAY
-                                             const ChunkDecays& decays,
-#endif
-                                             float scale, int lane) {
-#if QUASAR_DECAY
-  const float4 before = decays.before[lane & 3], after = decays.after[lane & 3];
-#endif
+                                             const UpperTriangle& wy, const UpperTriangle& scores,
+                                             const ChunkDecays& chunk_decays, float scale,
+                                             int lane) {
+  const auto decays = chunk_decays.load(lane);
   float O[COLUMN_BLOCKS][2][4], read[COLUMN_BLOCKS][2][4];
   u32 o[COLUMN_BLOCKS][4], v[COLUMN_BLOCKS][4];  // dO^T and -dv^T as operands
 #pragma unroll
@@ -117,25 +111,21 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
     load_columns(x, outputs ^ 32 * b);
     o[b][0] = x[0], o[b][1] = x[2], o[b][2] = x[1], o[b][3] = x[3];
     unpack_columns<T>(x, O[b]);
-    if (QUASAR_DECAY || scale != 1.f) {
+    if (DECAY || scale != 1.f) {
       float scaled[2][4] = {
           {scale * O[b][0][0], scale * O[b][0][1], scale * O[b][0][2], scale * O[b][0][3]},
           {scale * O[b][1][0], scale * O[b][1][1], scale * O[b][1][2], scale * O[b][1][3]}};
-#if QUASAR_DECAY
-      scale_columns(scaled[0], scaled[1], before);
-#endif
+      decays.scale_before(scaled[0], scaled[1]);
       pack_tiles<T>(o[b], scaled[0], scaled[1]);
     }
   }
-  const float4 m = mix.upper[lane], s = scores.upper[lane];
-  const float2 m_corner = mix.corner[lane], s_corner = scores.corner[lane];
+  const float4 m = wy.upper[lane], s = scores.upper[lane];
+  const float2 m_corner = wy.corner[lane], s_corner = scores.corner[lane];
   finish_state<COLUMN_BLOCKS>(state);
   read_keys<T, !MAP>(state, read, keys, lane);
-#if QUASAR_DECAY
 #pragma unroll
-  for (int b = 0; b < COLUMN_BLOCKS; ++b) scale_columns(read[b][0], read[b][1], after);
-  for_each_column(state, [&](float& x) { x *= decays.whole; });
-#endif
+  for (int b = 0; b < COLUMN_BLOCKS; ++b) decays.scale_after(read[b][0], read[b][1]);
+  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
   open_products();
   add_rows<T>(state, o, queries, lane);
   close_products();
@@ -144,17 +134,13 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     multiply_upper(read[b], O[b], s, s_corner);
     multiply_upper(V[b], read[b], m, m_corner);
-#if QUASAR_DECAY
-    float begun[2][4];  // -dv^T as it reaches the state before the chunk
+    float entering[2][4];  // -dv^T, decayed to the chunk's begin
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) begun[n][e] = V[b][n][e];
-    scale_columns(begun[0], begun[1], before);
-    pack_tiles<T>(v[b], begun[0], begun[1]);
-#else
-    pack_tiles<T>(v[b], V[b][0], V[b][1]);
-#endif
+      for (int e = 0; e < 4; ++e) entering[n][e] = V[b][n][e];
+    decays.scale_before(entering[0], entering[1]);
+    pack_tiles<T>(v[b], entering[0], entering[1]);
   }
   open_products();
   add_rows<T>(state, v, keys, lane);
@@ -162,11 +148,10 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   if (!MAP) {
 #pragma unroll
     for (int b = 0; b < COLUMN_BLOCKS; ++b)
-      keep_output<T>(outputs ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
+      store_output<T>(outputs ^ 32 * b, 1.f, V[b][0], V[b][1], lane);
   }
 }
 
-// One block a segment, head and panel of values.
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
                                               const GradientMaps& maps) {
@@ -189,11 +174,11 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   const Tiles q(maps.q, arg.q, arg.q_stride, segment, key_head(arg, head), warp, lane);
   const Tiles d_o(maps.d_o, arg.d_o, arg.o_stride, segment, head, warp, lane);
   const Tiles dv(maps.dv, arg.dv, arg.o_stride, segment, head, warp, lane);
-  const Arrivals<2> arrivals{shared_address(shared.arrived)};
-  const Arrivals<2> outputs_arrivals{shared_address(shared.outputs_arrived)};
+  const Pipeline<2> pipeline{shared_address(shared.full)};
+  const Pipeline<2> outputs_pipeline{shared_address(shared.outputs_full)};
   if (threadIdx.x == 0) {
-    arrivals.init(1);
-    outputs_arrivals.init(1);
+    pipeline.init(1);
+    outputs_pipeline.init(1);
   }
   __syncthreads();
 
@@ -202,28 +187,28 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   auto load_keys_queries = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      arrivals.open(stage, 2 * WALK_TILE_BYTES);
+      pipeline.producer_expect(stage, 2 * WALK_TILE_BYTES);
 #pragma unroll
       for (int p = 0; p < PANELS; ++p) {
         const u32 to = stage * WALK_TILE_BYTES + p * WALK_PANEL_BYTES;
-        k.load(keys + to, token(s), p * PANEL, arrivals, stage);
-        q.load(queries + to, token(s), p * PANEL, arrivals, stage);
+        k.load(keys + to, token(s), p * PANEL, pipeline, stage);
+        q.load(queries + to, token(s), p * PANEL, pipeline, stage);
       }
     }
-    arrivals.close();
+    pipeline.producer_commit();
   };
   auto load_outputs = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
       const int stage = s & 1;
-      outputs_arrivals.open(stage, WALK_PANEL_BYTES);
-      d_o.load(outputs + stage * WALK_PANEL_BYTES, token(s), panel * PANEL, outputs_arrivals,
+      outputs_pipeline.producer_expect(stage, WALK_PANEL_BYTES);
+      d_o.load(outputs + stage * WALK_PANEL_BYTES, token(s), panel * PANEL, outputs_pipeline,
                stage);
     }
-    outputs_arrivals.close();
+    outputs_pipeline.producer_commit();
   };
   load_keys_queries(0);
   load_outputs(0);
-  Steps given = steps.of(token(0) + warp * CHUNK);  // of the tile that is prepared next
+  Steps next_steps = steps.of(token(0) + warp * CHUNK);  // of the tile that is prepared next
 
   WalkState state;  // dS^T
   const float* enter = segment.is_last ? (arg.d_final ? arg.d_final + own : nullptr)
@@ -232,7 +217,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? enter[at] : 0.f; });
 
   const u32 own_columns = row_address(outputs, lane) ^ 32 * warp * COLUMN_BLOCKS;
-  // where another sequence follows in the last tile
+  // whether another sequence begins in the last tile
   const bool runs_over = Tiles::RUN_OVER && arg.table && segment.tokens % WALK_TOKENS;
   auto store = [&](int s) {  // the tile of step s, after a barrier of the block
     const u32 from = outputs + (s & 1) * WALK_PANEL_BYTES;
@@ -247,9 +232,9 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
     const int stage = s & 1;
     const u32 parity = s >> 1 & 1;
     const u32 at = stage * WALK_TILE_BYTES, outputs_at = stage * WALK_PANEL_BYTES;
-    arrivals.template wait<1>(stage, parity);
+    pipeline.template consumer_wait<1>(stage, parity);
     if (runs_over && s == 0) {
-      outputs_arrivals.template wait<0>(stage, parity);
+      outputs_pipeline.template consumer_wait<0>(stage, parity);
       const int left = segment.tokens - token(s) - warp * CHUNK;
       const u32 chunk = warp * CHUNK_BYTES;
 #pragma unroll
@@ -259,39 +244,32 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
       }
       clear_rows(outputs + outputs_at + chunk, left, lane);
     }
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
     if (!MAP && s) store(s - 1);
     load_keys_queries(s + 1);
-    prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES, given,
-                        arg.scale, mask, shared.mix[warp], shared.scores[warp],
-#if QUASAR_DECAY
-                        shared.decays[warp],
-#endif
-                        lane);
-    given = steps.of(token(s + 1) + warp * CHUNK);
+    prepare_gradient<T>(keys + at + warp * CHUNK_BYTES, queries + at + warp * CHUNK_BYTES,
+                        next_steps, arg.scale, mask, shared.wy[warp], shared.scores[warp],
+                        shared.decays(warp), lane);
+    next_steps = steps.of(token(s + 1) + warp * CHUNK);
     if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
-    load_outputs(s + 1);  // where dv of the tile before was
-    outputs_arrivals.template wait<2>(stage, parity);
+    load_outputs(s + 1);  // overwrites dv of the previous tile
+    outputs_pipeline.template consumer_wait<2>(stage, parity);
     __syncthreads();
     const int behind = token(s) + WALK_TOKENS;
     if (!MAP && behind % S == 0 && !(segment.is_last && behind >= segment.tokens))
-      keep_checkpoint<T, 1>(arg.dk, arg.o_stride, segment, head, behind - S, state, column, lane);
+      store_checkpoint<T, 1>(arg.dk, arg.o_stride, segment, head, behind - S, state, column, lane);
 #pragma unroll
     for (int i = WALK_WARPS - 1; i >= 0; --i)
       walk_outputs<T, MAP>(state, keys + at + i * CHUNK_BYTES, queries + at + i * CHUNK_BYTES,
-                           own_columns + outputs_at + i * CHUNK_BYTES, shared.mix[i],
-                           shared.scores[i],
-#if QUASAR_DECAY
-                           shared.decays[i],
-#endif
-                           arg.scale, lane);
+                           own_columns + outputs_at + i * CHUNK_BYTES, shared.wy[i],
+                           shared.scores[i], shared.decays(i), arg.scale, lane);
     finish_state<COLUMN_BLOCKS>(state);
-    keep_pace();
+    sync_pair();
   }
   if (!MAP) {
-    publish_shared();
+    fence_proxy_async();
     __syncthreads();
     if (tiles > 0) {
       store(tiles - 1);

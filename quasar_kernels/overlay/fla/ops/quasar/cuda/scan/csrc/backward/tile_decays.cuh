@@ -1,34 +1,38 @@
-// A tile's decays, and their gradients.
+// The decays of a tile, and the gradients of their logarithms.
 //
-// The gradient of a log decay is what passes it: <S, dS> of the state S before its token, decayed,
-// and that state's gradient. Both are sums over tokens, and over what comes before the tile and
-// behind it. So what passes the first decay behind the tile is known from V' dS^T and <S, dS> alone,
-// and going backward each token adds what it reads of earlier tokens, which passed its decay, less
-// what it writes for later ones, which did not. What a token reads of itself passes none and is left
-// out, so that strong decays, whose gradients are tiny, keep their digits.
+// The gradient of a token's log decay is <S, dS>, with S the decayed state before the token and dS
+// that state's gradient. Both are sums over tokens and over the parts outside the tile. The value
+// behind the tile follows from V' dS^T and <S, dS> alone. Backward from there each token adds what
+// it reads of earlier tokens, which its decay has scaled, and subtracts what it writes for later
+// ones, which its decay does not scale. What a token reads of its own write is scaled by no decay
+// and is left out, so that the tiny gradients of strong decays keep their digits.
 
 #pragma once
 
 #include "tile_products.cuh"
 
-#if QUASAR_DECAY
-
 namespace quasar::scan {
 
 struct TileDecays {
   float since[S];  // log decays from the tile's begin up to each token, in powers of two
-  float flows[S];  // what a token reads of earlier ones less what it writes for later ones
+  float flows[S];  // reads of earlier tokens minus writes for later ones
   float sums[S / 32], passed[INPUT_WARPS];
+
+  __device__ __forceinline__ TileDecays* pointer() { return this; }
 };
 
-// The decays of a tile whose first token's log decay is at `given`, and the next one's `stride`
-// further; a barrier of the block must follow.
-__device__ __forceinline__ void fill_decays(TileDecays& out, const float* given, int stride,
+struct NoTileDecays {
+  __device__ __forceinline__ TileDecays* pointer() { return nullptr; }
+};
+
+// Fills a tile's decays; `log_decays` points to its first token's, `stride` elements apart. The
+// caller must synchronize the block afterwards.
+__device__ __forceinline__ void fill_decays(TileDecays& out, const float* log_decays, int stride,
                                             int tokens) {
   const int t = threadIdx.x, lane = t & 31;
   float x = 0.f;
   if (t < S) {
-    if (t < tokens) x = given[(i64)t * stride] * 1.44269504f;
+    if (t < tokens) x = log_decays[(i64)t * stride] * 1.44269504f;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const float before = __shfl_up_sync(ALL, x, step);
@@ -47,30 +51,31 @@ __device__ __forceinline__ void fill_decays(TileDecays& out, const float* given,
 struct TokenDecays {
   float since[2];
 
-  __device__ __forceinline__ TokenDecays(const TileDecays& decays, int row, int warp, int lane) {
+  __device__ __forceinline__ TokenDecays(const TileDecays* decays, int row, int warp, int lane) {
     const int token = row * 64 + (warp & 3) * CHUNK + (lane >> 2);
-    since[0] = decays.since[token], since[1] = decays.since[token + 8];
+    since[0] = decays->since[token], since[1] = decays->since[token + 8];
   }
 
   // from the tile's begin to token r
   __device__ __forceinline__ float before(int r) const { return exp2_of(since[r]); }
 
   // from there to the tile's end
-  __device__ __forceinline__ float after(const TileDecays& decays, int r) const {
-    return exp2_of(decays.since[S - 1] - since[r]);
+  __device__ __forceinline__ float after(const TileDecays* decays, int r) const {
+    return exp2_of(decays->since[S - 1] - since[r]);
   }
 
-  // x's entries times what decays between their tokens, if those of the columns, the j-th 64, come
-  // first, or LATER; the others, which may overflow, are for keep_entries to drop
+  // Scales x's entries by the decay between their tokens, where the columns' tokens (the j-th 64)
+  // come before the rows', or after them if LATER. Other entries may overflow; mask_entries drops
+  // them.
   template <bool LATER>
-  __device__ __forceinline__ void apply(Rows64& x, const TileDecays& decays, int j,
+  __device__ __forceinline__ void apply(Rows64& x, const TileDecays* decays, int j,
                                         int lane) const {
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      float2 columns;  // loaded anew each time: kept, they would take the products' registers
+      float2 columns;  // reloaded each time: held, they would take the products' registers
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                    : "=f"(columns.x), "=f"(columns.y)
-                   : "r"(shared_address(decays.since + j * 64 + 8 * m + 2 * (lane & 3)))
+                   : "r"(shared_address(decays->since + j * 64 + 8 * m + 2 * (lane & 3)))
                    : "memory");
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -81,9 +86,20 @@ struct TokenDecays {
   }
 };
 
-// what this thread has of the sum of the products of x and y, `count` pieces of 16 bytes
+// The interface of TokenDecays without decays.
+struct NoTokenDecays {
+  __device__ __forceinline__ NoTokenDecays(const TileDecays*, int, int, int) {}
+  __device__ __forceinline__ float before(int) const { return 1.f; }
+  __device__ __forceinline__ float after(const TileDecays*, int) const { return 1.f; }
+  template <bool LATER>
+  __device__ __forceinline__ void apply(Rows64&, const TileDecays*, int, int) const {}
+};
+
+using RowDecays = Select<DECAY, TokenDecays, NoTokenDecays>;
+
+// This thread's part of the dot product of x and y, `count` pieces of 16 bytes.
 template <Scalar T>
-__device__ __forceinline__ float find_product(const uint4* x, const uint4* y, int count) {
+__device__ __forceinline__ float dot_product(const uint4* x, const uint4* y, int count) {
   float sum = 0.f;
   for (int i = threadIdx.x; i < count; i += 32 * INPUT_WARPS) {
     const u32 a[4] = {x[i].x, x[i].y, x[i].z, x[i].w}, b[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
@@ -98,11 +114,11 @@ __device__ __forceinline__ float find_product(const uint4* x, const uint4* y, in
   return sum;
 }
 
-// Keep what this warp's tokens add, going backward, and what passes the tile's end: `passes` of its
-// tokens and `passed`, this lane's share of the rest. A barrier of the block must follow.
-__device__ __forceinline__ void keep_flows(TileDecays& out, const float (&flows)[2],
-                                           const float (&passes)[2], float passed, int warp,
-                                           int lane) {
+// Stores the flows of this warp's tokens and its share of the flow through the tile's end: `passes`
+// of its tokens plus `passed` of this lane. The caller must synchronize the block afterwards.
+__device__ __forceinline__ void store_flows(TileDecays& out, const float (&flows)[2],
+                                            const float (&passes)[2], float passed, int warp,
+                                            int lane) {
   if ((lane & 3) == 0) {
     const int token = warp * CHUNK + (lane >> 2);
     out.flows[token] = flows[0], out.flows[token + 8] = flows[1];
@@ -127,9 +143,10 @@ __device__ __forceinline__ float sum_flows(TileDecays& decays) {
   return x;
 }
 
-// Write the gradients of the log decays of the tile's tokens, from what sum_flows gave.
-__device__ __forceinline__ void keep_decay_gradient(float* to, int stride, const TileDecays& decays,
-                                                    float flow, int tokens) {
+// Writes the gradients of the tile's log decays from sum_flows's result.
+__device__ __forceinline__ void store_decay_gradient(float* to, int stride,
+                                                     const TileDecays& decays, float flow,
+                                                     int tokens) {
   const int t = threadIdx.x;
   if (t >= S || t >= tokens) return;
   for (int w = t / 32 + 1; w < S / 32; ++w) flow += decays.sums[w];
@@ -138,8 +155,6 @@ __device__ __forceinline__ void keep_decay_gradient(float* to, int stride, const
 }
 
 }  // namespace quasar::scan
-
-#endif
 
 // SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 // SPDX-License-Identifier: MIT

@@ -1,7 +1,8 @@
-// Products of a tile's matrices [S, S] in shared memory, S tokens or channels each way.
+// Products of a tile's [S, S] matrices in shared memory; rows and columns are tokens or channels.
 //
-// Each matrix is squares: 64 rows (tokens, or value channels of a checkpoint) of 64 channels. A
-// warpgroup's four warps have 64 rows of a product, 16 each.
+// Each matrix consists of squares: 64 rows (tokens, or value channels of a checkpoint) by 64
+// channels, with the 128-byte swizzle. The four warps of a warpgroup own 64 rows of a product, 16
+// each.
 
 #pragma once
 
@@ -32,16 +33,16 @@ __device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, i
 }
 
 #if QUASAR_WGMMA
-__device__ __forceinline__ void settle_all(Rows64& d) { settle(d); }
+__device__ __forceinline__ void fence_operands(Rows64& d) { warpgroup_fence_operand(d); }
 
 template <int COUNT>
-__device__ __forceinline__ void settle_all(Rows64 (&d)[COUNT]) {
+__device__ __forceinline__ void fence_operands(Rows64 (&d)[COUNT]) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) settle(d[i]);
+  for (int i = 0; i < COUNT; ++i) warpgroup_fence_operand(d[i]);
 }
 #endif
 
-// d += a b^T, b a square, or d = a b^T if FIRST; under way on Hopper
+// d += a b^T, b a square, or d = a b^T if FIRST; asynchronous on Hopper
 template <Scalar T, bool FIRST>
 __device__ __forceinline__ void add_by_rows(Rows64& d, const Operand& a, u32 b, int lane) {
 #if !QUASAR_WGMMA
@@ -91,7 +92,7 @@ template <class... Accumulators>
 __device__ __forceinline__ void finish_products(Accumulators&... d) {
 #if QUASAR_WGMMA
   warpgroup_wait<0>();
-  (settle_all(d), ...);
+  (fence_operands(d), ...);
 #endif
 }
 
@@ -108,10 +109,8 @@ __device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRow
   finish_products(d);
 }
 
-#if QUASAR_DECAY
-
 // d[p] += diag(factor) a b, the same, with a factor for each of a lane's rows; factor a is two
-// operands. A product of its own to be scaled would take the registers of another accumulator.
+// operands. Scaling a separate product would need the registers of another accumulator.
 template <Scalar T>
 __device__ __forceinline__ void add_scaled_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
                                                   const float (&factor)[2], int lane) {
@@ -172,8 +171,8 @@ __device__ __forceinline__ void for_each_pair(Rows64 (&d)[PANELS], u32 x, int ro
 
 // Sums over the channels of d times the rows of the matrix x at `row`, of this lane's two tokens.
 template <Scalar T>
-__device__ __forceinline__ void find_row_products(float (&out)[2], Rows64 (&d)[PANELS], u32 x,
-                                                  int row, int warp, int lane) {
+__device__ __forceinline__ void compute_row_products(float (&out)[2], Rows64 (&d)[PANELS], u32 x,
+                                                     int row, int warp, int lane) {
   out[0] = out[1] = 0.f;
   for_each_pair<T>(d, x, row, warp, lane,
                    [&](int r, float at, float other) { out[r] += at * other; });
@@ -192,8 +191,6 @@ __device__ __forceinline__ void add_scaled_rows(Rows64 (&d)[PANELS], const float
                    [&](int r, float& at, float other) { at += factor[r] * other; });
 }
 
-#endif
-
 // d[p] += a b over the 64 rows of b at `row`
 template <Scalar T>
 __device__ __forceinline__ void add_tokens(Rows64 (&d)[PANELS], const Operand& a, u32 b, int row,
@@ -207,8 +204,8 @@ __device__ __forceinline__ void add_tokens(Rows64 (&d)[PANELS], const Operand& a
 
 // d = a b^T, b's 64 rows at `row`
 template <Scalar T>
-__device__ __forceinline__ void find_scores(Rows64& d, const OperandRows& a, u32 b, int row,
-                                            int lane) {
+__device__ __forceinline__ void compute_scores(Rows64& d, const OperandRows& a, u32 b, int row,
+                                               int lane) {
   open_products();
   add_by_rows<T, true>(d, a[0], square(b, row, 0), lane);
 #pragma unroll
@@ -217,18 +214,18 @@ __device__ __forceinline__ void find_scores(Rows64& d, const OperandRows& a, u32
   finish_products(d);
 }
 
-// A number that the compiler knows, where a row of squares is asked for: loops over them unroll.
+// A compile-time row of squares, so that loops over squares unroll.
 template <int VALUE>
 struct Fixed {
   __device__ __forceinline__ constexpr operator int() const { return VALUE; }
 };
 
-enum class Keep { all, lower, strictly_lower, upper, strictly_upper };
+enum class Mask { all, lower, strictly_lower, upper, strictly_upper };
 
-// two tiles of a product's 16 rows, columns 16 t on, with zeros but where KEEP names; the rows are
-// `ahead` of the columns by so many tokens
-template <Keep KEEP>
-__device__ __forceinline__ void keep_entries(float (&out)[2][4], const Rows64& x, int t,
+// two tiles of a product's 16 rows, columns 16 t on, zero outside of MASK; the rows' tokens are
+// `ahead` of the columns'
+template <Mask MASK>
+__device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x, int t,
                                              float factor, int ahead, int warp, int lane) {
   const int row = ahead + (warp & 3) * 16 + (lane >> 2) - 2 * (lane & 3);
 #pragma unroll
@@ -236,41 +233,41 @@ __device__ __forceinline__ void keep_entries(float (&out)[2][4], const Rows64& x
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int below = row + 8 * (e >> 1) - 16 * t - 8 * n - (e & 1);  // the diagonal
-      const bool keep = KEEP == Keep::all || (KEEP == Keep::lower && (ahead > 0 || below >= 0)) ||
-                        (KEEP == Keep::strictly_lower && (ahead > 0 || below > 0)) ||
-                        (KEEP == Keep::upper && (ahead < 0 || below <= 0)) ||
-                        (KEEP == Keep::strictly_upper && (ahead < 0 || below < 0));
+      const bool keep = MASK == Mask::all || (MASK == Mask::lower && (ahead > 0 || below >= 0)) ||
+                        (MASK == Mask::strictly_lower && (ahead > 0 || below > 0)) ||
+                        (MASK == Mask::upper && (ahead < 0 || below <= 0)) ||
+                        (MASK == Mask::strictly_upper && (ahead < 0 || below < 0));
       out[n][e] = keep ? factor * x[2 * t + n][e] : 0.f;
     }
 }
 
 // the same of all columns, as an operand
-template <Scalar T, Keep KEEP>
+template <Scalar T, Mask MASK>
 __device__ __forceinline__ void pack_entries(Operand& out, const Rows64& x, float factor, int ahead,
                                              int warp, int lane) {
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     float kept[2][4];
-    keep_entries<KEEP>(kept, x, t, factor, ahead, warp, lane);
+    mask_entries<MASK>(kept, x, t, factor, ahead, warp, lane);
     pack_tiles<T>(out[t], kept[0], kept[1]);
   }
 }
 
 // the same as the sum of two operands
-template <Scalar T, Keep KEEP>
+template <Scalar T, Mask MASK>
 __device__ __forceinline__ void split_entries(Operand& high, Operand& low, const Rows64& x,
                                               float factor, int ahead, int warp, int lane) {
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     float kept[2][4];
-    keep_entries<KEEP>(kept, x, t, factor, ahead, warp, lane);
+    mask_entries<MASK>(kept, x, t, factor, ahead, warp, lane);
     split<T>(kept, high[t], low[t]);
   }
 }
 
 // The diagonal's entries of rows g and g + 8 of these 16.
-__device__ __forceinline__ void find_diagonal(float (&out)[2], const Rows64& x, int warp,
-                                              int lane) {
+__device__ __forceinline__ void extract_diagonal(float (&out)[2], const Rows64& x, int warp,
+                                                 int lane) {
   float low = 0.f, high = 0.f;
 #pragma unroll
   for (int w = 0; w < 4; ++w)
@@ -296,8 +293,8 @@ __device__ __forceinline__ void fill_checkpoint(u32 to, const float* state) {
 }
 
 // 16 rows of S columns to where their warp's rows of a matrix are
-__device__ __forceinline__ void keep_rows(u32 to, const OperandRows& x, int row, int warp,
-                                          int lane) {
+__device__ __forceinline__ void store_matrix_rows(u32 to, const OperandRows& x, int row, int warp,
+                                                  int lane) {
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
