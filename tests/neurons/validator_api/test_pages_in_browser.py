@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, Route, ViewportSize, sync_playwright
 
 from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
 
@@ -113,11 +113,13 @@ def test_no_label_covers_another_and_no_word_is_broken(browser: Browser, api: Li
     boxes = [box for box in (label.bounding_box() for label in labels) if box is not None]
     assert len(boxes) > 5
     for one, other in combinations(boxes, 2):
-        apart = [
-            one[start] + one[size] <= other[start] or other[start] + other[size] <= one[start]
-            for start, size in (("x", "width"), ("y", "height"))
-        ]
-        assert any(apart), (one, other)
+        apart_x = abs(_middle(one)[0] - _middle(other)[0]) * 2 >= one["width"] + other["width"]
+        apart_y = abs(_middle(one)[1] - _middle(other)[1]) * 2 >= one["height"] + other["height"]
+        assert apart_x or apart_y, (one, other)
+
+
+def _middle(box: FloatRect) -> tuple[float, float]:
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.goto(f"{api.url}/docs")
     page.evaluate(OPEN)
     assert page.evaluate(BROKEN) == []

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from harness.imports import install_command
-from neurons.miner.command_line import commands, doctor, machine_checks
+from neurons.miner.command_line import commands, doctor, kernel_checks, machine_checks
 from neurons.miner.command_line.findings import failure
 from neurons.runtime.flags import Given
 from neurons.runtime.identity import create_throwaway, hotkey_file
@@ -57,7 +57,7 @@ def test_foreign_words_are_printed_as_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = failure("api", "\x1b]0;owned\x07\u202e[red]says[/x]", "\x1b[2Jdo this")
-    monkeypatch.setattr(commands.kernel_checks, "examine", lambda _: [found])
+    monkeypatch.setattr(kernel_checks, "examine", lambda _: [found])
     assert commands.doctor(Given(), as_json=False, kernels=True) == 1
     shown = capsys.readouterr().out
     assert "[red]says[/x]" in shown
