@@ -106,6 +106,10 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
     assert said == []  # the policy has stopped nothing of ours
 
 
+def _middle(box: FloatRect) -> tuple[float, float]:
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 def test_no_label_covers_another_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
     page = opened(browser, "light", viewport=TELEPHONE)
     page.goto(f"{api.url}/submissions/1")
@@ -116,10 +120,6 @@ def test_no_label_covers_another_and_no_word_is_broken(browser: Browser, api: Li
         apart_x = abs(_middle(one)[0] - _middle(other)[0]) * 2 >= one["width"] + other["width"]
         apart_y = abs(_middle(one)[1] - _middle(other)[1]) * 2 >= one["height"] + other["height"]
         assert apart_x or apart_y, (one, other)
-
-
-def _middle(box: FloatRect) -> tuple[float, float]:
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.goto(f"{api.url}/docs")
     page.evaluate(OPEN)
     assert page.evaluate(BROKEN) == []
