@@ -146,13 +146,13 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
         strict: require every line of `REQUIRED_IMPORTS` and a CUDA source, as the overlay has them.
             The public validator accepts other spellings, requires fewer, and no CUDA source.
     """
-    found: list[Violation] = []
+    violations: list[Violation] = []
     for name in TARGET_FILES:
-        found += _check_target(root, QUASAR_DIR / name, strict)
+        violations += _check_target(root, QUASAR_DIR / name, strict)
     for path in sorted((root / QUASAR_DIR).rglob("*.py")):
-        found += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()), strict)
+        violations += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()), strict)
     if not (root / LAYER_FILE).is_file():
-        found.append(
+        violations.append(
             Violation(
                 LAYER_FILE,
                 "The layer is missing.",
@@ -160,14 +160,14 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
             )
         )
     if strict and not any(_outside_git(path, root) for path in root.rglob("*.cu")):
-        found.append(
+        violations.append(
             Violation(
                 QUASAR_DIR,
                 "The tree holds no CUDA source.",
                 "Add at least one .cu file; the overlay has some.",
             )
         )
-    return found
+    return violations
 
 
 def compiled_files(root: Path) -> list[PurePosixPath]:
@@ -199,19 +199,19 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [Violation(path, f"The file is not Python: {error}.", "Correct the syntax.")]
     names = set(_imported(tree, path))
-    found = [
+    violations = [
         Violation(path, f"The import of {banned} is forbidden.", "Remove it.")
         for banned in FORBIDDEN_MODULES
         if any(name == banned or name.startswith(f"{banned}.") for name in names)
     ]
     if strict and path == QUASAR_DIR / "chunk.py":
-        made = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, _IMPORTS)}
-        found += [
+        imports = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, _IMPORTS)}
+        violations += [
             Violation(path, f"The text {line!r} imports nothing.", "Make it a statement.")
             for line in REQUIRED_IMPORTS
-            if line in _lines(text) - made
+            if line in _lines(text) - imports
         ]
-    return found
+    return violations
 
 
 def _imported(tree: ast.AST, path: PurePosixPath) -> Iterator[str]:
@@ -289,20 +289,20 @@ def _check_target(root: Path, path: PurePosixPath, strict: bool) -> list[Violati
         return [Violation(path, "The file is missing.", "Copy it from the overlay again.")]
     except UnicodeDecodeError:
         return [Violation(path, "The file is not UTF-8 text.", "Save it as UTF-8.")]
-    found = [
+    violations = [
         Violation(path, f"The text {banned!r} is forbidden.", "Remove it, from comments too.")
         for banned in FORBIDDEN_TEXT
         if banned in text
     ]
     if path.name == "chunk.py" and not strict:
-        found += [
+        violations += [
             Violation(path, f"The import of {name} from fla.utils is missing.", "Add it.")
             for name in publicly_missing(text)
         ]
     elif path.name == "chunk.py":
-        found += [
+        violations += [
             Violation(path, f"The import {line!r} is missing.", "Add it on a line of its own.")
             for line in REQUIRED_IMPORTS
             if line not in _lines(text)
         ]
-    return found
+    return violations

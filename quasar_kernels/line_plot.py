@@ -97,10 +97,10 @@ class _Axis(NamedTuple):
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1,), (1, 3), (1, 2, 5)):
-                found = [s * 10.0**p for p in powers for s in steps]
-                found = [value for value in found if self.low <= value <= self.high]
-                if len(found) >= 3:
-                    return found
+                ticks = [s * 10.0**p for p in powers for s in steps]
+                ticks = [value for value in ticks if self.low <= value <= self.high]
+                if len(ticks) >= 3:
+                    return ticks
         step = _round_step((self.high - self.low) / (6 if self.log else 4))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [n * step for n in range(first, last + 1)]
@@ -250,24 +250,24 @@ def _labels(lines: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]) -
         yield f'<text x="{at + KEY + 6:g}" y="{height + 5:g}">{escape(line.label)}</text>'
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return positions at least `gap` apart, in the order of `wanted` and as near to it as can be.
 
     The squared distances are the least where nothing reaches past `low` or `high`; positions that
     do are moved back, past `low` only where there is no room for all.
     """
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    order = sorted(range(len(positions)), key=positions.__getitem__)
     groups: list[tuple[float, int]] = []  # the mean place less the gaps before it, and how many
     for rank, n in enumerate(order):
-        place, count = wanted[n] - rank * gap, 1
+        place, count = positions[n] - rank * gap, 1
         while groups and groups[-1][0] > place:
             before, many = groups.pop()
             place = (before * many + place * count) / (many + count)
             count += many
         groups.append((place, count))
-    last = high - gap * (len(wanted) - 1)
+    last = high - gap * (len(positions) - 1)
     flat = [min(max(place, low), last) for place, count in groups for _ in range(count)]
-    placed = [0.0] * len(wanted)
+    placed = [0.0] * len(positions)
     for rank, n in enumerate(order):
         placed[n] = round(flat[rank] + rank * gap, 1)
     return placed

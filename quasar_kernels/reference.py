@@ -144,9 +144,9 @@ def relative_rms(actual: Tensor, expected: Tensor) -> float:
         raise ValueError(f"shapes differ: {tuple(actual.shape)} and {tuple(expected.shape)}")
     if expected.numel() == 0:
         return 0.0
-    wanted = expected.detach().double()
-    error = float(torch.linalg.vector_norm(actual.detach().double() - wanted))
-    size = float(torch.linalg.vector_norm(wanted))
+    reference = expected.detach().double()
+    error = float(torch.linalg.vector_norm(actual.detach().double() - reference))
+    size = float(torch.linalg.vector_norm(reference))
     if size == 0:
         return 0.0 if error == 0 else error * float("inf")
     return error / size

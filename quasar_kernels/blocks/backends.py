@@ -74,10 +74,10 @@ class Operator:
         Raises:
             ValueError: QUASAR_BACKEND or the operator's own variable has no known value.
         """
-        wanted = self._requested()
+        requested = self._requested()
         if requested_backend() == "torch":
             return Backend("torch", f"{BACKEND}=torch")
-        if wanted == "torch":
+        if requested == "torch":
             return Backend("torch", f"{self.variable}=torch")
         if device.type != "cuda":
             return Backend("torch", "the tensors are not on a GPU")
@@ -86,11 +86,11 @@ class Operator:
         problems: list[str] = []
         remedies: list[str] = []
         for kernels in self._kernels:
-            if wanted not in ("auto", kernels.name):
+            if requested not in ("auto", kernels.name):
                 continue
             problem, remedy = self._problem(kernels, packed, width, values or width)
             fit = kernels.tokens
-            if wanted == "auto" and problem is None and fit and tokens not in fit:
+            if requested == "auto" and problem is None and fit and tokens not in fit:
                 problem = f"{kernels.name} is for calls of {fit[0]} to {fit[-1]} tokens"
                 remedy = ""
             if problem is None:
@@ -154,11 +154,13 @@ class Operator:
         return {kernels.name: kernels for kernels in self._kernels}[name]
 
     def _requested(self) -> str:
-        wanted = os.environ.get(self.variable, "auto")
-        known = ["auto", *(kernels.name for kernels in self._kernels), "torch"]
-        if wanted not in known:
-            raise ValueError(f"{self.variable} is {wanted!r}; set it to one of {', '.join(known)}")
-        return wanted
+        requested = os.environ.get(self.variable, "auto")
+        allowed = ["auto", *(kernels.name for kernels in self._kernels), "torch"]
+        if requested not in allowed:
+            raise ValueError(
+                f"{self.variable} is {requested!r}; set it to one of {', '.join(allowed)}"
+            )
+        return requested
 
     def _problem(
         self, kernels: Kernels, packed: bool, width: int, values: int

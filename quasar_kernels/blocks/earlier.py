@@ -43,12 +43,12 @@ class Earlier:
 
     def by(self, distance: int) -> Tensor:
         """Return `[B, T, C]`: the token `distance` before each."""
-        found = []
+        parts = []
         for start, tokens in self._parts:
             T = tokens.shape[1]
             near = start[:, self._reach - distance :][:, :T]
-            found.append(torch.cat([near, tokens[:, : max(0, T - distance)]], dim=1))
-        return found[0] if len(found) == 1 else torch.cat([self._empty[0], *found], dim=1)
+            parts.append(torch.cat([near, tokens[:, : max(0, T - distance)]], dim=1))
+        return parts[0] if len(parts) == 1 else torch.cat([self._empty[0], *parts], dim=1)
 
     def convolved(self, taps: Tensor, bias: Tensor | None) -> Tensor:
         """Return silu of the causal depthwise convolution by taps `[C, reach + 1]`, `[B, T, C]`."""
@@ -57,13 +57,13 @@ class Earlier:
             B, T, C = x.shape
             place = positions(B, T, self._bounds, x.device)
             return causal_conv_silu(x.reshape(B * T, C), taps, bias, place).view(B, T, C)
-        found = []
+        parts = []
         for start, tokens in self._parts:
             whole = torch.cat([start, tokens], dim=1)
             B, T, C = whole.shape
             y = causal_conv_silu(whole.view(B * T, C), taps, bias, None if B == 1 else T)
-            found.append(y.view(B, T, C)[:, self._reach :])
-        return torch.cat([self._empty[0], *found], dim=1)
+            parts.append(y.view(B, T, C)[:, self._reach :])
+        return torch.cat([self._empty[0], *parts], dim=1)
 
     def last(self) -> Tensor:
         """Return `[N, reach, C]`: what comes before each sequence's next token."""

@@ -62,20 +62,20 @@ class HybridBlock(nn.Module):
         if isinstance(mixers, str):
             mixers = mixers.split("+")
         if not mixers or set(mixers) - set(MIXERS) or len(set(mixers)) < len(mixers):
-            known = ", ".join(MIXERS)
-            raise ValueError(f"mixers must be some of {known}, each once; got {mixers!r}")
+            allowed = ", ".join(MIXERS)
+            raise ValueError(f"mixers must be some of {allowed}, each once; got {mixers!r}")
         if fusion not in FUSIONS:
             raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}; got {fusion!r}")
         inner = 4 * width if inner is None else inner
         expect_sizes(width=width, heads=heads, inner=inner)
         self.checkpoint_above = checkpoint_above
-        made = {
+        builders = {
             "rwkv6": lambda: RWKV6TimeMixing(width, heads, layer, layers),
             "mamba2": lambda: Mamba2(width, heads, state),
             "quasar": lambda: QuasarMixer(width, heads),
         }
         self.norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.mixers = nn.ModuleDict({name: made[name]() for name in mixers})
+        self.mixers = nn.ModuleDict({name: builders[name]() for name in mixers})
         for name, mixer in self.mixers.items():
             mixer.get_parameter(_OUTPUTS[name]).data *= OUTPUT_SCALES[name]
         self.fusion = FUSIONS[fusion](len(mixers), width, heads)
@@ -159,20 +159,20 @@ def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[T
     if len(branches) < 2 or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return [branch() for branch in branches]
     here = torch.cuda.current_stream(x.device)
-    found = []
+    results = []
     for n, branch in enumerate(branches):
         if n == 0:
-            found.append(branch())
+            results.append(branch())
             continue
         stream = _stream(x.device, n)
         stream.wait_stream(here)
         x.record_stream(stream)
         with torch.cuda.stream(stream):
-            found.append(branch())
-        found[-1].record_stream(here)
+            results.append(branch())
+        results[-1].record_stream(here)
     for n in range(1, len(branches)):
         here.wait_stream(_stream(x.device, n))
-    return found
+    return results
 
 
 @cache

@@ -132,8 +132,8 @@ def _by_mamba(
 def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
     from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
 
-    found: tuple[Tensor, Tensor] = ssd_triton(*arguments)
-    return found
+    results: tuple[Tensor, Tensor] = ssd_triton(*arguments)
+    return results
 
 
 def _by_fla(

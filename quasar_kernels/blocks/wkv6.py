@@ -74,15 +74,15 @@ def wkv6(
 def _by_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
     from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 
-    found: tuple[Tensor, Tensor] = wkv6_cuda(*arguments)
-    return found
+    results: tuple[Tensor, Tensor] = wkv6_cuda(*arguments)
+    return results
 
 
 def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
     from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
 
-    found: tuple[Tensor, Tensor] = wkv6_triton(*arguments)
-    return found
+    results: tuple[Tensor, Tensor] = wkv6_triton(*arguments)
+    return results
 
 
 def _by_fla(

@@ -45,12 +45,12 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
     It stays where there is a cp_context, or decays a channel, or a step size a channel; and on a
     GPU with heads that are too wide for these kernels, which the torch path would compute.
     """
-    given = dict(zip(_parameters(name), args, strict=False)) | kwargs
-    q, v, beta = (given.get(x) for x in ("q", "v", "beta"))
+    arguments = dict(zip(_parameters(name), args, strict=False)) | kwargs
+    q, v, beta = (arguments.get(x) for x in ("q", "v", "beta"))
     if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor)):
         return None  # ours refuse them by name
     for option in ("cp_context", "gk", "gv"):
-        if given.get(option) is not None:
+        if arguments.get(option) is not None:
             return f"{option} is given"
     if isinstance(beta, torch.Tensor) and beta.ndim != 3:
         return "beta has more than one value a token and head"
@@ -88,9 +88,9 @@ class QuasarBackend(BaseBackend):
         self, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute it here."""
-        found: tuple[torch.Tensor, torch.Tensor | None]
-        found = delta_rule.chunk_gated_delta_rule(*args, **kwargs)
-        return found
+        results: tuple[torch.Tensor, torch.Tensor | None]
+        results = delta_rule.chunk_gated_delta_rule(*args, **kwargs)
+        return results
 
 
 def register() -> None:

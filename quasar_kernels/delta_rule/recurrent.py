@@ -167,7 +167,7 @@ def _walk(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
         q, k = inputs.normed(q), inputs.normed(k)
-    found: tuple[Tensor, Tensor | None] = run_recurrent(
+    results: tuple[Tensor, Tensor | None] = run_recurrent(
         q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state, g
     )
-    return found if q.numel() else inputs.linked(found, q, k, v, beta, g, initial_state)
+    return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)

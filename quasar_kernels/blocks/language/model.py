@@ -61,11 +61,11 @@ class LanguageModel(nn.Module):
         Returns:
             logits `[B, T, vocabulary]` and the states behind the tokens.
         """
-        x, found = self.embedding(tokens), []
+        x, new_states = self.embedding(tokens), []
         for n, block in enumerate(self.blocks):
             x, state = block(x, None if states is None else states[n], keep=True)
-            found.append(state)
-        return F.linear(self.norm(x), self.embedding.weight), found
+            new_states.append(state)
+        return F.linear(self.norm(x), self.embedding.weight), new_states
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
         """Return what computes each branch, and why; all blocks are alike."""

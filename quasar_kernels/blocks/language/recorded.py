@@ -28,7 +28,7 @@ class RecordedStep:
     def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
         self._step, self._device = step, device
         self._taken = 0
-        self._given: list[Tensor] = []
+        self._inputs: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Tensor | None = None
         self._refused = device.type != "cuda"
@@ -52,18 +52,18 @@ class RecordedStep:
             self._record(inputs)
         if self._graph is None or self._result is None:
             return self._step(*inputs)
-        for held, given in zip(self._given, inputs, strict=True):
-            held.copy_(given)
+        for buffer, new in zip(self._inputs, inputs, strict=True):
+            buffer.copy_(new)
         self._graph.replay()
         return self._result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
         """Record a step without taking it; where something refuses, say so once and go on."""
-        self._given = [x.clone() for x in inputs]
+        self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream):
-                self._result = self._step(*self._given)
+                self._result = self._step(*self._inputs)
             self._graph = graph
         except RuntimeError as error:
             self._refused = True

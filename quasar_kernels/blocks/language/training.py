@@ -74,13 +74,13 @@ class Training:
     ) -> None:
         self.sizes, self.recipe, self.losses = sizes, recipe, list[float]()
         self._text, self._digest, self._path, self._device = text, digest, path, device
-        found = load(path, device) if path.exists() else None
-        if found is None:
+        checkpoint = load(path, device) if path.exists() else None
+        if checkpoint is None:
             torch.manual_seed(recipe.seed)
             self.model = LanguageModel(sizes).to(device)
         else:
-            self._refuse_another(found)
-            self.model, self.losses = model_of(found, device), found.losses
+            self._check_same_training(checkpoint)
+            self.model, self.losses = model_of(checkpoint, device), checkpoint.losses
         on_gpu = device.type == "cuda"
         self._rate = torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate
         self._optimizer = torch.optim.AdamW(
@@ -90,13 +90,13 @@ class Training:
             fused=on_gpu,
             capturable=on_gpu,
         )
-        if found is not None:
-            self._optimizer.load_state_dict(found.optimizer)
+        if checkpoint is not None:
+            self._optimizer.load_state_dict(checkpoint.optimizer)
         self._step = RecordedStep(self._taken, device)
 
-    def _refuse_another(self, found: Checkpoint) -> None:
+    def _check_same_training(self, checkpoint: Checkpoint) -> None:
         mine = (("model", self.sizes), ("recipe", self.recipe), ("text", self._digest))
-        its = (found.sizes, found.recipe, found.digest)
+        its = (checkpoint.sizes, checkpoint.recipe, checkpoint.digest)
         other = [name for (name, x), y in zip(mine, its, strict=True) if x != y]
         if other:
             raise CheckpointError(

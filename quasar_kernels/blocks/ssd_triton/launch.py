@@ -76,7 +76,7 @@ def _states(
     """
     if not plan.several:
         return None
-    found, tiles = between_segments(plan, x.device), plan.tiles
+    segment_sums, tiles = between_segments(plan, x.device), plan.tiles
     _sum(
         plan.grid,
         (
@@ -85,7 +85,7 @@ def _states(
             inputs.dt,
             inputs.A,
             plan.segments.table,
-            *found,
+            *segment_sums,
             x.stride(1),
             y.stride(1),
             *plan.sizes,
@@ -94,7 +94,7 @@ def _states(
         num_warps=tiles.sum.warps,
         num_stages=tiles.sum.stages,
     )
-    return scan(plan, found, entering, reverse)
+    return scan(plan, segment_sums, entering, reverse)
 
 
 class Forward(NamedTuple):
@@ -163,8 +163,8 @@ def backward(
 
     of_steps = d_dt[0] if parts == 1 else d_dt.sum(0)
     of_skip = None if dd is None else dd.sum((0, 1))
-    found = Inputs(dx, of_steps, da.sum((0, 1)), of_groups(db), of_groups(dc), of_skip)
-    return found, d_initial
+    gradients = Inputs(dx, of_steps, da.sum((0, 1)), of_groups(db), of_groups(dc), of_skip)
+    return gradients, d_initial
 
 
 def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
@@ -194,10 +194,10 @@ class SSDFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Run the forward pass and keep the state before each chunk."""
         ctx.set_materialize_grads(False)
-        found = forward(plan, Inputs(*inputs), initial_state, keep=True)
+        results = forward(plan, Inputs(*inputs), initial_state, keep=True)
         ctx.plan, ctx.initial = plan, initial_state is not None
-        ctx.save_for_backward(*inputs, found.checkpoints)
-        return found.y, found.final_state
+        ctx.save_for_backward(*inputs, results.checkpoints)
+        return results.y, results.final_state
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -208,10 +208,10 @@ class SSDFunction(torch.autograd.Function):
         with torch.cuda.device(inputs.x.device):
             dy = torch.zeros_like(inputs.x) if dy is None else dy
             last = None if d_final is None else d_final.float().contiguous()
-            found, d_initial = backward(
+            gradients, d_initial = backward(
                 ctx.plan, inputs, checkpoints, dy.contiguous(), last, ctx.initial
             )
-        return (None, d_initial, *found)
+        return (None, d_initial, *gradients)
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ def _ssd(
         return step(inputs, state, tiles)
     plan = plan_call(shape, x.device, cu_seqlens, segments, tiles)
     if not recorded:
-        found = forward(plan, inputs, state, keep=False)
-        return found.y, found.final_state
+        run = forward(plan, inputs, state, keep=False)
+        return run.y, run.final_state
     results: tuple[Tensor, Tensor] = SSDFunction.apply(plan, state, *inputs)
     return results

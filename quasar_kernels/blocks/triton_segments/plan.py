@@ -134,8 +134,8 @@ def plan_call(
         count = math.ceil(T / length)
         return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
     bounds = cu_seqlens.tolist()
-    found = packed_table(bounds, length, device)
-    cut = Segments(found.table.shape[0], len(bounds) - 1, 0, 0, *found)
+    segment_sums = packed_table(bounds, length, device)
+    cut = Segments(segment_sums.table.shape[0], len(bounds) - 1, 0, 0, *segment_sums)
     return Plan(shape, tiles, cut)
 
 
@@ -169,15 +169,15 @@ def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
     return torch.empty((plan.chunks, H, V, K), dtype=kind, device=values.device)
 
 
-def scan(plan: Plan, found: Between, entering: Tensor | None, reverse: bool) -> Tensor:
+def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bool) -> Tensor:
     """Turn what segments add into the states behind them, in place; with `reverse`, before them."""
     _, _, H, K, V = plan.shape
     cut = plan.segments
     _scan(
         (cut.sequences * H, V, 1),
-        (*found, entering, cut.first, cut.per_sequence),
+        (*segment_sums, entering, cut.first, cut.per_sequence),
         (H, K, V, plan.tiles.keys, STEPS, reverse, plan.packed),
         num_warps=1,
         num_stages=1,
     )
-    return found.sums
+    return segment_sums.sums

@@ -49,7 +49,7 @@ class Arguments(ctypes.Structure):
 class _Program(CudaProgram):  # type: ignore[misc] # mypy knows it not by that name
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
         """Use the variant no more; the operator, which turns to other kernels, says why."""
-        self._found[variant] = error
+        self._entries[variant] = error
 
 
 PROGRAM = _Program(
@@ -99,10 +99,10 @@ def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _launch(
-    program: LoadedProgram, name: str, x: Inputs, columns: int, bounds: Tensor | None, *given: Any
+    program: LoadedProgram, name: str, x: Inputs, columns: int, bounds: Tensor | None, *tensors: Any
 ) -> None:
     B, T, H, V = x.v.shape
-    dout, initial, d_final, o, dv, *rest = given
+    dout, initial, d_final, o, dv, *rest = tensors
     places = addresses(x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds)
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
     parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
@@ -212,8 +212,8 @@ class WKV6Function(torch.autograd.Function):
         with torch.cuda.device(x.v.device):
             do = torch.zeros_like(x.v) if do is None else prepared(do, x.v.dtype)
             last = None if d_final is None else prepared(d_final, torch.float32)
-            found, d_initial = backward(ctx.program, x, kept, do, last, bounds, ctx.initial)
-        return (None, None, d_initial, *found)
+            gradients, d_initial = backward(ctx.program, x, kept, do, last, bounds, ctx.initial)
+        return (None, None, d_initial, *gradients)
 
 
 @torch.compiler.disable
@@ -247,8 +247,8 @@ def wkv6_cuda(
     if problem is not None:
         raise ValueError(f"WKV6's CUDA kernels do not take this call: {problem}")
     dtype, single = v.dtype, torch.float32
-    taken = (prepared(x, dtype) for x in (r, k, v))
-    inputs = Inputs(*taken, *(prepared(x, single) for x in (w, u)))
+    operands = (prepared(x, dtype) for x in (r, k, v))
+    inputs = Inputs(*operands, *(prepared(x, single) for x in (w, u)))
     state = None if initial_state is None else prepared(initial_state, single)
     bounds = None
     if cu_seqlens is not None:

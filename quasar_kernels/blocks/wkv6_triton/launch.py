@@ -59,15 +59,15 @@ def _states(
     """
     if not plan.several:
         return None
-    found, tiles = between_segments(plan, x.device), plan.tiles
+    segment_sums, tiles = between_segments(plan, x.device), plan.tiles
     _sum(
         plan.grid,
-        (x, y, w, plan.segments.table, *found, *plan.sizes),
+        (x, y, w, plan.segments.table, *segment_sums, *plan.sizes),
         (*plan.constants, tiles.precision, reverse, plan.packed),
         num_warps=tiles.sum.warps,
         num_stages=tiles.sum.stages,
     )
-    return scan(plan, found, entering, reverse)
+    return scan(plan, segment_sums, entering, reverse)
 
 
 class Forward(NamedTuple):
@@ -166,10 +166,10 @@ class WKV6Function(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Run the forward pass and keep the state before each chunk."""
         ctx.set_materialize_grads(False)
-        found = forward(plan, Inputs(*inputs), initial_state, keep=True)
+        results = forward(plan, Inputs(*inputs), initial_state, keep=True)
         ctx.plan, ctx.initial = plan, initial_state is not None
-        ctx.save_for_backward(*inputs, found.checkpoints)
-        return found.o, found.final_state
+        ctx.save_for_backward(*inputs, results.checkpoints)
+        return results.o, results.final_state
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -180,8 +180,8 @@ class WKV6Function(torch.autograd.Function):
         with torch.cuda.device(x.v.device):
             do = torch.zeros_like(x.v) if do is None else do.contiguous()
             last = None if d_final is None else d_final.float().contiguous()
-            found, d_initial = backward(ctx.plan, x, checkpoints, do, last, ctx.initial)
-        return (None, d_initial, *found)
+            gradients, d_initial = backward(ctx.plan, x, checkpoints, do, last, ctx.initial)
+        return (None, d_initial, *gradients)
 
 
 @torch.compiler.disable
@@ -224,7 +224,7 @@ def wkv6_triton(
         return step(inputs, state, tiles)
     plan = plan_call(shape, v.device, cu_seqlens, segments, tiles)
     if not recorded:
-        found = forward(plan, inputs, state, keep=False)
-        return found.o, found.final_state
+        run = forward(plan, inputs, state, keep=False)
+        return run.o, run.final_state
     results: tuple[Tensor, Tensor] = WKV6Function.apply(plan, state, *inputs)
     return results

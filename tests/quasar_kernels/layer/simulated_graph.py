@@ -22,7 +22,7 @@ class Graph(replay._Graph):
 
     def __init__(self, compute, inputs, tensors, copied, moves) -> None:
         self.thread, self.replays = threading.current_thread(), 0
-        self.places = None if moves else replay._places(inputs)
+        self.addresses = None if moves else replay._addresses_of(inputs)
         if moves:
             inputs = [torch.empty_like(x, dtype=copied(x)) for x in inputs]
         self.copies = inputs if moves else ()

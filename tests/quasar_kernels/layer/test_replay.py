@@ -179,14 +179,14 @@ def test_a_failed_capture_is_said_once_and_gives_the_random_numbers_back(monkeyp
 
 def test_the_latest_kinds_are_kept():
     owner, launched = Owner(), []
-    for size in range(1, 3 * replay.KEPT):
+    for size in range(1, 3 * replay.MAX_GRAPHS):
         call(owner, launched, size)
-    assert len(replay._owners[owner]) == replay.KEPT
+    assert len(replay._owners[owner]) == replay.MAX_GRAPHS
 
 
 def test_what_a_graph_holds_lies_where_it_was_made_and_keeps_no_memory():
     x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
-    same = replay._unowned(x)
+    same = replay._without_ownership(x)
     assert (same.data_ptr(), same.dtype, same.stride()) == (x.data_ptr(), x.dtype, x.stride())
     assert torch.equal(same, x)
     assert same.untyped_storage()._cdata != x.untyped_storage()._cdata  # another owner

@@ -18,7 +18,7 @@ from fla.ops.quasar.cuda.scan import forward as cuda_scan
 def gpu_call(monkeypatch):
     """q, k and v that look like a call on a GPU, and no memory of earlier failures."""
     for program in (cuda_scan.PROGRAM, cuda_scan_bwd.PROGRAM):
-        monkeypatch.setattr(program, "_found", {})
+        monkeypatch.setattr(program, "_entries", {})
     monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv(switches.BACKEND, raising=False)

@@ -135,7 +135,7 @@ def test_a_graph_is_of_one_device(monkeypatch):
     x, weight = torch.rand(1, 5, 32), torch.rand(32, 32)
     with torch.no_grad():
         kinds = [
-            replay._kind([x.as_subclass(kind)], [weight.as_subclass(kind)], torch.bfloat16, ())
+            replay._graph_key([x.as_subclass(kind)], [weight.as_subclass(kind)], torch.bfloat16, ())
             for kind in (OnGpu, OnFirstGpu, OnGpu)
         ]
     assert kinds[0] == kinds[2]

@@ -300,7 +300,7 @@ class QuasarAttention(nn.Module):
             if self.use_short_conv:
                 convs = [parts[name]._parameters for name in _CONVS]
                 taps, shifts = [p["weight"] for p in convs], [p["bias"] for p in convs]
-            found = Weights(
+            weights = Weights(
                 q,
                 parts["k_proj"]._parameters["weight"],
                 parts["v_proj"]._parameters["weight"],
@@ -314,13 +314,13 @@ class QuasarAttention(nn.Module):
                 parts["o_proj"]._parameters["weight"],
             )
         except KeyError:  # what parametrizes a module makes its weight an attribute like others
-            found = self._weights_by_attribute()
-        if type(found.q) is not nn.Parameter and hasattr(found.q, "placements"):
+            weights = self._weights_by_attribute()
+        if type(weights.q) is not nn.Parameter and hasattr(weights.q, "placements"):
             raise TypeError(  # kernels read plain memory
                 "q_proj.weight is a DTensor while the layer runs: give fully_shard the layer or "
                 "the block around it, not its projections, and do not parallelize them by tensor"
             )
-        return found
+        return weights
 
     def _weights_by_attribute(self) -> Weights:
         narrow, wide = self.g_proj

@@ -133,7 +133,7 @@ def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch
         raise CudaUnavailableError("no such luck", "try again")
 
     monkeypatch.setattr(PROGRAM, "compile", fail)
-    monkeypatch.setattr(PROGRAM, "_found", {})
+    monkeypatch.setattr(PROGRAM, "_entries", {})
     x = torch.randn(1, FEWEST_TOKENS, 512, device="cuda")
     with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
         first, second = forward(layer, x), forward(layer, x)

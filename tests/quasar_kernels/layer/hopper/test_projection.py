@@ -72,7 +72,7 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
 
     monkeypatch.setattr(attend, "_takes", lambda *_: True)
     monkeypatch.setattr(attend, "hopper_program", lambda *_: found)
-    monkeypatch.setattr(PROGRAM, "_found", {})
+    monkeypatch.setattr(PROGRAM, "_entries", {})
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
     found = LoadedProgram(variant, kernels, 132, True)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)

@@ -54,10 +54,10 @@ def _choose(
         return Choice(name, f"{switches.BACKEND}={name}")
     reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
     if reason is None:
-        found = cuda_scan.PROGRAM.find(cuda_scan.variant_of(v, options))
-        if isinstance(found, LoadedProgram):
-            return Choice("cuda", "the CUDA kernels take this call", program=found)
-        reason, remedy = found.problem, found.remedy
+        program = cuda_scan.PROGRAM.find(cuda_scan.variant_of(v, options))
+        if isinstance(program, LoadedProgram):
+            return Choice("cuda", "the CUDA kernels take this call", program=program)
+        reason, remedy = program.problem, program.remedy
     if name == "cuda":
         remedy = f"{remedy}, or " if remedy else ""
         raise CudaUnavailableError(

@@ -60,7 +60,7 @@ def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _shared(plan: Plan, q: torch.Tensor) -> dict:
+def _shared_constants(plan: Plan, q: torch.Tensor) -> dict:
     # constexprs of every kernel that walks chunks
     return {
         "H": q.shape[2],
@@ -72,7 +72,7 @@ def _shared(plan: Plan, q: torch.Tensor) -> dict:
     }
 
 
-def _packing(plan: Plan, inverse: torch.Tensor) -> int:
+def _rows_of_b(plan: Plan, inverse: torch.Tensor) -> int:
     # rows of B in a row of 64 elements, for the kernels that read B
     return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
 
@@ -92,8 +92,8 @@ def _segment_states(
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
     segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
         k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
-        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
-        PACK=_packing(plan, inverse), BR=tiles.map_rows,
+        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
+        PACK=_rows_of_b(plan, inverse), BR=tiles.map_rows,
         num_warps=tiles.map_warps, num_stages=tiles.map_stages,
     )  # fmt: skip
     _scan(plan, G, states, initial_state, k.dtype, backward=False)
@@ -123,9 +123,9 @@ def _scan(plan: Plan, G, R, initial_state, dtype: torch.dtype, *, backward: bool
     )
 
 
-def _walk(
+def _launch_output(
     plan: Plan, q, k, v, g, inverse, initial_state, states, final_state, o, scale, *,
-    fresh=False, checkpoints=None,
+    v_new=False, checkpoints=None,
 ):  # fmt: skip
     """Run pass 2: fill `final_state` and o, `[B, T, H, S]`; with `fresh` V' is written to o."""
     T, H, S = k.shape[1:]
@@ -133,9 +133,9 @@ def _walk(
     segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
         q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
         T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared(plan, k),
-        PACK=_packing(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
-        HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
+        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
+        PACK=_rows_of_b(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
+        HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=v_new,
         num_warps=tiles.output_warps, num_stages=tiles.output_stages,
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def chunk_quasar_fwd(
     # a chunk's B is stored in o's rows, unless several programs write them
     inverse = chunk_intra(plan, k, beta, o if plan.tiles.value_cols >= S else None)
     G, states = _segment_states(plan, k, v, g, inverse, initial_state)
-    _walk(plan, q, k, v, g, inverse, initial_state, states, final, o, scale)
+    _launch_output(plan, q, k, v, g, inverse, initial_state, states, final, o, scale)
     return o, final, G, states
 
 
@@ -188,41 +188,42 @@ def chunk_quasar_bwd(
     warps, reads_step = plan.tiles.grad_warps, beta.ndim == 3
     if reads_step:
         beta = divisible(beta, k.dtype)
-    dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
+    dq, dk, dv, v_new = (torch.empty_like(do) for _ in range(4))
     inverse = chunk_intra(plan, k, beta, dv)
-    shared = _shared(plan, q)
+    shared = _shared_constants(plan, q)
     checkpoints = begins = dg = None
     if g is not None:
         checkpoints, begins, dg = torch.empty_like(do), torch.empty_like(g), torch.empty_like(g)
-    _walk(
-        plan, q, k, v, g, inverse, initial_state, states, None, fresh, scale,
-        fresh=True, checkpoints=checkpoints,
+    _launch_output(
+        plan, q, k, v, g, inverse, initial_state, states, None, v_new, scale,
+        v_new=True, checkpoints=checkpoints,
     )  # fmt: skip
     strides_q, strides_k = q.stride()[:3], k.stride()[:3]
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
-    where = (T, plan.per_sequence, plan.length, scale)
+    segment_sizes = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
 
-    none = (None,) * 4
+    absent = (None,) * 4
 
-    def walk_state_grad(map_only: bool) -> None:
+    def launch_state_grad(map_only: bool) -> None:
         segment_state_grad_kernel[(plan.total * H,)](
-            q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
-            *(none if map_only or g is None else (checkpoints, states, initial_state, begins)),
-            *where, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3], **shared,
-            PACK=_packing(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
+            q, k, g, inverse, v_new, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            *(absent if map_only or g is None else (checkpoints, states, initial_state, begins)),
+            *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3],
+            **shared,
+            PACK=_rows_of_b(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
             HAS_ENTERING=d_states is not None and not map_only,
             STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
         )  # fmt: skip
 
     if G is not None:
-        walk_state_grad(map_only=True)
+        launch_state_grad(map_only=True)
         _scan(plan, G, d_states, None, k.dtype, backward=True)
-    walk_state_grad(map_only=False)
+    launch_state_grad(map_only=False)
     d_beta = torch.empty_like(beta) if reads_step else beta.new_empty(plan.total, H)
     segment_input_grad_kernel[(plan.total * H,)](
-        q, k, beta, g, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
-        *where, *strides_q, *strides_k, *do.stride()[:3], **shared, READ_STEP=reads_step,
+        q, k, beta, g, v_new, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
+        *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], **shared, READ_STEP=reads_step,
         HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -233,7 +234,7 @@ def chunk_quasar_bwd(
             dg,
             begins,
             plan.table,
-            *where[:3],
+            *segment_sizes[:3],
             H=H,
             KEEP=keep,
             IS_VARLEN=plan.table is not None,
@@ -286,15 +287,17 @@ def recorded_forward(
     beta = beta.float().contiguous()
     initial = None if initial_state is None else initial_state.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
-    found = cuda_forward(backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g)
-    if found is None:
+    results = cuda_forward(
+        backend, q, k, v, beta, initial, output_final_state, scale, cu_seqlens, g
+    )
+    if results is None:
         plan = plan_segments(v, cu_seqlens, launch=_forward_with)
         qkv = _for_each_head(q, k, v)
-        found = (
+        results = (
             *chunk_quasar_fwd(*qkv, beta, initial, output_final_state, scale, g, plan=plan),
             plan,
         )
-    o, final, G, states, cut = found
+    o, final, G, states, cut = results
     return Recorded(o, final, (q, k, v, beta, initial, G, states, g), cut)
 
 
@@ -321,13 +324,13 @@ def recorded_backward(
         d_final = d_final.float().contiguous()
     others = (beta, initial_state, G, states, do, d_final, scale)
     with torch.cuda.device(q.device):
-        found = None
+        results = None
         if isinstance(cut, Segments):
-            found = cuda_backward(backend, q, k, v, *others, cut, g)
-        if found is None:
+            results = cuda_backward(backend, q, k, v, *others, cut, g)
+        if results is None:
             plan = plan_of(v, cut) if isinstance(cut, Segments) else cut
-            found = chunk_quasar_bwd(*_for_each_head(q, k, v), *others, g, plan=plan)
-        dq, dk, *grads = found
+            results = chunk_quasar_bwd(*_for_each_head(q, k, v), *others, g, plan=plan)
+        dq, dk, *grads = results
         if q.shape[2] != v.shape[2]:
             dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in (dq, dk))
         return dq, dk, *grads

@@ -292,13 +292,13 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
             )
             # without tokens a result may depend on no leaf
-            given = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
-            given = [(x, dx) for x, dx in given if x.requires_grad]
-            if not given:
+            pairs = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
+            pairs = [(x, dx) for x, dx in pairs if x.requires_grad]
+            if not pairs:
                 return (None,) * len(ctx.needs_input_grad)
-            outputs, grads = zip(*given, strict=True)
-            found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
-        per_input = (next(found) if x is not None and x.requires_grad else None for x in leaves)
+            outputs, grads = zip(*pairs, strict=True)
+            gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+        per_input = (next(gradients) if x is not None and x.requires_grad else None for x in leaves)
         return *per_input, None, None, None
 
 

@@ -39,11 +39,11 @@ def requested_backend() -> Backend:
     Raises:
         ValueError: it is none of `BACKENDS`.
     """
-    wanted = _read(BACKEND, "auto")
+    value = _read(BACKEND, "auto")
     for name in BACKENDS:
-        if name == wanted:
+        if name == value:
             return name
-    raise ValueError(f"{BACKEND} is {wanted!r}; set it to one of {', '.join(BACKENDS)}")
+    raise ValueError(f"{BACKEND} is {value!r}; set it to one of {', '.join(BACKENDS)}")
 
 
 def graphs() -> bool:

@@ -104,10 +104,10 @@ def _kernel(driver: ctypes.CDLL, module: ctypes.c_void_p, name: str, device: int
     function, address, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
     _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     table = name.removesuffix("_bf16").removesuffix("_fp16") + "_launch"
-    found = driver.cuModuleGetGlobal_v2(
+    status = driver.cuModuleGetGlobal_v2(
         ctypes.byref(address), ctypes.byref(size), module, table.encode()
     )
-    _checked(found, table)
+    _checked(status, table)
     launch = (ctypes.c_int * 3)()
     _checked(driver.cuMemcpyDtoH_v2(launch, address, ctypes.c_size_t(12)), table)
     threads, shared, arguments = launch
@@ -158,12 +158,12 @@ def tensor_map(
     ]
     rank = len(sizes)
     storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
-    place = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
+    aligned = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
     # the stride of a dimension of size 1 is never used and may be any valid value
     outer = zip(sizes[1:], strides, strict=True)
     steps = [2 * stride if size > 1 else 16 for size, stride in outer]
     status = encode(
-        place,
+        aligned,
         _UINT16,
         rank,
         address,
@@ -177,7 +177,7 @@ def tensor_map(
         0,
     )
     _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
-    return ctypes.string_at(place, TENSOR_MAP)
+    return ctypes.string_at(aligned, TENSOR_MAP)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

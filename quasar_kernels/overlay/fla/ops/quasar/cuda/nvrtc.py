@@ -50,8 +50,10 @@ class CudaUnavailableError(RuntimeError):
 def remedy_for(text: str) -> str:
     """Return the remedy for a failure of NVRTC or the driver, from its message."""
     low = text.lower()
-    known = (remedy for sign, remedy in _REMEDIES if sign in low)
-    return next(known, "set QUASAR_BACKEND=triton to stop trying, or report the text before this")
+    remedies = (remedy for sign, remedy in _REMEDIES if sign in low)
+    return next(
+        remedies, "set QUASAR_BACKEND=triton to stop trying, or report the text before this"
+    )
 
 
 def _library_paths() -> Iterator[str]:
@@ -114,12 +116,12 @@ def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     Machine code where the toolkit knows the GPU; else PTX for the newest it knows, which the driver
     translates. `capability` is (major, minor), `supported` holds numbers such as 90.
     """
-    wanted = 10 * capability[0] + capability[1]
-    if wanted in supported:
-        return "sm_90a" if capability == HOPPER else f"sm_{wanted}"
-    older = [arch for arch in supported if arch < wanted]
+    requested = 10 * capability[0] + capability[1]
+    if requested in supported:
+        return "sm_90a" if capability == HOPPER else f"sm_{requested}"
+    older = [arch for arch in supported if arch < requested]
     if not older:
-        raise CudaUnavailableError(f"this NVRTC does not compile --gpu-architecture=sm_{wanted}")
+        raise CudaUnavailableError(f"this NVRTC does not compile --gpu-architecture=sm_{requested}")
     return f"compute_{max(older)}"
 
 

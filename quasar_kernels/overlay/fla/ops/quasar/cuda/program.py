@@ -59,7 +59,7 @@ class CudaProgram:
         self.name, self._sources, self._arguments = name, sources, arguments
         self._warning = warning
         self._lock = threading.Lock()
-        self._found: dict[Variant, LoadedProgram | CudaUnavailableError] = {}
+        self._entries: dict[Variant, LoadedProgram | CudaUnavailableError] = {}
 
     def compile(
         self, capability: tuple[int, int], dtype: str, options: Sequence[str] = ()
@@ -82,20 +82,20 @@ class CudaProgram:
 
     def find(self, variant: Variant) -> LoadedProgram | CudaUnavailableError:
         """Return the program, compiled and loaded at first use, or the error that prevents it."""
-        found = self._found.get(variant)
-        if found is None:
+        entry = self._entries.get(variant)
+        if entry is None:
             if torch.cuda.is_current_stream_capturing():  # loading would break the capture
                 return CudaUnavailableError(
                     "a CUDA graph is captured before the kernels were loaded", "call once before"
                 )
             with self._lock:
-                if variant not in self._found:
+                if variant not in self._entries:
                     try:
-                        self._found[variant] = self._load(variant)
+                        self._entries[variant] = self._load(variant)
                     except CudaUnavailableError as error:
                         self.give_up(variant, error)
-            found = self._found[variant]
-        return found
+            entry = self._entries[variant]
+        return entry
 
     def load(self, variant: Variant) -> LoadedProgram:
         """Return the loaded program, as `find` does.
@@ -103,16 +103,16 @@ class CudaProgram:
         Raises:
             CudaUnavailableError: the program cannot be built, loaded or used any more.
         """
-        found = self.find(variant)
-        if isinstance(found, CudaUnavailableError):
-            raise CudaUnavailableError(found.problem, found.remedy)
-        return found
+        entry = self.find(variant)
+        if isinstance(entry, CudaUnavailableError):
+            raise CudaUnavailableError(entry.problem, entry.remedy)
+        return entry
 
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
         """Disable a variant after a failure; the first failure of all is logged."""
-        if not any(isinstance(found, CudaUnavailableError) for found in self._found.values()):
+        if not any(isinstance(entry, CudaUnavailableError) for entry in self._entries.values()):
             _log.warning(self._warning, error)
-        self._found[variant] = CudaUnavailableError(error.problem, error.remedy)
+        self._entries[variant] = CudaUnavailableError(error.problem, error.remedy)
 
     def attempt(
         self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fla.ops.quasar.chunk import MAX_HEAD_DIM, recorded_forward
 from fla.ops.quasar.layer.hopper.attend import (
     LayerResults,
-    Unfinished,
+    OutputInputs,
     attend_fused,
     begin_fused,
     finish_fused,
@@ -75,11 +75,11 @@ def layer_forward(
             computes them once more, since the operator's results take their memory.
     """
     if call.cu_seqlens is None:
-        found = attend_fused(
+        results = attend_fused(
             x, weights, call.dtype, call.eps, call.backend, keep=keep, output=output
         )
-        if found is not None:
-            return found
+        if results is not None:
+            return results
     with torch.autocast(x.device.type, enabled=False):
         return _forward_by_library(call, x, weights, keep, output)
 
@@ -92,17 +92,17 @@ def begin(
     Returns:
         The output and an empty tuple, or an empty list and the arguments of `finish`.
     """
-    begun = None
+    partial = None
     if call.cu_seqlens is None and x.shape[1] >= APART:
-        begun = begin_fused(x, weights, call.dtype, call.backend)
-    return ([], begun[0]) if begun else ([layer_forward(call, x, weights).y], ())
+        partial = begin_fused(x, weights, call.dtype, call.backend)
+    return ([], partial[0]) if partial else ([layer_forward(call, x, weights).y], ())
 
 
 def finish(
-    call: Call, x: torch.Tensor, weights: Weights, unfinished: tuple[torch.Tensor, ...]
+    call: Call, x: torch.Tensor, weights: Weights, output_inputs: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
     """Return the layer's output from the second result of `begin` for the same call."""
-    y = finish_fused(Unfinished(*unfinished), call.eps, call.backend)
+    y = finish_fused(OutputInputs(*output_inputs), call.eps, call.backend)
     return layer_forward(call, x, weights).y if y is None else y
 
 

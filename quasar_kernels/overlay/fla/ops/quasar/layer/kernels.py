@@ -221,8 +221,8 @@ def _conv_silu_backward(x, weight, bias, position, dy):
     if _takes_convolution(x, weight):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
-        found = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
-        return dx, found[0], None if bias is None else found[1]
+        gradients = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
+        return dx, gradients[0], None if bias is None else gradients[1]
     if isinstance(position, int):
         position = torch.arange(x.shape[0], device=x.device) % position
     halo = weight.shape[1] - 1
@@ -238,9 +238,9 @@ def _conv_silu_backward(x, weight, bias, position, dy):
         place = None if position is None else position[first:stop]
         with torch.enable_grad():
             y = conv_silu_torch(rows, taps, shift, place)[start - first :]
-        found = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
-        dx[first:stop] += found[0]
-        for total, part in zip(totals, found[1:], strict=True):
+        gradients = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
+        dx[first:stop] += gradients[0]
+        for total, part in zip(totals, gradients[1:], strict=True):
             total += part
     return dx, totals[0], None if bias is None else totals[1]
 
@@ -319,8 +319,10 @@ class RecomputeFunction(torch.autograd.Function):
         ]
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         with torch.enable_grad(), torch.autocast(dy.device.type, enabled=False):
-            found = iter(torch.autograd.grad(ctx.function(*leaves), wanted, dy))
-        return None, *(next(found) if x is not None and x.requires_grad else None for x in leaves)
+            gradients = iter(torch.autograd.grad(ctx.function(*leaves), wanted, dy))
+        return None, *(
+            next(gradients) if x is not None and x.requires_grad else None for x in leaves
+        )
 
 
 @on_its_device

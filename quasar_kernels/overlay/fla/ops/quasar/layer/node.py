@@ -125,7 +125,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
             ("backward", call, cut, needed, x.dtype),
             most=most,
             finish=of_x if needed[0] else None,
-            copied=lambda given: call.copied_as(given, Weights(*tensors[:count])),
+            copied=lambda tensor: call.copied_as(tensor, Weights(*tensors[:count])),
         )
     return None, None, None, dx, *d_weights
 
@@ -169,7 +169,7 @@ def _gradients(
     _, rows, products, narrow, operator = found
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
-    do, d_gate, behind = _behind_the_operator(
+    do, d_gate, output_stage = _output_stage_gradients(
         call,
         operator.o.view(R, H, S),
         narrow,
@@ -199,7 +199,7 @@ def _gradients(
     d_projections = [None] * 4
     if any(needed[1:5]):
         d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
-    d_wide, d_bias, d_norm, d_out = behind
+    d_wide, d_bias, d_norm, d_out = output_stage
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     found = [
         *d_projections,
@@ -212,11 +212,11 @@ def _gradients(
         d_out,
     ]
     kinds = zip(found, weights, needed[1:], strict=True)
-    d_weights = [d.to(w.dtype) if w is not None and wanted else None for d, w, wanted in kinds]
+    d_weights = [d.to(w.dtype) if w is not None and required else None for d, w, required in kinds]
     return d_weights, (d_products, projections)
 
 
-def _behind_the_operator(
+def _output_stage_gradients(
     call: Call,
     o: torch.Tensor,
     narrow: torch.Tensor,

@@ -21,7 +21,7 @@ from fla.ops.quasar import switches
 
 MOST_ELEMENTS = 1 << 23
 """Largest input that is replayed (16,384 tokens of 512 channels); more keeps the GPU busy."""
-KEPT = 8
+MAX_GRAPHS = 8
 """Most graphs of an owner (LRU); each holds dozens of kernels."""
 
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
@@ -32,7 +32,7 @@ _log = logging.getLogger("fla.ops.quasar")
 _lock = threading.Lock()
 _owners: weakref.WeakKeyDictionary[Any, OrderedDict[Key, Any]] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakValueDictionary[tuple[int, int], _Pool] = weakref.WeakValueDictionary()
-_LAUNCHED = "cannot be captured"
+_NOT_CAPTURABLE = "cannot be captured"
 _this_thread = threading.local()
 
 Key = tuple[Any, ...]
@@ -53,15 +53,15 @@ class _Pool:
         self.stream = torch.cuda.Stream()
 
 
-def _places(inputs: Inputs) -> Key:
+def _addresses_of(inputs: Inputs) -> Key:
     return *map(_address, inputs), *map(_dtype, inputs), *map(_stride, inputs)
 
 
-class _Seen(NamedTuple):
+class _Launched(NamedTuple):
     """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
     thread: object
-    places: Key | None  # None if they have moved before
+    addresses: Key | None  # None if they have moved before
 
 
 class _Graph:
@@ -78,7 +78,7 @@ class _Graph:
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
-        self.places = None if moves else _places(inputs)
+        self.addresses = None if moves else _addresses_of(inputs)
         self.graph = torch.cuda.CUDAGraph()
         self.pool.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.pool.stream):
@@ -91,19 +91,19 @@ class _Graph:
                 outputs, rest = compute(*inputs, *tensors)
             finally:
                 self.graph.capture_end()
-        self.copies = [_unowned(x) for x in inputs] if moves else ()
-        self.outputs = [None if x is None else _unowned(x) for x in outputs]
-        self.rest = [None if x is None else _unowned(x) for x in rest]
+        self.copies = [_without_ownership(x) for x in inputs] if moves else ()
+        self.outputs = [None if x is None else _without_ownership(x) for x in outputs]
+        self.rest = [None if x is None else _without_ownership(x) for x in rest]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
         if self.copies:
             for copy, x in zip(self.copies, inputs, strict=True):
                 copy.copy_(x)
         self.graph.replay()
-        return _renewed(self.outputs), self.rest
+        return _copied(self.outputs), self.rest
 
 
-def _unowned(x: torch.Tensor) -> torch.Tensor:
+def _without_ownership(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor at the address of `x` that does not own the memory."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     if construct is None:  # private to torch; without it the graph does not share its memory
@@ -115,14 +115,14 @@ def _unowned(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _renewed(outputs: Tensors) -> Tensors:
+def _copied(outputs: Tensors) -> Tensors:
     """Return copies of `outputs`, which the next replay overwrites."""
-    given = [x for x in outputs if x is not None]
-    if len(given) < 2:  # none where every weight is frozen
+    present = [x for x in outputs if x is not None]
+    if len(present) < 2:  # none where every weight is frozen
         return [None if x is None else x.clone() for x in outputs]
-    found = [None if x is None else torch.empty_like(x) for x in outputs]
-    torch._foreach_copy_([x for x in found if x is not None], given)
-    return found
+    copies = [None if x is None else torch.empty_like(x) for x in outputs]
+    torch._foreach_copy_([x for x in copies if x is not None], present)
+    return copies
 
 
 def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool:
@@ -137,7 +137,7 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
     )
 
 
-def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
+def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return the key of this call's graph, or None if it cannot be a graph.
 
     The key holds all that a graph depends on besides values and the inputs' addresses (`_places`).
@@ -146,21 +146,21 @@ def _kind(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -
     types = (*map(type, tensors), *map(type, inputs))
     if not _PLAIN.issuperset(types):
         return None
-    given = [x for x in tensors if x is not None]
-    here = (inputs or given)[0].get_device()
-    stream = torch._C._cuda_getCurrentRawStream(here)
-    strides = None if all(map(_is_contiguous, given)) else (*map(_stride, given),)
+    present = [x for x in tensors if x is not None]
+    device = (inputs or present)[0].get_device()
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    strides = None if all(map(_is_contiguous, present)) else (*map(_stride, present),)
     return (
         dtype,
-        here,
+        device,
         stream,
         torch.is_inference_mode_enabled(),
         settings,
         types,
         strides,
         *map(_shape, inputs),
-        *map(_address, given),
-        *map(_dtype, given),
+        *map(_address, present),
+        *map(_dtype, present),
     )
 
 
@@ -199,42 +199,44 @@ def replayed(
         Copies of the outputs, and the result of `finish`, or None.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # there is no call without a tensor
-    kind = None
+    key = None
     if owner is not None and _may_be_replayed(first, dtype, most):
-        kind = _kind(inputs, tensors, dtype, settings)
-    if kind is not None:
+        key = _graph_key(inputs, tensors, dtype, settings)
+    if key is not None:
         with _lock:  # a graph's outputs have one address: no other thread may replay it meanwhile
-            known = _known(owner, kind, compute, inputs, tensors, copied or (lambda _: dtype))
-            if known is not None:
-                outputs, rest = known(inputs)
+            entry = _find_graph(owner, key, compute, inputs, tensors, copied or (lambda _: dtype))
+            if entry is not None:
+                outputs, rest = entry(inputs)
                 return outputs, finish and finish(*rest)
     outputs, rest = compute(*inputs, *tensors)
     return outputs, finish and finish(*rest)
 
 
-def _known(
-    owner: Any, kind: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
+def _find_graph(
+    owner: Any, key: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
 ) -> _Graph | None:
     """Return the graph of a call, captured now where it is due, or None for a launch."""
-    kinds = _owners.get(owner)
-    if kinds is None:
-        kinds = _owners[owner] = OrderedDict()
-    known, places = kinds.get(kind), _places(inputs)
-    if isinstance(known, _Graph) and (known.places is None or known.places == places):
-        kinds.move_to_end(kind)
-        return known
+    graphs = _owners.get(owner)
+    if graphs is None:
+        graphs = _owners[owner] = OrderedDict()
+    entry, addresses = graphs.get(key), _addresses_of(inputs)
+    if isinstance(entry, _Graph) and (entry.addresses is None or entry.addresses == addresses):
+        graphs.move_to_end(key)
+        return entry
     # thread ids are reused, a live object's identity is not
     thread = _this_thread.__dict__.setdefault("mark", object())
-    if type(known) is _Seen and known.thread is thread:
-        known = kinds[kind] = _capture(compute, inputs, tensors, copied, known.places != places)
-        kinds.move_to_end(kind)
-        return known if isinstance(known, _Graph) else None
-    if known is not _LAUNCHED:
+    if type(entry) is _Launched and entry.thread is thread:
+        entry = graphs[key] = _capture(
+            compute, inputs, tensors, copied, entry.addresses != addresses
+        )
+        graphs.move_to_end(key)
+        return entry if isinstance(entry, _Graph) else None
+    if entry is not _NOT_CAPTURABLE:
         # a thread's first call creates library handles, which a capture forbids
-        kinds[kind] = _Seen(thread, None if isinstance(known, _Graph) else places)
-        kinds.move_to_end(kind)
-        if len(kinds) > KEPT:
-            kinds.popitem(last=False)
+        graphs[key] = _Launched(thread, None if isinstance(entry, _Graph) else addresses)
+        graphs.move_to_end(key)
+        if len(graphs) > MAX_GRAPHS:
+            graphs.popitem(last=False)
     return None
 
 
@@ -243,7 +245,7 @@ def _capture(
 ) -> _Graph | str:
     # other allocators reclaim memory between replays
     if torch.cuda.get_allocator_backend() != "native":
-        return _LAUNCHED
+        return _NOT_CAPTURABLE
     try:
         return _Graph(compute, inputs, tensors, copied, moves)
     except RuntimeError as error:
@@ -252,7 +254,7 @@ def _capture(
         first: Any = (*inputs, *tensors)[0]
         random = torch.cuda.default_generators[first.get_device()]
         random.graphsafe_set_state(random.clone_state())
-        return _LAUNCHED
+        return _NOT_CAPTURABLE
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

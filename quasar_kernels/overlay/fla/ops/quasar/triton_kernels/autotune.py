@@ -47,8 +47,8 @@ class Gpu(NamedTuple):
     @classmethod
     def of(cls, device: torch.device) -> Gpu:
         """Ask the driver about a CUDA device."""
-        found = torch.cuda.get_device_properties(device)
-        return cls(found.name, f"{found.major}.{found.minor}")
+        properties = torch.cuda.get_device_properties(device)
+        return cls(properties.name, f"{properties.major}.{properties.minor}")
 
 
 def parse_tiles(row: Any, where: str) -> Tiles:
@@ -59,10 +59,10 @@ def parse_tiles(row: Any, where: str) -> Tiles:
     """
     fields = set(Tiles._fields)
     if not isinstance(row, dict) or set(row) != fields:
-        given = set(row) if isinstance(row, dict) else set()
+        names = set(row) if isinstance(row, dict) else set()
         raise ValueError(
-            f"{where}: missing fields {sorted(fields - given)}, unknown fields "
-            f"{sorted(given - fields)}; it must have those of tiles.Tiles"
+            f"{where}: missing fields {sorted(fields - names)}, unknown fields "
+            f"{sorted(names - fields)}; it must have those of tiles.Tiles"
         )
     for name, value in row.items():
         if type(value) is not int or value < 0:

@@ -61,9 +61,9 @@ class Launcher:
                 return
             except TypeError:  # a Triton that wants no constexprs there; nothing was launched
                 self._compiled[key] = None
-        found = self._kernel[grid](*arguments, *constants, **options)
+        launched = self._kernel[grid](*arguments, *constants, **options)
         if key not in self._compiled:
-            self._compiled[key] = found if hasattr(found, "packed_metadata") else None
+            self._compiled[key] = launched if hasattr(launched, "packed_metadata") else None
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -60,9 +60,9 @@ def _choose(block, dtype, device, launch) -> tuple[Tiles, bool]:
     if device.type != "cuda":
         return safe_tiles(block, dtype), True  # the interpreter
     gpu = Gpu.of(device)
-    known = known_tiles(gpu, block, dtype)
-    if known is not None:
-        return known, True
+    tiles = known_tiles(gpu, block, dtype)
+    if tiles is not None:
+        return tiles, True
     kept = autotune.read(gpu, block, dtype)
     if kept is not None:
         return kept, True

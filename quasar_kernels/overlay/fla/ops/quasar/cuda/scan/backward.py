@@ -96,7 +96,7 @@ def is_for(q: torch.Tensor) -> bool:
 def gradient_maps(
     shape: tuple[int, ...],
     group: int,
-    places: tuple[int, ...],
+    pointers: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
 ) -> bytes:
     """Return `GradientMaps` of gradients.cuh for q, k, v, d_o and the tensors with d_o's strides.
@@ -106,7 +106,7 @@ def gradient_maps(
     *others, o = strides
     B, T, H, S = shape
     heads = *(H // group,) * 2, *(H,) * 6
-    return tensor_maps((B, T, S), heads, places, (*others, *[o] * 5), (TILE,) * 8)
+    return tensor_maps((B, T, S), heads, pointers, (*others, *[o] * 5), (TILE,) * 8)
 
 
 def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
@@ -140,8 +140,8 @@ def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[to
     Three small tensors freed together would leave three holes in the blocks of torch's allocator, a
     third of a CUDA graph's memory.
     """
-    places = {x.untyped_storage().data_ptr() for x in parts}
-    if len(places) > 1 or d_o.nbytes > _SMALL:
+    pointers = {x.untyped_storage().data_ptr() for x in parts}
+    if len(pointers) > 1 or d_o.nbytes > _SMALL:
         return [torch.empty_like(d_o) for _ in parts]
     return d_o.new_empty(len(parts), *d_o.shape).unbind()
 
@@ -192,29 +192,29 @@ def backward(
     d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
-    places = addresses(
+    pointers = addresses(
         q, k, v, d_o, dq, dk, dv, checkpoints, beta, initial_state, d_final, G, states, d_states,
         d_initial, d_beta, d_decay,
     )  # fmt: skip
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts
-    given = scale, *addresses(g), group
+    scalars = scale, *addresses(g), group
     maps = _NO_MAPS
     if program.on_hopper:
-        maps = gradient_maps(v.shape, group, places[:8], (qs, ks, vs, os))
+        maps = gradient_maps(v.shape, group, pointers[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(_serialize(*places, *tables, *sizes, *given), maps)
+        (ctypes.c_char_p * 2)(_serialize(*pointers, *tables, *sizes, *scalars), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
-    walks = cut.total * H * (S // PANEL), 1
+    walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels
-    kernels["state_checkpoint"].launch(walks, parameters, stream)
+    kernels["state_checkpoint"].launch(walk_grid, parameters, stream)
     if G is not None:
-        kernels["state_gradient_map"].launch(walks, parameters, stream)
-        scans = cut.sequences * H, S // _SCAN_COLUMNS
-        kernels["gradient_scan"].launch(scans, parameters, stream)
-    kernels["state_gradient"].launch(walks, parameters, stream)
+        kernels["state_gradient_map"].launch(walk_grid, parameters, stream)
+        scan_grid = cut.sequences * H, S // _SCAN_COLUMNS
+        kernels["gradient_scan"].launch(scan_grid, parameters, stream)
+    kernels["state_gradient"].launch(walk_grid, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
     return Gradients(dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, d_decay)
 

@@ -180,7 +180,7 @@ def cut_segments(
 def tensor_maps(
     shape: tuple[int, ...],
     heads: tuple[int, ...],
-    places: tuple[int, ...],
+    pointers: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
     tokens: tuple[int, ...],
 ) -> bytes:
@@ -197,7 +197,7 @@ def tensor_maps(
     return b"".join(
         tensor_map(place, (S, H, T, B), (head, token, batch), (PANEL, 1, count, 1))
         for H, place, (batch, token, head), count in zip(
-            heads, places, strides, tokens, strict=True
+            heads, pointers, strides, tokens, strict=True
         )
     )
 
@@ -205,7 +205,7 @@ def tensor_maps(
 def scan_maps(
     shape: tuple[int, ...],
     group: int,
-    places: tuple[int, ...],
+    pointers: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
 ) -> bytes:
     """Return `TensorMaps` of copies.cuh: of q and k by chunks, and of k, v and o by tiles.
@@ -215,7 +215,7 @@ def scan_maps(
         places: the addresses of q, k, v and o.
         strides: theirs by batch, token and head.
     """
-    (q, k, v, o), (qs, ks, vs, os) = places, strides
+    (q, k, v, o), (qs, ks, vs, os) = pointers, strides
     B, T, H, S = shape
     heads = *(H // group,) * 3, H, H
     tokens = CHUNK, CHUNK, TILE, TILE, TILE
@@ -269,22 +269,22 @@ def forward(
     if G is not None and cut.length >= LONG:
         stops = beta.new_empty(grid[0], dtype=torch.int32)
         unfinished = beta.new_empty(cut.sequences * H, dtype=torch.int32)
-    places = addresses(
+    pointers = addresses(
         q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first, stops, unfinished
     )
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
-    given = scale, *addresses(g), group
+    scalars = scale, *addresses(g), group
     maps = _NO_MAPS
     if program.on_hopper:
-        maps = scan_maps(v.shape, group, places[:4], (qs, ks, vs, os))
+        maps = scan_maps(v.shape, group, pointers[:4], (qs, ks, vs, os))
     stream = torch._C._cuda_getCurrentRawStream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(_serialize(*places, *sizes, repeat, *given), maps)
+        parameters = (ctypes.c_char_p * 2)(_serialize(*pointers, *sizes, repeat, *scalars), maps)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
-            scans = cut.sequences * H, S // _SCAN_COLUMNS
-            program.kernels["segment_scan"].launch(scans, parameters, stream)
+            scan_grid = cut.sequences * H, S // _SCAN_COLUMNS
+            program.kernels["segment_scan"].launch(scan_grid, parameters, stream)
         program.kernels["segment_output"].launch(grid, parameters, stream)
     return Forward(o, final, G, states, cut)
 

@@ -82,7 +82,7 @@ class LayerResults(NamedTuple):
     operator: Recorded | None = None
 
 
-class Unfinished(NamedTuple):
+class OutputInputs(NamedTuple):
     """The inputs of `finish_fused`."""
 
     o: torch.Tensor  # [T, 8, 64]
@@ -94,7 +94,7 @@ class Unfinished(NamedTuple):
 
 def begin_fused(
     x: torch.Tensor, weights: Weights, dtype: torch.dtype, backend: Backend, *, keep: bool = False
-) -> tuple[Unfinished, Recorded | None] | None:
+) -> tuple[OutputInputs, Recorded | None] | None:
     """Compute all but the layer's output, or return None for an unsupported call.
 
     It supports one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with
@@ -111,10 +111,10 @@ def begin_fused(
     program = fused_program(x, weights, dtype, backend)
     if program is None:
         return None
-    return PROGRAM.attempt(backend, program, _begin, x, weights, dtype, backend, keep)
+    return PROGRAM.attempt(backend, program, _begin_launches, x, weights, dtype, backend, keep)
 
 
-def _begin(
+def _begin_launches(
     x: torch.Tensor,
     weights: Weights,
     dtype: torch.dtype,
@@ -122,7 +122,7 @@ def _begin(
     keep: bool,
     *,
     program: LoadedProgram,
-) -> tuple[Unfinished, Recorded | None]:
+) -> tuple[OutputInputs, Recorded | None]:
     with torch.autocast(x.device.type, enabled=False):
         layouts = (
             *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
@@ -140,24 +140,26 @@ def _begin(
         q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
         operator = recorded_forward(q, k, v, beta, backend=backend)
         # the operator's results take gigabytes for a million tokens: drop them if possible
-        unfinished = Unfinished(operator.o[0], narrow, weight_tiles[4], bias, weight_tiles[5])
-        return unfinished, operator if keep else None
+        output_inputs = OutputInputs(operator.o[0], narrow, weight_tiles[4], bias, weight_tiles[5])
+        return output_inputs, operator if keep else None
 
 
-def finish_fused(unfinished: Unfinished, eps: float, backend: Backend) -> torch.Tensor | None:
+def finish_fused(output_inputs: OutputInputs, eps: float, backend: Backend) -> torch.Tensor | None:
     """Return the layer's output `[1, T, 512]` from `begin_fused`'s result; None as there.
 
     eps is the norm's.
     """
-    o = unfinished.o
+    o = output_inputs.o
     program = hopper_program(o, o.dtype, backend)
     if program is None:
         return None
-    return PROGRAM.attempt(backend, program, _finish, unfinished, eps)
+    return PROGRAM.attempt(backend, program, _finish_launch, output_inputs, eps)
 
 
-def _finish(unfinished: Unfinished, eps: float, *, program: LoadedProgram) -> torch.Tensor:
-    return gated_output(program, *unfinished, eps).unsqueeze(0)
+def _finish_launch(
+    output_inputs: OutputInputs, eps: float, *, program: LoadedProgram
+) -> torch.Tensor:
+    return gated_output(program, *output_inputs, eps).unsqueeze(0)
 
 
 def attend_fused(
@@ -177,14 +179,14 @@ def attend_fused(
         keep: whether to return `narrow` and `operator`; `rows` and `products` are never there.
         output: whether to compute y.
     """
-    begun = begin_fused(x, weights, dtype, backend, keep=keep)
-    if begun is None:
+    partial = begin_fused(x, weights, dtype, backend, keep=keep)
+    if partial is None:
         return None
-    unfinished, operator = begun
-    y = finish_fused(unfinished, eps, backend) if output else None
+    output_inputs, operator = partial
+    y = finish_fused(output_inputs, eps, backend) if output else None
     if output and y is None:
         return None
-    return LayerResults(y, narrow=unfinished.narrow if keep else None, operator=operator)
+    return LayerResults(y, narrow=output_inputs.narrow if keep else None, operator=operator)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -108,8 +108,8 @@ def hopper_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> Loa
         return None
     if backend not in ("auto", "cuda"):
         return None
-    found = PROGRAM.find(Variant(x.device.index, dtype))
-    return found if isinstance(found, LoadedProgram) else None
+    program = PROGRAM.find(Variant(x.device.index, dtype))
+    return program if isinstance(program, LoadedProgram) else None
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
