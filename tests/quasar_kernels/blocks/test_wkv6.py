@@ -164,7 +164,7 @@ def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch,
     for _ in range(2):
         assert operator(like, False, 1, 2, width=64, tokens=2) == (1, 2)
     (line,) = caplog.messages
-    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; to me")
+    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; remedy: ")
     assert "install it; fix the named cause" in line
 
 
@@ -210,7 +210,7 @@ def test_a_kernel_that_fails_is_told_once_and_torch_serves(caplog):
             assert operator(like, False, 1) == (1, 1)
     (line,) = caplog.messages
     assert line.startswith("X runs in torch: absent: ModuleNotFoundError: No module named 'no_su")
-    assert "broken failed: RuntimeError no kernel image; pip install it; or mend" in line
+    assert "broken failed: RuntimeError no kernel image; pip install it; or fix" in line
     assert "\n" not in line
 
 
