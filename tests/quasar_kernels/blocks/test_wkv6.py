@@ -164,8 +164,8 @@ def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch,
     for _ in range(2):
         assert operator(like, False, 1, 2, width=64, tokens=2) == (1, 2)
     (line,) = caplog.messages
-    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; remedy: ")
-    assert "install it; fix the named cause" in line
+    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; ")
+    assert "remedy: install it; fix the named cause" in line
 
 
 def test_the_environment_s_torch_is_taken(monkeypatch):
