@@ -307,16 +307,6 @@ def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(
     assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 2, 2)
 
 
-def test_a_round_that_counts_fewer_than_before_proves_nothing(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
-    fake_api.add_foreign(2)
-    waits.then = lambda _: fake_api.rows.clear()
-    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
-    done = run_cycle(direct)
-    assert (done.state, fake_api.count(SUBMIT)) == (State.UNRANKED, 1)
-
-
 def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
     direct: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:

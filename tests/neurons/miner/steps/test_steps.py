@@ -229,20 +229,6 @@ def test_the_verdict_says_no_more_than_the_api_shows(
 
 
 @pytest.mark.parametrize(
-    ("score", "state"),
-    [
-        (-0.5, State.REJECTED),
-        (0.0, State.REJECTED),
-        (1e-9, State.VALIDATED),
-        (2.0, State.VALIDATED),
-    ],
-)
-def test_a_score_above_zero_is_a_pass(score: float, state: State) -> None:
-    found = conclude(draft(reveal_block=5, queued_at=1.0), performer(score=score, rank=3), PLACE)
-    assert (found.state, found.score) == (state, score)
-
-
-@pytest.mark.parametrize(
     ("facts", "state"),
     [
         ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
