@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,13 +18,10 @@ from tests.neurons.fake_validator_api import (
     LOST,
     PENDING,
     REVEAL,
-    ROUND,
     STATS,
     SUBMIT,
-    WEIGHTS,
     FakeValidatorApi,
     Fault,
-    Request,
 )
 from tests.neurons.miner.parts import (
     SETTLED,
@@ -34,7 +30,6 @@ from tests.neurons.miner.parts import (
     Miner,
     Waits,
     states,
-    stop_after,
 )
 
 
@@ -88,12 +83,6 @@ def test_from_then_on_this_api_gets_direct_submissions(
     assert fake_api.count(SUBMIT) == 2
 
 
-def test_another_api_is_not_held_responsible(context: Context) -> None:
-    context.journal.note_early_judgement("https://elsewhere.example", time.time())
-    context.waiter = Waits(stop_after(1))
-    assert run_cycle(context).mode == "commit_reveal"
-
-
 def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
     miner: Miner, fake_api: FakeValidatorApi
 ) -> None:
@@ -133,26 +122,6 @@ def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_sam
     assert fake_api.count(REVEAL) == 0
 
 
-def test_a_refusal_behind_the_reveal_does_not_undo_it(
-    miner: Miner, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
-    fake_api.lists_unrevealed = False  # so that nobody sees what is judged before
-
-    def spoil(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            fake_api.rows[0].update(validated=True)
-            fake_api.faults[ROUND].append(Fault(400, "no"))
-        return answer
-
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
-    done = run_cycle(context)
-    assert fake_api.count(REVEAL) == 1
-    assert not fake_api.faults[ROUND]
-    assert not {State.FAILED, State.HELD} & set(states(context, done.id))
-
-
 def test_before_reveal_is_pushed_before_its_direct_submission(
     miner: Miner, kernels: FakeFork
 ) -> None:
@@ -184,53 +153,6 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     assert "whether it was measured is unknown" in str(done.reason)
 
 
-def test_weights_that_fail_for_a_moment_hide_no_rank(
-    context: Context, patient: FakeValidatorApi
-) -> None:
-    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
-    done = run_cycle(context)
-    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
-    assert not patient.faults[WEIGHTS]
-
-
-def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
-    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second reveal is answered with 409; nobody can tell when a validator took it."""
-    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
-    patient.faults[REVEAL].append(LOST)
-
-    def judge(_: float) -> None:
-        for row in patient.rows:
-            if row["is_revealed"] and not row["validated"]:
-                patient.judge(row, 1.0)
-
-    waits.then = judge
-    done = run_cycle(context)
-    assert done.state is State.UNRANKED
-    assert "may have been judged before" in str(done.reason)
-    assert done.judged_early_at is None
-
-
-def test_a_look_that_failed_behind_the_reveal_is_made_again(
-    miner: Miner, patient: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Judged while a look before the reveal hung: the first look behind it cannot be read."""
-    context = miner(submission_mode="commit_reveal")
-    check = context.fork.verify
-
-    def judge_meanwhile(commit: str) -> None:
-        check(commit)
-        if patient.rows:
-            patient.faults[STATS].extend([Fault(500, "down")] * 6)
-            for row in patient.rows:
-                row["validated"] = row["judged_early"] = True
-
-    monkeypatch.setattr(context.fork, "verify", judge_meanwhile)
-    done = run_cycle(context)
-    assert (done.state, done.rank) == (State.PREMATURE, 1)
-
-
 def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
     context: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
@@ -252,21 +174,6 @@ def test_a_database_that_was_emptied_is_no_early_judge(
     assert "lost it" in str(done.reason)
     assert context.journal.judges_early(url, time.time()) is None
     assert run_cycle(context).state is State.RANKED
-
-
-def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
-    miner: Miner, fake_api: FakeValidatorApi, url: str
-) -> None:
-    context = miner(waiter=Waits(stop_after(1)))
-    committed = run_cycle(context)
-    assert committed.state is State.COMMITTED
-    context.note(context.journal.get(1), judged_early_at=5.0)
-    context.journal.note_early_judgement(url, time.time())
-    context.journal.close()
-    again = miner()
-    assert run_cycle(again).state is State.RANKED
-    assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
-    assert fake_api.count(REVEAL) == 0
 
 
 def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(
@@ -296,15 +203,12 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
     assert run_cycle(context).state is State.UNRANKED
 
 
-@pytest.mark.parametrize("began", [1, 3])  # a clock that was wrong puts the old round behind
 def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
-    context: Context, patient: FakeValidatorApi, bench: FakeBench, began: int
+    context: Context, patient: FakeValidatorApi, bench: FakeBench
 ) -> None:
     """Rounds count from 1 again: a faster submission of the old round 1 is not in this one."""
-    patient.databases = began
     assert run_cycle(context).rank == 1
     patient.wipe()
-    patient.databases = 2
     bench.factor = 0.9
     second = run_cycle(context)
     assert (second.state, second.rank, second.round_id) == (State.RANKED, 1, 1)
