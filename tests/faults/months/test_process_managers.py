@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from neurons.runtime.heartbeat import notify
-from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import GRACE_SECONDS
 from tests import PROJECT
+from tests.neurons.miner.miner_command import idle_environment
 from tests.processes import HANG, is_alive, run, wait_for
 
 PM2 = shutil.which("pm2") or shutil.which("pm2", path=PROJECT / ".ci/tools/node_modules/.bin")
@@ -34,22 +34,8 @@ needs_installation = pytest.mark.skipif(
 @pytest.fixture
 def miner(tmp_path: Path) -> dict[str, str]:
     """Return the environment of a miner whose API is down, so that it soon waits."""
-    create_throwaway(tmp_path / "wallets", "w")
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "PM2_HOME": str(tmp_path / "pm2"),
-        "SCREENDIR": str(tmp_path / "screens"),
-        "TERM": "xterm",
-        "ENV_FILE": "/dev/null",
-        "VALIDATOR_API_URL": "http://127.0.0.1:9",
-        "FORK_REMOTE": str(tmp_path / "fork.git"),
-        "WALLET_PATH": str(tmp_path / "wallets"),
-        "WALLET_MINER_NAME": "w",
-        "STATE_DIR": str(tmp_path / "state"),
-        "SUBTENSOR_NETWORK": "offline",
-        "DEVICE": "cpu",
-    }
+    managers = {"PM2_HOME": str(tmp_path / "pm2"), "SCREENDIR": str(tmp_path / "screens")}
+    return idle_environment(tmp_path) | managers | {"TERM": "xterm"}
 
 
 def log_of(miner: dict[str, str]) -> str:
