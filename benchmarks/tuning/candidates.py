@@ -15,7 +15,7 @@ from benchmarks.operator.inputs import WIDTH, layer_like
 from benchmarks.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
 from benchmarks.tuning.study import Objective, Refused, Report, Tiles
 from benchmarks.tuning.tune import LIMITS, errors_of
-from harness.analysis.ab_compare import Block, take_block
+from harness.analysis.difference import Block, take_block
 from quasar_kernels.mount import mount
 
 

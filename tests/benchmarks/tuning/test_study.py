@@ -24,7 +24,7 @@ from benchmarks.tuning.study import (
     open_study,
     search,
 )
-from harness.analysis.ab_compare import Block
+from harness.analysis.difference import Block
 from quasar_kernels.contract import OVERLAY
 from tests import PROJECT
 from tests.processes import run_python, started, wait_for
