@@ -46,7 +46,7 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     ]
     model.zero_grad()
     loss = loss_of(model, tokens)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for hook in hooks:
         hook.remove()
     found = []

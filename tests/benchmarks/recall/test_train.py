@@ -23,7 +23,7 @@ from benchmarks.recall.train import HELD_OUT, SETTINGS, train
 from benchmarks.recall.ways import prepare
 from benchmarks.report.documents import stale
 from benchmarks.results import load
-from harness.report import Environment
+from harness.hardware.machine import Environment
 from quasar_kernels.reference import relative_rms
 from tests.training_steps import Taken, assert_same, take_steps
 
