@@ -1,4 +1,4 @@
-"""Makes HTML of what the pages show: the templates, the headers of every page, and the style sheet."""
+"""Renders the pages: the templates, the headers of every page, and the style sheet."""
 
 from __future__ import annotations
 

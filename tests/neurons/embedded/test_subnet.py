@@ -15,9 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from neurons.embedded import settings as settings_module
 from neurons.embedded import subnet as embedded
 from neurons.embedded.competition import Competition
-from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.embedded.participants import submit_cheat
+from neurons.embedded.settings import embedded_settings, is_embedded
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.runtime import child as child_module
 from neurons.runtime.child import Child
 from neurons.runtime.errors import ConfigError, QuasarError
@@ -60,7 +63,7 @@ def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path: Path) -> None
 
 
 def test_a_gpu_measures_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "resolve_device", lambda device: "cuda")
+    monkeypatch.setattr(settings_module, "resolve_device", lambda device: "cuda")
     settings = embedded_settings({"state_dir": tmp_path}, {})
     assert (settings.device, settings.target_sequence_length) == ("cuda", "auto")
     assert settings.claim_headroom == 0.0
@@ -177,7 +180,8 @@ def test_the_real_validators_postponement_is_seen(
     with without_gpu as running:
         competition = Competition(tmp_path / "c", 1, inference=False, cheat=True, stop=stop)
         assert competition.cheat is not None
-        competition._submit_cheat(str(running.settings.validator_api_url), competition.cheat)
+        url, fork = str(running.settings.validator_api_url), tmp_path / "cheat.git"
+        submit_cheat(competition.settings, url, competition.cheat, fork)
         assert stop.wait(HANG), running._tail.file.read_text()
         with pytest.raises(QuasarError, match=r"postponed.*control run failed.*CUDA"):
             running.check()
