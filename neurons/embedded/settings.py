@@ -53,7 +53,7 @@ CPU_HEADROOM = 0.5
 def is_embedded(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> bool:
-    """Tell whether nothing says where a real subnet is: no .env, no flag, no variable.
+    """Return whether nothing names a real subnet: no .env, no flag, no variable.
 
     Raises:
         ConfigError: a .env is named that does not exist.

@@ -1,4 +1,4 @@
-"""Whose request it is: a validator's, which has a place of its own in the queue, or a client's."""
+"""Whose request it is: a validator's, which has a reserved place in the queue, or a client's."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def command(given: flags.Given, once: bool, again: bool, new_round: int | None) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge until told to stop; return the exit status (78: only a person can mend it)."""
+    """Judge until a signal; return the exit status (78: a configuration error)."""
     return flags.run_command(command, "python -m neurons.validator", arguments)
 
 
@@ -113,7 +113,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
 
 
 def open_round(settings: Settings, *, hours: int) -> int:
-    """End the round that runs and open the next, beside a validator that judges.
+    """End the round that runs and open the next, while another process judges.
 
     Raises:
         ConfigError: wallet, address or the API's list of validators need a person.
@@ -164,7 +164,7 @@ def _logit_verifier(
 
 
 def _confinement(settings: Settings, stop: threading.Event) -> Sandbox | None:
-    """Return what shuts forks in, once a worker in it was seen to import what it needs."""
+    """Return the sandbox of forks once a worker in it has imported what it needs."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         private = [settings.wallet_path, settings.state_dir]

@@ -29,7 +29,7 @@ from neurons.wire.protocol import (
 )
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""What is asked for, as the public validator does; the step is drawn from 1 to the last."""
+"""The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -60,13 +60,13 @@ class Comparison:
 
 @dataclass
 class LogitVerifier:
-    """Asks two servers for one secret prompt.
+    """Sends two servers one secret prompt and compares their logits.
 
     Attributes:
         reference: address of the validator's own server.
-        servers: addresses by hotkey; who is not in it is not asked.
+        servers: addresses by hotkey; miners without one are not verified.
         least_cosine, most_difference: what the logits have to keep.
-        new_tokens: how many are asked for.
+        new_tokens: tokens to generate.
         signer: signs the requests, by which a server knows a validator's.
     """
 
@@ -96,13 +96,13 @@ class LogitVerifier:
         except _NoAnswer as error:
             raise Postponed(f"The validator's own inference server {error}") from error
         try:
-            found = self._ask_miner(address, request)
+            reply = self._ask_miner(address, request)
         except _NoAnswer as error:
             reason = f"The miner's inference server {error}"
             if isinstance(error, _Busy) and not final:
                 raise Postponed(reason) from error
             return _outcome(submission, False, reason)
-        return self._judge(submission, request, expected, found)
+        return self._judge(submission, request, expected, reply)
 
     def _request(self) -> InferenceRequest:
         """Draw a prompt that nobody can have answered before."""
@@ -125,16 +125,16 @@ class LogitVerifier:
         submission: QueuedSubmission,
         request: InferenceRequest,
         expected: InferenceReply,
-        found: InferenceReply,
+        reply: InferenceReply,
     ) -> Verification:
-        ours, theirs = expected.captured_logits or [], found.captured_logits or []
+        ours, theirs = expected.captured_logits or [], reply.captured_logits or []
         if len(theirs) != len(ours):
-            said = f"gave {len(theirs)} logits, not {len(ours)}."
-            return _outcome(submission, False, f"The miner's inference server {said}")
-        if len(found.tokens) != request.gen_len:
-            said = f"gave {len(found.tokens)} tokens, not {request.gen_len}."
-            return _outcome(submission, False, f"The miner's inference server {said}")
-        chosen = found.tokens[(request.logits_at_step or 1) - 1]
+            reason = f"The miner's inference server gave {len(theirs)} logits, not {len(ours)}."
+            return _outcome(submission, False, reason)
+        if len(reply.tokens) != request.gen_len:
+            counts = f"{len(reply.tokens)} tokens, not {request.gen_len}"
+            return _outcome(submission, False, f"The miner's inference server gave {counts}.")
+        chosen = reply.tokens[(request.logits_at_step or 1) - 1]
         if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
             reason = "The logits are not those from which the token was chosen."
             return _outcome(submission, False, reason)
@@ -149,7 +149,7 @@ class LogitVerifier:
             verified=passed,
             cosine_similarity=apart.cosine,
             max_abs_diff=min(apart.difference, 1e9),
-            throughput=len(found.tokens) / max(found.elapsed_sec, 1e-6),
+            throughput=len(reply.tokens) / max(reply.elapsed_sec, 1e-6),
             reason=reason,
         )
 

@@ -204,9 +204,9 @@ def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
             return sandbox
     raise ConfigError(
         Problem(
-            f"The code of forks cannot be shut in on this machine: {'; '.join(found)}.",
+            f"No sandbox for forks works on this machine: {'; '.join(found)}.",
             "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
-            "namespaces, which containers often forbid. SANDBOX=off runs strangers' code with this "
+            "namespaces, which containers often forbid. SANDBOX=off runs forks with this "
             "user's rights: only for forks that you trust.",
         )
     )

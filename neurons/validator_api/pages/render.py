@@ -71,7 +71,7 @@ def _time(value: datetime) -> str:
 
 
 def _hotkey(value: str) -> str:
-    """Return enough of a hotkey to tell it from others by eye."""
+    """Return enough of a hotkey to distinguish it from others by eye."""
     return value if len(value) <= 16 else f"{value[:6]}…{value[-6:]}"
 
 

@@ -1,4 +1,4 @@
-"""The sandbox's own look at itself: what it finds where nothing is shut in, and where all is."""
+"""The sandbox: its check of itself with and without confinement, and its limits."""
 
 from __future__ import annotations
 

@@ -383,7 +383,7 @@ def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path
         "(WALLET_VALIDATOR_NAME=nobody, ": {"WALLET_VALIDATOR_NAME": "nobody"},
         "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},
         "DEVICE='tpu'": {"DEVICE": "tpu"},
-        "cannot be shut in": {"SANDBOX": "required", "PATH": "/nonexistent"},
+        "No sandbox for forks works": {"SANDBOX": "required", "PATH": "/nonexistent"},
     }
     for words, variables in cases.items():
         process = home.start("http://127.0.0.1:1", "--once", **variables)
