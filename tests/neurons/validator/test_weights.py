@@ -140,8 +140,7 @@ class Recorder:
 
 def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None:
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
-        api.register(key)
-        api.mark(api.submit(key, speed), 1.0)
+        api.judged(key, speed)
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 3600.0, api.clock)
     shares = {BOB.hotkey: 0.6, ALICE.hotkey: 0.25}
@@ -154,8 +153,7 @@ def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None
 
 def finalized(api: LiveApi) -> ValidatorApi:
     """Return a client of an API whose first round Alice has won."""
-    api.register(ALICE)
-    api.mark(api.submit(ALICE, 10.0), 1.0)
+    api.judged(ALICE, 10.0)
     client = ValidatorApi(api.url, VALIDATOR)
     client.finalize_round(client.current_round().id)
     client.finalize_round(1)  # another one was first
@@ -188,8 +186,7 @@ def test_other_weights_are_set_at_once(api: LiveApi) -> None:
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 1e9, api.clock)
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
-        api.register(key)
-        api.mark(api.submit(key, speed), 1.0)
+        api.judged(key, speed)
         api.clock.now += 49 * 3600
         setter.run_once()
         setter.run_once()
