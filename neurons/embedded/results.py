@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 
 from neurons.embedded.participants import Entry
-from neurons.wire.connection import Connection, Signer
+from neurons.wire.connection import Connection
 from neurons.wire.protocol import Message, Round, Weights
 from neurons.wire.rules import TOP_SHARES
+from neurons.wire.signed_request import Signer
 
 
 class Results:

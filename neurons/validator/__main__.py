@@ -36,8 +36,8 @@ from neurons.validator.loop import Validator
 from neurons.validator.packages import check_imports
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.validator.weights import WeightSetter
-from neurons.wire.connection import Signer
 from neurons.wire.protocol import MOST_HOURS
+from neurons.wire.signed_request import Signer
 
 log = observe.get_logger("validator")
 

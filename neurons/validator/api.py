@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.observe import get_logger
-from neurons.wire.connection import Connection, Reply, Signer
+from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.wire.protocol import (
     Benchmarks,
@@ -26,6 +26,7 @@ from neurons.wire.protocol import (
     Weight,
     Weights,
 )
+from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
 """The most pages that are read at a look; what is behind them is older at the next."""

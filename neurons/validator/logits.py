@@ -16,17 +16,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
-from neurons.wire.connection import Signer
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
-from neurons.wire.protocol import (
-    HOTKEY_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    QueuedSubmission,
-    Verification,
-    request_text,
-)
+from neurons.wire.protocol import QueuedSubmission, Verification
+from neurons.wire.signed_request import Signer, signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
 """The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
@@ -179,22 +171,13 @@ def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> Infe
     return _read("POST", url, body, InferenceReply, signer)
 
 
-def _signed(method: str, url: str, body: bytes, signer: Signer) -> dict[str, str]:
-    stamp, nonce = str(round(time.time())), secrets.token_hex(16)
-    text = request_text(method, urlsplit(url).path, stamp, nonce, body)
-    return {
-        HOTKEY_HEADER: signer.hotkey,
-        SIGNATURE_HEADER: signer.sign(text),
-        TIMESTAMP_HEADER: stamp,
-        NONCE_HEADER: nonce,
-    }
-
-
 def _read(
     method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
-    headers = _signed(method, url, body or b"", signer) if signer else {}
+    headers: dict[str, str] = {}
+    if signer:
+        headers = signed_headers(signer, method, urlsplit(url).path, body or b"", time.time())
     reply = _reply(method, url, body, headers)
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))

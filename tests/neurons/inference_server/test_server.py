@@ -26,6 +26,7 @@ from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
 from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.signed_request import signed_headers
 from tests import PROJECT
 from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, wait_for
@@ -332,7 +333,7 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
         for _ in range(count):
             threading.Thread(target=send, args=(headers,), daemon=True).start()
 
-    def after(requests: int) -> tuple[int, list[int]]:
+    def after(url: str, requests: int) -> tuple[int, list[int]]:
         """Return how many wait, and the answers, once the server has received the requests."""
         wait_for(lambda: 1 + queued(url) + len(statuses) == requests)  # one is being answered
         return queued(url), statuses
@@ -347,12 +348,12 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
         start({})
         assert decoder.begun.wait(HANG)
         start({}, 39)
-        assert after(40) == (2, [503] * 37)
-        signed = logits_module._signed("POST", f"{url}/inference", body, key)
+        assert after(url, 40) == (2, [503] * 37)
+        signed = signed_headers(key, "POST", "/inference", body, time.time())
         start(signed)
-        assert after(41) == (3, [503] * 37)
+        assert after(url, 41) == (3, [503] * 37)
         start(signed)  # a signature counts only once
-        assert after(42) == (3, [503] * 38)
+        assert after(url, 42) == (3, [503] * 38)
     decoding = Decoding(lambda: decoder, 16)
     request = InferenceRequest(prompt=[1], gen_len=1)
     waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
