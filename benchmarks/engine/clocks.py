@@ -20,8 +20,10 @@ ROTATED_BYTES = 256 << 20
 
 
 def free() -> None:
-    """Give the allocator's memory back and forget its peak."""
+    """Give the allocator's memory back and forget its peak; without a GPU there is none."""
     gc.collect()
+    if not torch.cuda.is_available():
+        return
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
