@@ -24,7 +24,7 @@ from benchmarks.engine import commands, processes
 from benchmarks.engine.commands import say
 from benchmarks.engine.results import Entry, Run, start
 from harness.measuring import runner
-from harness.measuring.runner import MeasurementError, probe
+from harness.measuring.runner import MeasurementError, Options, probe
 
 FAILS = True
 LENGTHS = {"cuda": (512, 16_384, 100_000, 1_000_000), "cpu": (512, 2048)}
@@ -88,7 +88,7 @@ def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) ->
         found["loop"] += [speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)]
         for name, tree in trees.items():
             try:
-                timed = runner.measure(tree, tokens, device=device, gate=False, proven=True)
+                timed = runner.measure(tree, tokens, Options(device), proven=True)
             except MeasurementError as error:
                 say(f"{name}, {tokens:,} tokens: {error}")
                 continue

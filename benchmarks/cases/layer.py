@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands
@@ -25,8 +24,15 @@ from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.measuring import runner
-from harness.measuring.runner import MeasurementError, check, probe
-from harness.report import GateResult
+from harness.measuring.runner import (
+    MeasurementError,
+    Options,
+    check,
+    confirm,
+    probe,
+    require_passed,
+)
+from harness.sample import Correctness
 from harness.workload import WORKLOAD
 
 timed = runner.measure
@@ -45,62 +51,65 @@ PEAK_BYTES = {1_000_000: 10e9}
 FIRST_CALL_SECONDS = 10.0
 """Longest first call of a fresh process with empty kernel caches, at every length."""
 
-Gate = GateResult | MeasurementError
+Check = Correctness | MeasurementError
 
 
-def gate(tree: Path, length: int, device: str) -> Gate:
+def check_length(tree: Path, length: int, device: str) -> Check:
     """Check a tree at one length."""
     try:
-        found = check(tree, length, device=device)
+        result = check(tree, length, Options(device))
     except MeasurementError as error:
         say(f"check at {length}: {error.kind}: {error.reason}")
         return error
-    failed = "; ".join(map(str, found.failed))
-    say(f"check at {length}, {found.seconds:.1f} s: {failed or 'green'}")
-    return found
+    failed = "; ".join(map(str, result.failed))
+    say(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
+    return result
 
 
-def gate_of(gates: Mapping[int, Gate], length: int) -> bool | GateResult:
-    """Return the check of the next length, or of the longest; False where there are none.
+def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
+    """Return the check of the next length, or of the longest; None where there are none.
 
     Raises:
-        MeasurementError: it gave no result.
+        MeasurementError: it did not pass, or gave no result.
     """
-    if not gates:
-        return False
-    found = gates[min((n for n in gates if n >= length), default=max(gates))]
-    if isinstance(found, MeasurementError):
-        raise found
-    return found
+    if not checks:
+        return None
+    result = checks[min((n for n in checks if n >= length), default=max(checks))]
+    if isinstance(result, MeasurementError):
+        raise result
+    return require_passed(result)
 
 
 def time_process(
-    tree: Path, name: str, length: int, process: int, gates: Mapping[int, Gate],
-    **options: Any,
+    tree: Path, name: str, length: int, process: int, checks: Mapping[int, Check],
+    gpu_lock: Path, device: str,
 ) -> Entry:  # fmt: skip
     """Time one length in a fresh process; the first one of a length may have empty caches."""
     of = {"tokens": length, "process": process}
     cold = process == 0 and length in TREES[name].cold
     try:
-        found = timed(
-            tree, length, gate=gate_of(gates, length), cold_cache=cold, stop=None,
-            timeout=WORKLOAD.timeout_seconds, **options,
+        correctness = check_of(checks, length)
+        sample = timed(
+            tree, length, Options(device), cross_check=correctness is not None, cold_cache=cold,
+            gpu_lock=gpu_lock,
         )  # fmt: skip
+        sample = sample if correctness is None else confirm(sample, correctness)
     except MeasurementError as error:
         say(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
         return Entry(table="processes", of=of, by=name, failure=f"{error.kind}: {error.reason}")
-    say(f"{name}, {length} tokens: {found.tokens_per_sec / 1e6:.3f} M tokens/s")
+    say(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
     names = (
         "tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds"
     )  # fmt: skip
-    checked = {} if found.gate is None else {"checked_tokens": found.gate.longest}
-    figures = {name: getattr(found, name) for name in names} | checked
-    texts = {"cache": found.cache}
-    return Entry(table="processes", of=of, by=name, figures=figures, texts=texts)
+    checked = {} if correctness is None else {"checked_tokens": correctness.longest}
+    figures = {name: getattr(sample, name) for name in names} | checked
+    return Entry(
+        table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache}
+    )  # fmt: skip
 
 
 def time_tree(
-    name: str, tree: Path, gates: Mapping[int, Gate], lock: Path, device: str
+    name: str, tree: Path, checks: Mapping[int, Check], gpu_lock: Path, device: str
 ) -> list[Entry]:
     """Time a tree at its lengths, in rounds whose processes start together.
 
@@ -113,8 +122,9 @@ def time_tree(
             failed = {entry.of["tokens"] for entry in entries if entry.failure}
             due = [n for n in plan.due(number) if n not in failed]
             run = partial(
-                time_process, tree, name, process=number, gates=gates, turn=lock, device=device
-            )
+                time_process, tree, name, process=number, checks=checks, gpu_lock=gpu_lock,
+                device=device,
+            )  # fmt: skip
             entries += pool.map(run, due)
     failed = {entry.of["tokens"] for entry in entries if entry.failure}
     kept = [one for one in entries if one.failure or one.of["tokens"] not in failed]
@@ -132,11 +142,11 @@ def measure_tree(name: str, fork: Path) -> list[Entry]:
     device = probe().device
     with tempfile.TemporaryDirectory() as folder:
         tree = make_tree(fork, Path(folder, name), TREES[name])
-        lengths = TREES[name].gates
+        lengths = TREES[name].checks
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda n: gate(tree, n, device), lengths)
-            gates = dict(zip(lengths, found, strict=True))
-        return time_tree(name, tree, gates, Path(folder, "turn"), device)
+            found = pool.map(lambda n: check_length(tree, n, device), lengths)
+            checks = dict(zip(lengths, found, strict=True))
+        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:

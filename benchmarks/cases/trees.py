@@ -24,7 +24,7 @@ class Tree(NamedTuple):
     files: tuple[PurePosixPath, ...] = ()
     ours: bool = False  # held to the rules of the fork's kernels
     lengths: tuple[int, ...] = SOME_LENGTHS
-    gates: tuple[int, ...] = ()  # a length is timed behind the gate of the next of these
+    checks: tuple[int, ...] = ()  # a length is timed after the check of the next of these
     cold: tuple[int, ...] = SOME_LENGTHS  # where the first process has empty kernel caches
     runs: int = 1  # processes a length
     short_runs: int = 1  # the same of up to SHORT tokens
@@ -40,10 +40,10 @@ TREES = {
     # it tunes for half a minute in empty caches, at every length alike
     "baseline": Tree(BASELINE, (QUASAR_DIR / "chunk.py",), cold=(512,)),
     "overlay-ops": Tree(
-        OVERLAY, tuple(overlay_files("ops")), ours=True, gates=(512, 100_000),
+        OVERLAY, tuple(overlay_files("ops")), ours=True, checks=(512, 100_000),
     ),
     "overlay": Tree(
-        OVERLAY, tuple(overlay_files("layer")), ours=True, lengths=LENGTHS, gates=SOME_LENGTHS,
+        OVERLAY, tuple(overlay_files("layer")), ours=True, lengths=LENGTHS, checks=SOME_LENGTHS,
         cold=LENGTHS, runs=2, short_runs=6,
     ),
 }  # fmt: skip

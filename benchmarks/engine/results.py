@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from harness.report import Environment, Frozen, NotNegative
+from harness.hardware.machine import Environment, Frozen, NotNegative
 from harness.source import tree_commit
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.analysis.ab_compare import Block, take_block
+from harness.analysis.difference import Block, take_block
 from harness.tuning.clock import graph_ms, poison, soak
 from harness.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
 from harness.tuning.inputs import NOISE, WIDTH, correlated, layer_like

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from harness.analysis.ab_compare import Block, Difference, difference
+from harness.analysis.difference import Block, Difference, difference
 
 Tiles = dict[str, int]
 """Values of `tiles.Tiles` by field."""

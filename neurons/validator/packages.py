@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.measuring.process import Confinement
-from harness.measuring.runner import PROJECT, MeasurementError, call, child_environment
+from harness.measuring.runner import (
+    PROJECT,
+    MeasurementError,
+    Options,
+    call,
+    child_environment,
+)
 from neurons.runtime.errors import ConfigError, Problem
 
 CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
@@ -117,10 +123,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     try:
         reply = call(
             "harness.worker.machine.imports:find_missing",
-            device="cpu",
-            timeout=CHECK_SECONDS,
-            stop=stop,
-            confinement=confinement,
+            options=Options("cpu", CHECK_SECONDS, stop, confinement),
         )
     except MeasurementError as error:
         if error.kind == "stopped":

@@ -12,23 +12,25 @@ from benchmarks.cases.trees import BASELINE, TREES, make_tree
 from harness.measuring.runner import MeasurementError
 from quasar_kernels.contract import OVERLAY
 from tests.benchmarks.runs import run_of
-from tests.harness.samples import gate_result, measurement
+from tests.harness.samples import make_correctness, make_sample
 
-CALLS: list[tuple[int, Any, bool]] = []
-SHORT, LONG = gate_result(), gate_result(digest="e" * 64)
+CALLS: list[tuple[int, bool, bool]] = []
+SHORT, LONG = make_correctness(longest=512), make_correctness(longest=65536)
 
 
 @pytest.fixture(autouse=True)
-def fake_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note the calls in place of measurements; 2,048 tokens fail in the second round."""
+def fake_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the calls in place of measurements; 2,048 tokens fail in the second round."""
     CALLS.clear()
     monkeypatch.setattr(layer, "AT_ONCE", 1)
 
-    def measure(_: Path, length: int, *, gate: Any, cold_cache: bool, **__: Any) -> Any:
-        CALLS.append((length, gate, cold_cache))
+    def measure(
+        _: Path, length: int, *__: Any, cross_check: bool, cold_cache: bool, gpu_lock: Path
+    ) -> Any:
+        CALLS.append((length, cross_check, cold_cache))
         if [call[0] for call in CALLS].count(2048) == 2 and length == 2048:
             raise MeasurementError("no memory", "out_of_memory")
-        return measurement(length, gate=gate or None)
+        return make_sample(length, correctness=None)
 
     monkeypatch.setattr(layer, "timed", measure)
 
@@ -42,10 +44,12 @@ def test_rounds_behind_the_check_of_the_next_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, lengths=(512, 1024, 2048, 4096), short_runs=2, cold=(512, 4096))
-    gates: dict[int, layer.Gate] = {512: SHORT, 2048: LONG}
-    found = layer.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
-    first = [(512, SHORT, True), (1024, LONG, False), (2048, LONG, False), (4096, LONG, True)]
-    assert [*first, *((length, gate, False) for length, gate, _ in first)] == CALLS
+    checks: dict[int, layer.Check] = {512: SHORT, 2048: LONG}
+    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
+    first = [(512, True, True), (1024, True, False), (2048, True, False), (4096, True, True)]
+    assert [*first, *((length, True, False) for length, *_ in first)] == CALLS
+    passed = {e.of["tokens"]: e.figures["checked_tokens"] for e in found if not e.failure}
+    assert passed == {512: 512, 1024: 65536, 4096: 65536}
     run = run_of("layer", *found)
     assert {n: len(processes) for n, processes in layer.by_length(run).items()} == {
         512: 2, 1024: 2, 4096: 2
@@ -59,8 +63,8 @@ def test_nothing_is_timed_behind_a_failed_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, lengths=(512, 1024), short_runs=2)
-    gates: dict[int, layer.Gate] = {512: SHORT, 1024: MeasurementError("it died", "crash")}
-    found = layer.time_tree("overlay", tmp_path, gates, tmp_path / "turn", "cpu")
+    checks: dict[int, layer.Check] = {512: SHORT, 1024: MeasurementError("it died", "crash")}
+    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
     assert [length for length, *_ in CALLS] == [512, 512]
     assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [(1024, "crash: it died")]
 
@@ -69,7 +73,7 @@ def test_a_tree_without_checks_is_timed_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, lengths=(512,), short_runs=1)
-    (entry,) = layer.time_tree("overlay", tmp_path, {}, tmp_path / "turn", "cpu")
+    (entry,) = layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
     assert CALLS == [(512, False, True)]
     assert entry.figures["tokens_per_sec"] == 1000
 
@@ -78,7 +82,7 @@ def test_calls_that_wait_for_the_host_take_more_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
-    layer.time_tree("overlay", tmp_path, {}, tmp_path / "turn", "cpu")
+    layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
     rounds = [(512, 4096, 16_384)] * 2 + [(512, 4096)]
     assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
 

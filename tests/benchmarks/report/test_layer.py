@@ -205,7 +205,7 @@ def test_every_figure_of_ours_stands_behind_a_check(runs: Runs) -> None:
     for name in ("overlay", "overlay-ops"):
         for entry in runs[name].table("processes"):
             assert not entry.failure
-            assert entry.figures["checked_tokens"] in TREES[name].gates
+            assert entry.figures["checked_tokens"] in TREES[name].checks
 
 
 def test_the_runs_cover_every_limit_on_one_machine(runs: Runs) -> None:

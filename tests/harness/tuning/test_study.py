@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.ab_compare import Block
+from harness.analysis.difference import Block
 from harness.tuning.entry import TUNED, tiles_of, with_tiles
 from harness.tuning.study import (
     CHOICES,

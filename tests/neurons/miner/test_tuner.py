@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.ab_compare import BLOCKS, LEAST_BLOCKS
+from harness.analysis.ab_compare import BLOCKS
+from harness.analysis.difference import LEAST_BLOCKS
 from harness.measuring.runner import MeasurementError, check, measure
-from harness.report import Measurement
+from harness.sample import Sample
 from neurons.miner.proposal import Refused
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
 from neurons.miner.tuner import Tuner
@@ -34,13 +35,13 @@ class Bench:
     def __init__(self) -> None:
         self.speeds = iter(range(1000))
 
-    def measure(self, tree: Path, length: int, **_: Any) -> Measurement:
+    def measure(self, tree: Path, length: int, *_: Any, **__: Any) -> Sample:
         faster = 1.2 if "# FASTER" in (tree / CHUNK).read_text() else 1.0
-        return samples.measurement(length, faster * (1000 + next(self.speeds)))
+        return samples.make_sample(length, faster * (1000 + next(self.speeds)))
 
-    def check(self, tree: Path, length: int, **_: Any) -> Any:
+    def check(self, tree: Path, length: int, *_: Any) -> Any:
         passed = "# WRONG" not in (tree / CHUNK).read_text()
-        return samples.gate_result(passed=passed, longest=length)
+        return samples.make_correctness(passed=passed, longest=length)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def tuner(tmp_path: Path, host: Path) -> Tuner:
     return Tuner(
         *(settings, TunedKernels(settings.state_dir), host, get_logger("test")),
         **parts,
-        probe=lambda **_: ENVIRONMENT,
+        probe=lambda *_: ENVIRONMENT,
     )
 
 
@@ -211,12 +212,12 @@ def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path: Path) -
 class RealBench(Bench):
     """Checks and times in real workers; the speeds that are compared are given ones."""
 
-    def measure(self, tree: Path, length: int, **options: Any) -> Measurement:
+    def measure(self, tree: Path, length: int, *options: Any, **more: Any) -> Sample:
         speed = super().measure(tree, length).tokens_per_sec
-        return measure(tree, length, **options).model_copy(update={"tokens_per_sec": speed})
+        return measure(tree, length, *options, **more).model_copy(update={"tokens_per_sec": speed})
 
-    def check(self, tree: Path, length: int, **options: Any) -> Any:
-        return check(tree, length, **options)
+    def check(self, tree: Path, length: int, *options: Any) -> Any:
+        return check(tree, length, *options)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from neurons.validator.clone import Sources
 from neurons.validator.evaluate import Evaluator
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
-from tests.neurons.validator.samples import GATE, ForkRepository, Measured
+from tests.neurons.validator.samples import ForkRepository, Measured
 
 Evaluate = Callable[..., Verdict]
 
@@ -75,6 +75,7 @@ def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> E
             "sources": Sources(files=True),
             "stop": stop or threading.Event(),
             "measure": measured,
+            "check": measured.check,
         }
         judge = Evaluator(boxes, "cpu", 5.0, **options)  # type: ignore[arg-type]
         return judge.evaluate(submission.model_copy(update=changes))
@@ -82,7 +83,7 @@ def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> E
     return judge
 
 
-def test_times_the_target_and_the_short_lengths_behind_one_gate(
+def test_times_the_target_and_the_short_lengths_after_one_check(
     evaluate: Evaluate, measured: Measured, boxes: Path
 ) -> None:
     measured.answers = [1100.0, 1.0, 2.0, 3.0]
@@ -91,7 +92,7 @@ def test_times_the_target_and_the_short_lengths_behind_one_gate(
     speeds = {length: row["tokens_per_sec"] for length, row in verdict.measured.items()}
     assert speeds == {"512": 3.0, "1024": 2.0, "2048": 1.0, "4096": 1100.0}
     assert measured.lengths == [4096, 2048, 1024, 512]
-    assert measured.gates == [True, GATE, GATE, GATE]
+    assert measured.checks == [4096]
     assert list(boxes.iterdir()) == []
 
 

@@ -360,7 +360,7 @@ def test_a_stop_ends_the_check_at_the_start(
 
     def call(*_: object, **options: Any) -> None:
         stop.set()
-        assert options["stop"] is stop
+        assert options["options"].stop is stop
         raise MeasurementError("stopped on request", "stopped")
 
     monkeypatch.setattr(packages, "call", call)

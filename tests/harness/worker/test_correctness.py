@@ -1,4 +1,4 @@
-"""The gate on an honest layer, and the validator's loop; tests/adversarial has the cheats."""
+"""The correctness check of an honest layer, and the validator's loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.report import GateResult
+from harness.sample import Correctness
 from harness.worker.compare import figures
-from harness.worker.gate import run_gate
+from harness.worker.correctness import check_correctness
 from harness.worker.inputs import drawn
-from harness.worker.subject.serve import Local
+from harness.worker.subject.serve import InProcessSubject
 from harness.worker.subject.timing import InvalidRunError, tampered, time_layer
 from tests.harness import honest
 
@@ -22,13 +22,13 @@ CPU = torch.device("cpu")
 Operator = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def gate(operator: Operator = honest.chunk_quasar, layer: Any = None) -> GateResult:
-    subject = Local(operator, layer or honest.QuasarAttention, CPU)
-    return run_gate(subject, 64, CPU, source_digest="s")
+def checked(operator: Operator = honest.chunk_quasar, layer: Any = None) -> Correctness:
+    subject = InProcessSubject(operator, layer or honest.QuasarAttention, CPU)
+    return check_correctness(subject, 64, CPU, source_digest="s")
 
 
 def test_an_honest_operator_and_layer_pass_with_every_figure_on_record() -> None:
-    result = gate()
+    result = checked()
     assert result.passed, [str(check) for check in result.failed]
     assert (result.device, result.dtype, result.longest) == ("cpu", "float32", 512)
     errors = [c for c in result.checks if c.name.endswith("relative RMS error")]
@@ -43,7 +43,7 @@ def test_the_seed_is_secret_and_fresh() -> None:
         seen.append(q.clone())
         return torch.zeros_like(q), None
 
-    first, second = gate(remember), gate(remember)
+    first, second = checked(remember), checked(remember)
     assert first.seed != second.seed
     assert not torch.equal(seen[0], seen[len(seen) // 2])
 
@@ -57,7 +57,7 @@ def test_a_key_of_zeros_is_among_the_inputs() -> None:
         with_zeros += int((k == 0).all(-1).all(-1).sum())
         return honest.chunk_quasar(q, k, *rest, **options)
 
-    assert gate(look).passed
+    assert checked(look).passed
     assert with_zeros >= 3
 
 
@@ -67,19 +67,19 @@ def test_a_gradient_of_zero_names_its_parameter() -> None:
             mixed = super().mixed(x, name)
             return mixed.detach() if name == "k" else mixed
 
-    (check,) = [c for c in gate(layer=ZeroGradients).failed if c.name == "gradients: cosine"]
+    (check,) = [c for c in checked(layer=ZeroGradients).failed if c.name == "gradients: cosine"]
     assert "k_" in check.where
     assert check.value == 0
 
 
 def test_the_first_stage_that_is_red_is_the_last() -> None:
-    result = gate(lambda q, *_rest, **_options: (torch.zeros_like(q), None))
+    result = checked(lambda q, *_rest, **_options: (torch.zeros_like(q), None))
     assert not result.passed
     assert {check.where for check in result.failed} == {"257 tokens, inputs rewritten unseen"}
 
 
 def test_values_are_rewritten_in_place_and_unseen() -> None:
-    subject = Local(honest.chunk_quasar, honest.QuasarAttention, CPU)
+    subject = InProcessSubject(honest.chunk_quasar, honest.QuasarAttention, CPU)
     subject.put({"x": torch.zeros(1, 2, 3)})
     before = subject.fetch(("x",))["x"]
     version = before._version
@@ -93,7 +93,9 @@ def test_values_are_rewritten_in_place_and_unseen() -> None:
 
 
 def test_both_sides_draw_the_same_values_in_new_memory_as_in_old() -> None:
-    fresh, used = (Local(honest.chunk_quasar, honest.QuasarAttention, CPU) for _ in range(2))
+    fresh, used = (
+        InProcessSubject(honest.chunk_quasar, honest.QuasarAttention, CPU) for _ in range(2)
+    )
     used.put({"x": torch.zeros(1, 700, 33)})
     for subject in (fresh, used):
         subject.draw("x", (1, 700, 33), 5)

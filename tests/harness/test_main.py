@@ -1,4 +1,4 @@
-"""Several lengths in a row, and the command line on top of them."""
+"""`python -m harness` with real workers."""
 
 from __future__ import annotations
 
@@ -9,126 +9,8 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.measuring.runner import MeasurementError
-from harness.measuring.series import Policy, Series
-from harness.report import Measurement, load_report
+from harness.report import load_report
 from quasar_kernels.contract import OVERLAY
-from tests.harness.samples import gate_result, measurement
-
-
-class Stand:
-    """Stands in for the runner: notes each call, and raises what a length has left to raise."""
-
-    def __init__(self, **failures: list[MeasurementError]) -> None:
-        self.failures = {int(name[1:]): errors for name, errors in failures.items()}
-        self.calls: list[tuple[Any, ...]] = []
-        self.disturbed = 0
-
-    def __call__(self, tree: Path, length: int, **options: Any) -> Measurement:
-        self.calls.append((length, options["gate"], options["cold_cache"]))
-        if self.failures.get(length):
-            raise self.failures[length].pop(0)
-        self.disturbed -= 1
-        gate = gate_result(passed=False) if self.disturbed >= 0 else gate_result()
-        return measurement(length, gate=gate)
-
-    @property
-    def lengths(self) -> list[int]:
-        return [call[0] for call in self.calls]
-
-
-def error(kind: Any, reason: str = "it failed") -> MeasurementError:
-    return MeasurementError(reason, kind)
-
-
-def series(tree: Path, stand: Stand, **policy: Any) -> Series:
-    return Series(tree, Policy(**policy), measure=stand, wait=lambda _: None)
-
-
-GREEN = gate_result()
-
-
-def test_each_length_is_gated_once_and_run_in_processes_of_its_own(tmp_path: Path) -> None:
-    stand = Stand()
-    found = series(tmp_path, stand, runs=2, cold=(512, 1024))
-    found.run([1024, 512, 512])
-    assert stand.calls == [
-        *((512, True, True), (512, GREEN, False)),
-        *((1024, True, True), (1024, GREEN, False)),
-    ]
-    assert [m.length for m in found.measurements] == [512, 512, 1024, 1024]
-
-
-def test_the_gate_of_the_longest_stands_for_all_where_it_comes_first(tmp_path: Path) -> None:
-    stand = Stand()
-    series(tmp_path, stand, longest_first=True).run([512, 2048, 1024])
-    assert stand.calls == [(2048, True, False), (1024, GREEN, False), (512, GREEN, False)]
-
-
-def test_a_failed_length_leaves_the_others_and_loses_its_earlier_runs(tmp_path: Path) -> None:
-    stand = Stand()
-    found = series(tmp_path, stand, runs=2, gated=False, left_out=frozenset({"crash"}))
-    found.run([512])
-    stand.failures = {1024: [error("crash", "it died")]}
-    found.measurements.append(measurement(1024))  # so that its second run is the one that fails
-    found.run([512, 1024, 2048])
-    assert [m.length for m in found.measurements] == [512, 512, 2048, 2048]
-    (failure,) = found.failures
-    assert (failure.length, failure.kind, failure.reason) == (1024, "crash", "it died")
-    assert all(gate is False for _, gate, _ in stand.calls)
-
-
-def test_row_22_nothing_longer_than_what_ran_out_of_memory_is_tried(tmp_path: Path) -> None:
-    stand = Stand(_1024=[error("out_of_memory")])
-    kinds = frozenset({"out_of_memory"})
-    found = series(tmp_path, stand, left_out=kinds, too_long=kinds)
-    found.run([512, 1024, 2048])
-    found.run([512, 1024, 2048])
-    assert stand.lengths == [512, 1024]
-    assert [(f.length, f.kind) for f in found.failures] == [
-        *((1024, "out_of_memory"), (2048, "out_of_memory"))
-    ]
-
-
-def test_what_the_policy_does_not_leave_out_ends_the_series_which_goes_on_there(
-    tmp_path: Path,
-) -> None:
-    stand = Stand(_1024=[error("import", "for one reason")])
-    found = series(tmp_path, stand)
-    with pytest.raises(MeasurementError, match="for one reason"):
-        found.run([512, 1024, 2048])
-    assert stand.lengths == [512, 1024]
-    found.run([512, 1024, 2048])
-    assert stand.lengths == [512, 1024, 1024, 2048]
-
-
-def test_a_process_is_started_a_second_time_and_no_third(tmp_path: Path) -> None:
-    stand = Stand(_512=[error("crash")], _1024=[error("crash"), error("crash")])
-    found = series(tmp_path, stand, repeated=frozenset({"crash"}))
-    with pytest.raises(MeasurementError):
-        found.run([512, 1024])
-    assert stand.lengths == [512, 512, 1024, 1024]
-
-
-def test_a_sample_that_does_not_count_is_taken_again(tmp_path: Path) -> None:
-    stand = Stand()
-    stand.disturbed = 2
-    found = series(tmp_path, stand, samples=3)
-    found.run([512])
-    assert stand.lengths == [512] * 3
-    assert [m.gate for m in found.measurements] == [GREEN]
-    stand.disturbed = 3
-    with pytest.raises(MeasurementError, match="3 samples at 1024 tokens") as caught:
-        found.run([1024])
-    assert caught.value.kind == "disturbed"
-
-
-def test_no_runs_are_refused() -> None:
-    with pytest.raises(ValueError, match="runs 0"):
-        Policy(runs=0)
-
-
-# ---- the command line, for real ---------------------------------------------------------------
 
 
 def test_a_run_from_the_command_line(
@@ -160,7 +42,7 @@ def test_a_tree_that_breaks_the_rules_is_said_to(
     words = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "1", "--device", "cpu"]
     assert main(words) == 1
     printed = capsys.readouterr()
-    assert "gate green" in printed.err
+    assert "512 tokens: correct, " in printed.err
     assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
 
 

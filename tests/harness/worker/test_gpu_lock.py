@@ -1,4 +1,4 @@
-"""Turns and limits of processes, with real locks and real processes."""
+"""GPU locks and limits of processes, with real locks and real processes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from harness.worker.turn import Turn
+from harness.worker.gpu_lock import GpuLock
 from tests.processes import HANG, run_python, wait_for
 
 
-def test_who_waits_for_a_turn_is_alone_afterwards(tmp_path: Path) -> None:
-    path = tmp_path / "turn"
-    turn = Turn(str(path))
+def test_a_process_with_the_lock_is_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = GpuLock(str(path))
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
         fcntl.flock(other, fcntl.LOCK_UN)
-        turn.wait()
+        lock.take()
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    Turn(None).wait()  # nobody to wait for
+    GpuLock(None).take()  # there is no lock
 
 
 def test_seconds_count_from_the_start_of_the_process_without_its_waits(tmp_path: Path) -> None:
-    path = tmp_path / "turn"
+    path = tmp_path / "lock"
     path.touch()
     code = (
         "import sys, time; time.sleep(0.3)\n"
-        "from harness.worker.turn import Turn\n"
-        f"turn = Turn({str(path)!r}, {HANG}); print('shares', flush=True); turn.wait()\n"
-        "print(turn.used)"
+        "from harness.worker.gpu_lock import GpuLock\n"
+        f"lock = GpuLock({str(path)!r}, {HANG}); print('shares', flush=True); lock.take()\n"
+        "print(lock.used)"
     )
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
@@ -55,5 +55,8 @@ def test_seconds_count_from_the_start_of_the_process_without_its_waits(tmp_path:
 
 
 def test_a_process_ends_itself_after_its_seconds(tmp_path: Path) -> None:
-    code = "from harness.worker.turn import Turn; import time; Turn(None, 0.5); time.sleep(3600)"
+    code = (
+        "import time; from harness.worker.gpu_lock import GpuLock; "
+        "GpuLock(None, 0.5); time.sleep(3600)"
+    )
     assert run_python("-c", code).returncode == -signal.SIGALRM

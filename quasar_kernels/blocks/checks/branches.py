@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.gates.training import HELD_OUT, draw, loss_of
 from quasar_kernels.blocks import HybridBlock
+from quasar_kernels.blocks.checks.training import HELD_OUT, draw, loss_of
 
 
 class Branch(NamedTuple):
@@ -46,7 +46,7 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     ]
     model.zero_grad()
     loss = loss_of(model, tokens)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for hook in hooks:
         hook.remove()
     found = []

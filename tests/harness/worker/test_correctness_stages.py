@@ -1,8 +1,8 @@
-"""What the gate asks of a subject, and where its bounds lie."""
+"""The stages of the correctness check, and where its limits lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.report import GateResult
-from harness.worker import gate as gate_module
-from harness.worker.gate import checker_for, compare_layer, run_gate
+from harness.sample import Correctness
+from harness.worker import correctness as module
+from harness.worker.compare import Checker
+from harness.worker.correctness import check_correctness, compare_layer
 from harness.worker.inputs import drawn
-from harness.worker.subject.serve import Local
-from quasar_kernels.reference import quasar_chunked, quasar_layer
+from harness.worker.subject.serve import InProcessSubject
+from quasar_kernels.reference import quasar_chunked
 from tests.harness import honest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MEASURED = 64
-"""Tokens, as many as the measurement has that these gates precede."""
+"""Tokens, of the sample after these checks."""
 
 WIDTH = 512
 """Values of a token in all heads together."""
@@ -34,7 +35,7 @@ def exact(
     return o.to(q.dtype), state
 
 
-class Watched(Local):
+class Watched(InProcessSubject):
     """An honest subject that notes what it is asked; `spoil` changes what it holds."""
 
     def __init__(self, operator: Callable[..., Any] = exact) -> None:
@@ -65,11 +66,11 @@ class Watched(Local):
         return found
 
 
-def run(subject: Watched, seed: int | None = 19) -> GateResult:
-    return run_gate(subject, MEASURED, CPU, source_digest="s", seed=seed)
+def run(subject: Watched, seed: int | None = 19) -> Correctness:
+    return check_correctness(subject, MEASURED, CPU, source_digest="s", seed=seed)
 
 
-def value_of(result: GateResult, name: str) -> float | None:
+def value_of(result: Correctness, name: str) -> float | None:
     (check,) = [c for c in result.checks if c.name == name]
     return check.value
 
@@ -100,19 +101,21 @@ def test_two_lengths_of_each_gate_are_secret(green: Watched) -> None:
 
 def test_secret_lengths_are_from_2_to_513(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
-    checker, drawn_numbers = checker_for(CPU, 1), iter([0, 511])
+    checker, drawn_numbers = Checker.draw(CPU, 1), iter([0, 511])
     monkeypatch.setattr(checker, "below", lambda stop: next(drawn_numbers, 0))
     monkeypatch.setattr(
-        gate_module._Gate, "_compare", lambda gate, inputs, where, *_: compared.append(where)
+        module._Stages,
+        "_compare",
+        lambda gate, inputs, where, *_: compared.append(where),
     )
-    gate_module._Gate(checker, Watched()).lengths(MEASURED)
+    module._Stages(checker, Watched()).lengths(MEASURED)
     lengths = (1, 2, 64, 65, 257, 512, 513)
     assert compared == [f"{length} tokens" for length in lengths] + ["512 tokens"] * 2
 
 
 @pytest.mark.parametrize(("length", "keys"), [(1, 0), (2, 1), (3, 1)])
 def test_one_key_of_zeros_is_planted_where_another_is_beside_it(length: int, keys: int) -> None:
-    inputs = gate_module._layer_like(checker_for(CPU, 1), length)
+    inputs = module._layer_like(Checker.draw(CPU, 1), length)
     assert int((inputs["k"] == 0).all(-1).all(-1).sum()) == keys
 
 
@@ -123,8 +126,8 @@ def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
         assert 0.69 < float(beta.min()) <= float(beta.max()) < 2.84  # log 2 and log 17
         assert float(called["q"].min()) >= -0.279  # the least value of x * sigmoid(x)
         assert float(called["k"].abs().max()) < 4  # the deviation of what comes into it is 0.5
-    checker = checker_for(CPU, 1)
-    betas = torch.cat([gate_module._layer_like(checker, 1)["beta"] for _ in range(2000)])
+    checker = Checker.draw(CPU, 1)
+    betas = torch.cat([module._layer_like(checker, 1)["beta"] for _ in range(2000)])
     uniform = (betas.exp() - 2) / 15  # they fill that range evenly
     assert abs(float(uniform.min())) < 0.01
     assert float(uniform.max()) == pytest.approx(1, abs=0.01)
@@ -193,9 +196,9 @@ def test_the_future_alone_changes_for_the_test_of_causality(green: Watched) -> N
 def test_the_future_begins_at_the_second_token_at_least_and_at_the_last_at_most(
     monkeypatch: pytest.MonkeyPatch, last: bool, cut: int
 ) -> None:
-    subject, checker = Watched(), checker_for(CPU, 1)
+    subject, checker = Watched(), Checker.draw(CPU, 1)
     monkeypatch.setattr(checker, "below", lambda stop: stop - 1 if last else 0)
-    gate_module._Gate(checker, subject).causality(300)
+    module._Stages(checker, subject).causality(300)
     before, after = subject.operated
     same = (before["v"] == after["v"]).all(-1).all(-1)[0]
     assert int(same.sum()) == cut
@@ -218,8 +221,8 @@ def test_each_stage_is_run_at_its_length(
         def note(stage: object, length: int | None = None, name: str = name) -> None:
             ran.append((name, length))
 
-        monkeypatch.setattr(gate_module._Gate, name, note)
-    run_gate(Watched(), measured, CPU)
+        monkeypatch.setattr(module._Stages, name, note)
+    check_correctness(Watched(), measured, CPU)
     once = {("reuse", None), ("burst", None), ("state", None), ("gradients", None)}
     several = {("lengths", measured), ("layer", 257), ("layer", measured)}
     assert set(ran) == once | several | {("causality", 300), ("causality", causal)}
@@ -227,7 +230,7 @@ def test_each_stage_is_run_at_its_length(
 
 
 def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "ORACLE_LENGTH", 257)
+    monkeypatch.setattr(module, "ORACLE_LENGTH", 257)
     subject = Watched()
     assert run(subject).passed
     whole = {length for length, rows in subject.fetched if rows is None}
@@ -242,7 +245,7 @@ def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> 
 def test_inputs_that_a_subject_changes_are_found_whole_or_in_part(
     monkeypatch: pytest.MonkeyPatch, name: str, longest_whole: int
 ) -> None:
-    monkeypatch.setattr(gate_module, "ORACLE_LENGTH", longest_whole)
+    monkeypatch.setattr(module, "ORACLE_LENGTH", longest_whole)
     subject = Watched()
 
     def spoil(held: dict[str, Tensor]) -> None:
@@ -337,8 +340,8 @@ def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
         return {**found, "o_proj.weight": found["o_proj.weight"][:rows].repeat(copies, 1)}
 
     subject.gradients = misshapen  # type: ignore[method-assign]
-    checker = checker_for(CPU, 1)
-    gate_module._Gate(checker, subject).gradients()
+    checker = Checker.draw(CPU, 1)
+    module._Stages(checker, subject).gradients()
     worst = checker.worst["gradients: cosine"]
     assert (worst.where, worst.value, worst.passed) == ("o_proj.weight", 0, False)
 
@@ -353,8 +356,8 @@ def test_gradients_are_those_of_one_sequence() -> None:
         put(tensors)
 
     subject.put = note  # type: ignore[method-assign]
-    gate_module._Gate(checker_for(CPU, 1), subject).gradients()
-    length = gate_module.GRADIENT_LENGTH
+    module._Stages(Checker.draw(CPU, 1), subject).gradients()
+    length = module.GRADIENT_LENGTH
     assert shapes == [dict.fromkeys(("x", "toward"), (1, length, WIDTH))]
 
 
@@ -367,24 +370,24 @@ def test_one_function_that_was_replaced_fails_and_is_named() -> None:
 
 def test_the_time_and_the_longest_sequence_are_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 203.5])
-    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    wrong = Local(lambda q, *_, **__: (torch.zeros_like(q), None), None, CPU)
-    result = run_gate(wrong, 700, CPU, source_digest="abc", seed=255)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    wrong = InProcessSubject(lambda q, *_, **__: (torch.zeros_like(q), None), None, CPU)
+    result = check_correctness(wrong, 700, CPU, source_digest="abc", seed=255)
     assert (result.seconds, result.longest) == (103.5, 700)
     assert (result.seed, result.source_digest) == ("000000000000ff", "abc")
 
 
 def test_a_secret_seed_has_fourteen_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.worker.gate.os.urandom", lambda size: b"\xab" * size)
-    assert f"{checker_for(CPU).generator.initial_seed():x}" == "ab" * 7
-    assert checker_for(CPU, 0).generator.initial_seed() == 0
+    monkeypatch.setattr("harness.worker.compare.os.urandom", lambda size: b"\xab" * size)
+    assert f"{Checker.draw(CPU).generator.initial_seed():x}" == "ab" * 7
+    assert Checker.draw(CPU, 0).generator.initial_seed() == 0
 
 
 def test_a_gpu_computes_in_bf16_and_a_cpu_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator(CPU)
     monkeypatch.setattr(torch, "Generator", lambda device: generator)  # there may be no GPU here
-    assert checker_for(CUDA, 1).dtype is torch.bfloat16
-    assert checker_for(CPU, 1).dtype is torch.float32
+    assert Checker.draw(CUDA, 1).dtype is torch.bfloat16
+    assert Checker.draw(CPU, 1).dtype is torch.float32
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -397,8 +400,8 @@ def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
 
 def test_a_third_of_the_free_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 300)
-    assert [gate_module._fits(CUDA, size) for size in (199, 200, 201)] == [True, True, False]
-    assert gate_module._fits(CPU, 10**15)
+    assert [module._fits(CUDA, size) for size in (199, 200, 201)] == [True, True, False]
+    assert module._fits(CPU, 10**15)
 
 
 def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(
@@ -406,88 +409,56 @@ def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(
 ) -> None:
     tensors = 12 * 8 * 100_000 * WIDTH
     free(monkeypatch, 1.5 * tensors)
-    assert gate_module._longest(CUDA, 100_000) == 100_000
-    assert gate_module._longest(CUDA, 100_001) == 65536
-    assert gate_module._longest(CUDA, 1_000) == 1_000
+    assert module._longest(CUDA, 100_000) == 100_000
+    assert module._longest(CUDA, 100_001) == 65536
+    assert module._longest(CUDA, 1_000) == 1_000
     free(monkeypatch, 0)
-    assert gate_module._longest(CUDA, 1_000) == 1_000
-    assert gate_module._longest(CPU, 100_001) == 100_001
+    assert module._longest(CUDA, 1_000) == 1_000
+    assert module._longest(CPU, 100_001) == 100_001
 
 
-@pytest.fixture(scope="module")
-def layer() -> dict[str, Tensor]:
-    torch.manual_seed(3)
-    made = honest.QuasarAttention(WIDTH, 64, 8)
-    return {name: value.detach() for name, value in made.state_dict().items()}
-
-
-def sequence(length: int) -> Tensor:
-    return drawn((1, length, WIDTH), 7, CPU)
-
-
-def looked_at(checker: Any) -> Sequence[str]:
-    return [name for name in checker.worst if name == "layer: values not finite"]
-
-
-def test_the_layer_is_compared_exactly_up_to_a_length(
-    monkeypatch: pytest.MonkeyPatch, layer: dict[str, Tensor]
-) -> None:
-    """Beyond it the oracle is fp32, all of it where its 20 tensors fit, else the beginning."""
-    monkeypatch.setattr(gate_module, "LAYER_EXACT", 40)
-    sizes: list[int] = []
-    enough = [False]
-
-    def fits(device: torch.device, size: int) -> bool:
-        sizes.append(size)
-        return enough[0]
-
-    monkeypatch.setattr(gate_module, "_fits", fits)
-    for length, room, dtype, compared in (
+@pytest.mark.parametrize(
+    ("length", "room", "dtype", "compared"),
+    [
         (39, False, torch.float64, 39),
         (40, False, torch.float64, 40),
         (41, True, torch.float32, 41),
         (41, False, torch.float32, 40),
-    ):
-        enough[0] = room
-        x, checker = sequence(length), checker_for(CPU, 1)
-        y = quasar_layer(layer, x, num_heads=8, head_dim=64, dtype=torch.float64)
-        found = compare_layer(checker, "here", layer, x, y)
-        assert (found.dtype, tuple(found.shape)) == (dtype, (1, compared, WIDTH))
-        assert checker.passed
-        assert checker.worst["layer: relative RMS error"].limit == 1e-4
-        assert bool(looked_at(checker)) is (compared < length)
-    assert sizes == [20 * 4 * 41 * WIDTH] * 2
-
-
-@pytest.mark.parametrize(
-    ("length", "compared", "dtype"), [(4096, 4096, torch.float64), (4097, 4096, torch.float32)]
+    ],
 )
-def test_4096_tokens_of_the_layer_are_compared_wherever_they_run(
-    monkeypatch: pytest.MonkeyPatch, length: int, compared: int, dtype: torch.dtype
+def test_the_layer_is_compared_exactly_up_to_a_length(
+    monkeypatch: pytest.MonkeyPatch, length: int, room: bool, dtype: torch.dtype, compared: int
 ) -> None:
-    asked: list[tuple[int, torch.dtype]] = []
+    """Beyond it the oracle is fp32, all of it where its 20 tensors fit, else the beginning."""
+    sizes: list[int] = []
+    oracles: list[tuple[int, torch.dtype]] = []
 
-    def oracle(weights: object, x: Tensor, *, dtype: torch.dtype, **sizes: int) -> Tensor:
-        asked.append((x.shape[1], dtype))
+    def fits(device: torch.device, size: int) -> bool:
+        sizes.append(size)
+        return room
+
+    def oracle(weights: object, x: Tensor, *, dtype: torch.dtype, **_: int) -> Tensor:
+        oracles.append((x.shape[1], dtype))
         return x
 
-    monkeypatch.setattr(gate_module, "quasar_layer", oracle)
-    monkeypatch.setattr(gate_module, "_fits", lambda *_: False)
-    compare_layer(checker_for(CPU, 1), "here", {}, torch.zeros(1, length, 1), None)
-    assert asked == [(compared, dtype)]
+    monkeypatch.setattr(module, "LAYER_EXACT", 40)
+    monkeypatch.setattr(module, "_fits", fits)
+    monkeypatch.setattr(module, "quasar_layer", oracle)
+    x, checker = drawn((1, length, WIDTH), 7, CPU), Checker.draw(CPU, 1)
+    compare_layer(checker, "here", {}, x, x)
+    assert checker.passed
+    assert oracles == [(compared, dtype)]
+    assert sizes == [20 * 4 * length * WIDTH] * (length > 40)
+    assert ("layer: values not finite" in checker.worst) is (compared < length)
 
 
-def test_what_is_not_compared_has_to_be_finite(
-    monkeypatch: pytest.MonkeyPatch, layer: dict[str, Tensor]
-) -> None:
-    monkeypatch.setattr(gate_module, "LAYER_EXACT", 40)
-    monkeypatch.setattr(gate_module, "_fits", lambda *_: False)
-    x, checker = sequence(48), checker_for(CPU, 1)
-    y = quasar_layer(layer, x, num_heads=8, head_dim=64, dtype=torch.float64)
+def test_what_is_not_compared_has_to_be_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAYER_EXACT", 40)
+    monkeypatch.setattr(module, "_fits", lambda *_: False)
+    monkeypatch.setattr(module, "quasar_layer", lambda weights, x, **_: x)
+    x, checker = drawn((1, 48, WIDTH), 7, CPU), Checker.draw(CPU, 1)
+    y = x.clone()
     y[0, 45, :3] = torch.tensor([torch.nan, torch.inf, 1e9])
-    compare_layer(checker, "here", layer, x, y)
+    compare_layer(checker, "here", {}, x, y)
     (failed,) = [check for check in checker.worst.values() if not check.passed]
     assert (failed.name, failed.value, failed.limit) == ("layer: values not finite", 2, 0)
-    silent = checker_for(CPU, 1)
-    assert compare_layer(silent, "here", layer, x, None).shape[1] == 40
-    assert not silent.worst

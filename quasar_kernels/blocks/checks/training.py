@@ -1,4 +1,4 @@
-"""The mini-training of the gates: a task that asks for the token before the last."""
+"""The mini-training of the model checks: a task that asks for the token before the last."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train(model: nn.Module, vocabulary: int, steps: int, device: torch.device) -
         loss = loss_of(model, draw(vocabulary, step, device))
         optimizer.zero_grad()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None}
         norms = {n: float(torch.linalg.vector_norm(g)) for n, g in gradients.items()}
         learned |= {name for name, norm in norms.items() if norm != 0}

@@ -1,30 +1,27 @@
-"""Correctness before timing: the operator and the layer against the float64 definition.
+"""The correctness check: the operator and the layer against the float64 definition.
 
 Inputs are fresh, from a secret seed, so that nothing can be prepared for them. The limits are
-those of `compare.LIMITS`. "Gate" means this correctness gate everywhere but in the
-overlay: there it is the layer's output gate, while gate.py, whose name the fork's rules ask for,
-holds the step size.
+those of `compare.LIMITS`.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.report import GateResult
+from harness.sample import Correctness
 from harness.worker.compare import Checker
 from harness.worker.inputs import drawn
+from harness.worker.subject.interface import Subject
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 LENGTHS = (1, 65, 257, 512)
-"""Lengths, in tokens, at which every gate compares the operator, besides the measured one."""
+"""Lengths, in tokens, at which every check compares the operator, besides the measured one."""
 
 LAYER_EXACT = 4096
 """Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
@@ -36,37 +33,6 @@ SAMPLED = 4096
 
 BURST = 1000.0
 """By this factor some values are larger; whatever keeps a trace of them shows behind them."""
-
-
-class Subject(Protocol):
-    """The code under test: `subject.Local` in this process, `referee.Remote` in another."""
-
-    def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take new values, in the same memory where the shape is that of before."""
-
-    def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
-        """Take what `drawn` gives, as `put` takes tensors."""
-
-    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return what is held, or these rows of the token dimension."""
-
-    def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
-        """Call the operator; return `o`, and `state` when asked for."""
-
-    def build(self) -> dict[str, Tensor]:
-        """Make a new layer and return its weights."""
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the layer's weights."""
-
-    def forward(self) -> dict[str, Tensor]:
-        """Call the layer on x; return `y`."""
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of sum(layer(x) * toward)."""
-
-    def tampered(self) -> list[str]:
-        """Return the names of guarded functions that were replaced."""
 
 
 Inputs = dict[str, Tensor]
@@ -101,8 +67,8 @@ def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
-class _Gate:
-    """The checks in their order, each of which notes in `checker` what it found."""
+class _Stages:
+    """The stages of the check; each records its figures in `checker`."""
 
     def __init__(self, checker: Checker, subject: Subject) -> None:
         self.checker, self.subject = checker, subject
@@ -124,10 +90,10 @@ class _Gate:
             self.checker.unchanged(name, f"{label}, {where}", now, tensor)
 
     def lengths(self, length: int) -> None:
-        """Compare the operator at fixed lengths, at two that nobody knows, and at `length`."""
+        """Compare the operator at fixed lengths, at two secret ones, and at `length`."""
         lengths = {*LENGTHS, length}
         wanted = len(lengths) + 2
-        while len(lengths) < wanted:  # a secret that is one of the fixed lengths is none
+        while len(lengths) < wanted:  # a fixed length would be no secret
             lengths.add(2 + self.checker.below(max(LENGTHS)))
         for tokens in sorted(lengths):
             self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
@@ -247,22 +213,17 @@ class _Gate:
 
 
 def compare_layer(
-    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor | None
-) -> Tensor:
-    """Compare the layer's output, if given, with the definition, all of it where memory allows.
-
-    Returns:
-        The expected output `[1, T, hidden_size]`, or what memory allowed of its beginning.
-    """
+    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
+) -> None:
+    """Compare the layer's output with the definition, all of it where memory allows."""
     length = x.shape[1]
     compared, dtype = length, torch.float64
     if length > LAYER_EXACT:
         dtype = torch.float32
         if not _fits(checker.device, 20 * 4 * length * WORKLOAD.hidden_size):
-            compared = LAYER_EXACT  # exact all the same: the output there does not see the rest
-            if y is not None:
-                bad = int((~y.isfinite()).sum())
-                checker.bound("layer: values not finite", where, bad, 0)
+            compared = LAYER_EXACT  # still exact: the output there does not depend on the rest
+            bad = int((~y.isfinite()).sum())
+            checker.bound("layer: values not finite", where, bad, 0)
     with torch.no_grad():
         expected = quasar_layer(
             weights,
@@ -271,13 +232,11 @@ def compare_layer(
             head_dim=WORKLOAD.head_dim,
             dtype=dtype,
         )
-    if y is not None:
-        checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
-    return expected
+    checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
 
 
 def _fits(device: torch.device, size: int) -> bool:
-    """Tell whether `size` bytes leave a third of the device's free memory."""
+    """Return whether `size` bytes leave a third of the device's free memory."""
     if device.type != "cuda":
         return True  # only short sequences are measured there
     torch.cuda.empty_cache()
@@ -290,25 +249,14 @@ def _longest(device: torch.device, length: int) -> int:
     return length if _fits(device, 12 * 8 * length * width) else min(length, ORACLE_LENGTH)
 
 
-def checker_for(device: torch.device, seed: int | None = None) -> Checker:
-    """Return an empty checker: bf16 inputs on CUDA, fp32 on a CPU, as the validator's loop has.
-
-    Args:
-        seed: of its inputs; None draws a secret one.
-    """
-    seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return Checker(device, dtype, torch.Generator(device).manual_seed(seed))
-
-
-def run_gate(
+def check_correctness(
     subject: Subject,
     length: int,
     device: torch.device,
     *,
     source_digest: str = "",
     seed: int | None = None,
-) -> GateResult:
+) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
     The first stage that finds a fault is the last one.
@@ -319,19 +267,19 @@ def run_gate(
     Raises whatever the subject raises.
     """
     started = time.monotonic()
-    checker = checker_for(device, seed)
+    checker = Checker.draw(device, seed)
     longest = _longest(device, length)
-    gate = _Gate(checker, subject)
+    run = _Stages(checker, subject)
     stages: tuple[Callable[[], None], ...] = (
-        gate.reuse,
-        lambda: gate.lengths(longest),
-        gate.burst,
-        gate.state,
-        lambda: gate.causality(300),
-        lambda: gate.causality(min(max(longest, 1000), 5000)),
-        lambda: gate.layer(257),
-        lambda: gate.layer(length),
-        gate.gradients,
+        run.reuse,
+        lambda: run.lengths(longest),
+        run.burst,
+        run.state,
+        lambda: run.causality(300),
+        lambda: run.causality(min(max(longest, 1000), 5000)),
+        lambda: run.layer(257),
+        lambda: run.layer(length),
+        run.gradients,
     )
     for stage in stages:
         stage()
@@ -339,7 +287,7 @@ def run_gate(
             break  # what is wrong here need not even run there
     replaced = subject.tampered()
     checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
-    return GateResult(
+    return Correctness(
         passed=checker.passed,
         checks=tuple(checker.worst.values()),
         device=device.type,

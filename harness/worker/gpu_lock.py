@@ -1,4 +1,4 @@
-"""A process's turn to be timed, and the seconds that it has used, waits left out."""
+"""The GPU lock of a process, and the seconds that the process has used without its waits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import time
 from pathlib import Path
 
 
-class Turn:
-    """The turn of this process among those that share a file.
+class GpuLock:
+    """The lock that allows one timed process at a time among those that share a file.
 
-    From here on until `wait` the process shares a lock on the file; then it waits until no other
-    process has it, and keeps it to its end. Without a file there is nobody to wait for.
+    Until `take` the process shares the lock; `take` waits until no other process has it, and keeps
+    it until the process ends. Without a file there is no lock.
 
     Args:
         path: the file; None for a process that is alone.
-        seconds: after so many, waits left out, SIGALRM ends the process; None leaves that to
-            whoever started it.
+        seconds: after so many, waits left out, SIGALRM ends the process; None sets no limit.
     """
 
     def __init__(self, path: str | None, seconds: float | None = None) -> None:
@@ -29,8 +28,8 @@ class Turn:
             self._pass(fcntl.LOCK_SH)  # a process that is timed now must not be disturbed
         self._limit()
 
-    def wait(self) -> None:
-        """Wait until it is this process's turn."""
+    def take(self) -> None:
+        """Wait until this process alone has the lock."""
         if self._lock >= 0:
             self._pass(fcntl.LOCK_EX)
             self._limit()
@@ -53,6 +52,6 @@ class Turn:
 
 
 def _process_start() -> float:
-    """Return when this process was started, in seconds since the machine was."""
+    """Return when this process was started, in seconds since the machine's start."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
