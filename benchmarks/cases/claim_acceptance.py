@@ -23,7 +23,7 @@ from statistics import median
 
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands
-from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.claim import derive_claim
 from harness.claim.derive import ACCEPTED_SHARE
@@ -179,11 +179,6 @@ def limits(run: Run) -> list[Criterion]:
         Criterion("confirming what was measured, s", run.number("confirm_seconds"), 60),
         *apart,
     ]
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each missed limit."""
-    return missed(limits(run))
 
 
 def tables(run: Run) -> str:

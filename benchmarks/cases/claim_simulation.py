@@ -18,7 +18,7 @@ from numpy.random import Generator, default_rng
 
 from benchmarks.cases.claim_noise import SHAPES, Runs, Shape
 from benchmarks.engine.commands import say
-from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.claim import RUNS_MOST, derive_claim, is_settled
 from harness.claim.derive import ACCEPTED_SHARE
@@ -117,8 +117,3 @@ def limits(run: Run) -> list[Criterion]:
         for e in found
         if e.of["healthy"]
     ]
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each broken promise."""
-    return missed(limits(run))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.engine import clocks, commands, comparison
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, Way
-from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion, missed
+from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion
 from benchmarks.engine.results import Row, Run, start
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.mount import mount
@@ -251,10 +251,10 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         for rule, way, shape in CALLS:
             x = draw(rule, shape)
             able = [name for name in names if takes(name, rule, way, shape)]
+            rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
             entries = comparison_of(rule, shape.tokens).entries(
                 {"rule": rule, "way": way, **shape._asdict()}, x, torch.randn_like(x["q"]), able,
-                rested=lambda name, way=way, shape=shape: way == "forward"
-                and (name == "cuda" or (name == FLA and shape == LONG)),
+                rested=rested,
             )  # fmt: skip
             run = run.adding(*entries)
             del x
@@ -326,8 +326,3 @@ def limits(run: Run) -> Iterator[Criterion]:
         share = row.ratio("graph_ms", "copy", "triton")
         if share is not None and row.of["batch"] == max(one.of["batch"] for one in tokens):
             yield Criterion(f"{text}, share of copy bandwidth", share, COPY_SHARE, True)
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each missed limit."""
-    return missed(limits(run))

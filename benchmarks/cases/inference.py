@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.engine.commands import device_option, say
-from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from neurons.inference_server.model import DTYPES, Decoder
 from neurons.inference_server.sample import SMALL
@@ -151,11 +151,6 @@ def limits(run: Run) -> Iterator[Criterion]:
     if SERVER in speeds and STATIC in speeds:
         what = "tokens/s over generate's with a static cache"
         yield Criterion(what, speeds[SERVER] / speeds[STATIC], 1.0, at_least=True)
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for the promise if it is broken."""
-    return missed(limits(run))
 
 
 def tables(run: Run) -> str:

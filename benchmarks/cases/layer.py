@@ -166,7 +166,7 @@ def by_length(run: Run) -> dict[int, list[Entry]]:
     return found
 
 
-def limits(layer: Run, ops: Run) -> Iterator[Criterion]:
+def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:
     """Yield every limit of both of this project's trees with its figure."""
     for run, scope, least in ((layer, "layer", SPEED), (ops, "ops", OPS_SPEED)):
         for tokens, limit in least.items():

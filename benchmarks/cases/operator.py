@@ -28,7 +28,7 @@ from benchmarks.engine import clocks, comparison, processes
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
 from benchmarks.engine.commands import say
 from benchmarks.engine.comparison import Function, Inputs, Step, timing
-from benchmarks.engine.limits import COPY_SHARE, Criterion, missed
+from benchmarks.engine.limits import COPY_SHARE, Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.tuning import inputs as made
 from harness.worker.compare import figures
@@ -84,7 +84,7 @@ def named(inputs: made.Inputs) -> Inputs:
 
 def exact(x: Inputs) -> Tensor:
     """Compute the output in float64 by the chunk form."""
-    return quasar_chunked(**x, chunk=128)[0]
+    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], chunk=128)[0]
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
     for batch in BATCHES:
         x = named(made.layer_like(1, batch))
         state = torch.randn(batch, made.HEADS, made.WIDTH, made.WIDTH, device="cuda")
-        expected = quasar_recurrence(*x.values(), state)[0]
+        expected = quasar_recurrence(x["q"], x["k"], x["v"], x["beta"], state)[0]
         steps = {name: step for name, step in decoders(x).items() if name in names}
         errors = {
             name: {"o": relative_rms(step(x, state.clone())[0], expected)}
@@ -325,8 +325,3 @@ def _speed_limits(run: Run) -> Iterator[Criterion]:
             ours, theirs = (row.figure(name, kind) for name in ("triton", BASELINE))
             if ours is not None and theirs is not None:
                 yield Criterion(f"decoding at B = {row.of['batch']}, {kind}", ours, theirs)
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each missed limit."""
-    return missed(limits(run))

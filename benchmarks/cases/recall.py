@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.engine.commands import say
-from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.models.model import Model, recall_loss, recalled
 from benchmarks.models.processes import in_group
@@ -202,8 +202,3 @@ def limits(run: Run) -> Iterator[Criterion]:
     for entry in run.table("trainings"):
         what = f"recall over {entry.of['tokens']:,} tokens, {entry.by}"
         yield Criterion(what, entry.figures["recall"], RECALL, at_least=True, digits=".4f")
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each missed limit."""
-    return missed(limits(run))

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.engine import clocks, commands
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, shape_of
-from benchmarks.engine.limits import GRADIENT_ERROR, OUTPUT_ERROR, Criterion, missed
+from benchmarks.engine.limits import GRADIENT_ERROR, OUTPUT_ERROR, Criterion
 from benchmarks.engine.results import Run, start
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.blocks.wkv6 import OPERATOR
@@ -124,11 +124,6 @@ def limits(run: Run) -> Iterator[Criterion]:
             limit = OUTPUT_ERROR if way == "forward" else GRADIENT_ERROR
             for tensor, error in ours.errors.items():
                 yield Criterion(f"{text}, error of {tensor}", error, limit)
-
-
-def misses(run: Run) -> list[str]:
-    """Return a line for each missed limit."""
-    return missed(limits(run))
 
 
 def tables(run: Run) -> str:

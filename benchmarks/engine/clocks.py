@@ -11,7 +11,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from harness.tuning.clock import Call, graph_ms, replayed, steady
+from harness.tuning.clock import Call, replayed, steady
+from harness.tuning.clock import graph_ms as graph_ms
 from harness.tuning.clock import poison as poison
 from harness.tuning.clock import soak as soak
 

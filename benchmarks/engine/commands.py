@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.engine.limits import missed
 from benchmarks.engine.results import ROOT, Run, write
 
 _START = time.perf_counter()
@@ -23,9 +24,9 @@ _START = time.perf_counter()
 def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     """Measure a case and write its file after each result; return the exit status.
 
-    A case is a module with `measure(args)`, which yields the run as it grows, and where it has
-    them `options(parser)`, `tables(run)`, which is printed, and `misses(run)`, a line for each
-    missed limit. A case with `FAILS` ends with status 1 if there are such lines.
+    A case is a module with `measure(args)`, which yields the run as it grows. It may have
+    `options(parser)`, `tables(run)`, which is printed, and `limits(run)` with figures or
+    `misses(run)`, a line for each missed limit. With `FAILS`, such lines make the exit status 1.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -43,10 +44,17 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
         return 1
     if hasattr(case, "tables"):
         print(case.tables(run))
-    missed = list(case.misses(run)) if hasattr(case, "misses") else []
-    for line in missed:
+    lines = misses(case, run)
+    for line in lines:
         print(f"misses its limit: {line}")
-    return int(bool(missed) and getattr(case, "FAILS", False))
+    return int(bool(lines) and getattr(case, "FAILS", False))
+
+
+def misses(case: ModuleType, run: Run) -> list[str]:
+    """Return a line for each limit that a run of a case misses."""
+    if hasattr(case, "misses"):
+        return list(case.misses(run))
+    return missed(case.limits(run)) if hasattr(case, "limits") else []
 
 
 def _runs(case: ModuleType, args: argparse.Namespace) -> Iterator[Run]:

@@ -6,7 +6,7 @@ shared by all tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -107,7 +107,7 @@ class Comparison(NamedTuple):
         x: Inputs,
         do: Tensor,
         names: Sequence[str],
-        rested: Callable[[str], bool] = lambda name: False,
+        rested: Collection[str] = (),
     ) -> Iterator[Entry]:
         """Compare one call with float64, see whether it repeats bit for bit, and time it.
 
@@ -129,11 +129,11 @@ class Comparison(NamedTuple):
                     errors = {t: relative_rms(y, expected[t]) for t, y in found.items()}
                     same = all(torch.equal(y, again[t]) for t, y in found.items())
                     del found, again
-                    call = partial(function, x)
+                    call: Callable[[], object] = partial(function, x)
                     if way != "forward":
-                        call = partial(gradients, function, x, do)  # type: ignore[arg-type]
+                        call = partial(gradients, function, x, do)
                     memory = {"peak_bytes": peak_of(call)} if self.peak else {}
-                    times = self.time(call, rested(name))
+                    times = self.time(call, name in rested)
                     del call
                 figures = {**times, **memory, "repeats": same}
                 one = entry(by=name, figures=figures, errors=errors)

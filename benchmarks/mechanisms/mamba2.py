@@ -21,6 +21,7 @@ from benchmarks.engine.mechanism import (
     Bounds,
     Calls,
     Implementation,
+    Step,
     calls,
     imported,
     noise,
@@ -65,16 +66,17 @@ def make(kernels: str, device: str) -> Calls:
         tensors: list[Any] = [*(x[n] for n in ("x", "dt", "A", "B", "C")), None, state, where]
         return function(*tensors)[0]
 
-    how: dict[str, Any] = {
-        "triton": {"step": lambda x, state: call(x, state, None)},
-        "fla-core": {"step": _simple_gla},
-        "mamba_ssm": {
-            "step": _state_update,
-            "packs": "quasar_kernels gives mamba_ssm no packed sequences",
-        },
-    }[kernels]
-    chunks = lambda x, bounds: call(x, None, bounds)  # noqa: E731
-    return calls(draw, exact, device, chunks=chunks, like="x", **how)
+    one_token: dict[str, Step] = {
+        "triton": lambda x, state: call(x, state, None),
+        "fla-core": _simple_gla,
+        "mamba_ssm": _state_update,
+    }
+    no_packs = "quasar_kernels gives mamba_ssm no packed sequences"
+    return calls(
+        draw, exact, device,
+        chunks=lambda x, bounds: call(x, None, bounds), step=one_token[kernels],
+        packs=no_packs if kernels == "mamba_ssm" else "", like="x",
+    )  # fmt: skip
 
 
 def _simple_gla(x: Inputs, state: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.cases import inference
-from benchmarks.engine.limits import summary
+from benchmarks.engine.limits import missed, summary
 from benchmarks.engine.results import DATA, Run, load
 from benchmarks.report.documents import page, shown
 from benchmarks.report.markdown import facts, records
@@ -46,4 +46,4 @@ def documents() -> Mapping[Path, str]:
 
 def misses() -> list[str]:
     """Return a line for the promise if the committed run breaks it."""
-    return inference.misses(load(RUN)) if RUN.exists() else []
+    return missed(inference.limits(load(RUN))) if RUN.exists() else []

@@ -331,7 +331,7 @@ def load_runs() -> Runs:
 def limits(runs: Runs) -> list[Criterion]:
     """Return every limit of the layer with its figure."""
     return [
-        *layer.limits(runs["overlay"], runs["overlay-ops"]),
+        *layer.tree_limits(runs["overlay"], runs["overlay-ops"]),
         *layer_accuracy.limits(runs["layer-accuracy"]),
         *layer_training.limits(runs["layer-training"]),
     ]

@@ -115,7 +115,7 @@ def judged(
     ],
 )
 def test_what_must_hold_on_a_gpu(changes: dict[str, Any], what: str | None) -> None:
-    found = claim_acceptance.misses(judged(**changes))
+    found = missed(claim_acceptance.limits(judged(**changes)))
     assert len(found) == (what is not None)
     assert all(str(what) in line for line in found)
 

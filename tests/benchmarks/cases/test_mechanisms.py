@@ -25,6 +25,7 @@ from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 from benchmarks import mechanisms
 from benchmarks.cases import mechanisms as case
 from benchmarks.cases.mechanisms import Work, Wrong, entries, packed_bounds
+from benchmarks.engine import processes
 from benchmarks.engine.mechanism import FLA, OURS, SEQUENTIAL, Calls
 from benchmarks.engine.processes import Lost
 from benchmarks.engine.results import Entry
@@ -238,8 +239,8 @@ def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(
             raise Lost("exit status 139")
 
     machine = run_of("mechanisms").model_dump(mode="json")
-    monkeypatch.setattr(case.processes, "call", lambda *_: machine)
-    monkeypatch.setattr(case.processes, "stream", stream)
+    monkeypatch.setattr(processes, "call", lambda *_: machine)
+    monkeypatch.setattr(processes, "stream", stream)
     args = Namespace(device="cpu", commit=None, limit=100.0, tokens=[256], only=["quasar", "kda"])
     *_, run = case.measure(args)
     found = [(entry.by, entry.failure) for entry in run.entries]

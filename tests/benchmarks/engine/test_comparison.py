@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.engine import clocks
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, part, wide
+from benchmarks.engine.results import Scalar
 from harness.tuning.clock import steady
 
 
@@ -50,11 +51,9 @@ COMPARISON = Comparison(select, product, dict.fromkeys(WAYS, 5), clock)
 def test_each_implementation_is_compared_timed_or_named_with_its_error(way: str) -> None:
     torch.manual_seed(0)
     x = {"q": torch.randn(2, 9, 3, 4), "w": torch.randn(3, 4)}
-    of, do = {"way": way, "tokens": 9}, torch.randn_like(x["q"])
-    found = {
-        entry.by: entry
-        for entry in COMPARISON.entries(of, x, do, list(FUNCTIONS), lambda name: name == "wrong")
-    }
+    of: dict[str, Scalar] = {"way": way, "tokens": 9}
+    do = torch.randn_like(x["q"])
+    found = {entry.by: entry for entry in COMPARISON.entries(of, x, do, list(FUNCTIONS), ["wrong"])}
     assert list(found) == list(FUNCTIONS)
     tensors = {"o"} if way == "forward" else {"q", "w"}
     assert set(found["right"].errors) == tensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,10 @@ def stuck(note: str) -> Iterator[int]:
     time.sleep(HANG)
 
 
+def has_ended(pid: int) -> bool:
+    return not is_alive(pid)
+
+
 def test_a_result_comes_from_another_process() -> None:
     found = call(doubled, 21)
     assert found["twice"] == 42
@@ -52,5 +57,4 @@ def test_a_process_is_killed_at_its_limit_and_when_nobody_reads_on(tmp_path: Pat
     assert next(found) == 1
     found.close()  # type: ignore[attr-defined]
     for note in ("first", "second"):
-        pid = int((tmp_path / note).read_text())
-        wait_for(lambda pid=pid: not is_alive(pid))
+        wait_for(partial(has_ended, int((tmp_path / note).read_text())))

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cases.mechanisms import bound_ms, call_of
 from benchmarks.engine.results import DATA, Entry, Run, load, write
+from benchmarks.mechanisms import implementations
 from benchmarks.report import learned, mechanisms, models
 from benchmarks.report.documents import RESULTS
 from tests.benchmarks.runs import run_of
@@ -107,4 +108,4 @@ def test_the_page_shows_a_run_once_there_is_one(run, tmp_path, monkeypatch):
 
 def test_every_implementation_of_the_committed_run_is_known():
     run = load(DATA / "mechanisms.json")
-    assert {entry.by for entry in run.table("calls")} <= set(mechanisms.implementations())
+    assert {entry.by for entry in run.table("calls")} <= set(implementations())
