@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). It took
-# 22 minutes on an H200 before honesty.acceptance and the .speed of delta_rule, wkv6 and mechanisms
-# were among its steps. COMMIT names what is measured where git cannot tell. All steps run, so that one failure
-# costs its own figures alone; it decides the exit status.
+# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). It takes hours, most of
+# them for fla's kernels, of which Triton compiles and times many variants. COMMIT names what is measured where git
+# does not know it. All steps run, so that one failure costs its own figures alone; it decides the exit status.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
 case ${1:-} in
@@ -27,25 +26,30 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 status=0
 step() {
-  local since=$SECONDS name=$1
-  shift
-  printf '== %s\n' "$name"
-  "$python" -m "benchmarks.$name" "$@" --commit "$commit" || status=1
+  local since=$SECONDS name=$1 file=$2
+  shift 2
+  printf '== %s\n' "$name, $file"
+  "$python" -m benchmarks "$name" --out "$out/$file.json" "$@" --commit "$commit" || status=1
   printf '   %d s\n' $((SECONDS - since))
 }
 
-step gpu_tests.run --out "$out/gpu-tests.json"
+step gpu_tests gpu-tests
 # the layer next: what a machine has time for is what counts most
-step layer.speed --fork "$fork" --out "$out"
-step layer.training --fork "$fork" --out "$out/layer-training.json"
-step honesty.acceptance --fork "$fork" --out "$out/acceptance.json"
-step operator.inference --out "$out/operator.json"
-step operator.training --out "$out/operator_training.json"
-step delta_rule.speed --out "$out/delta-rule.json"
-step wkv6.speed --out "$out/wkv6.json"
-step mechanisms.speed --out "$out/mechanisms.json"
-step recall.train --out "$out/recall.json"
-step nsight.profile --out "$out/profile.json"
-step sanitizer.watch --out "$out/sanitizer.json"
+step layer_accuracy layer-accuracy --fork "$fork"
+for tree in public-fork baseline overlay-ops overlay; do
+  step layer "$tree" --fork "$fork" --tree "$tree"
+done
+step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops
+step layer_profile layer-profile --fork "$fork"
+step layer_training layer-training --fork "$fork"
+step claim_acceptance acceptance --fork "$fork"
+step operator operator
+step operator_training operator_training
+step delta_rule delta-rule
+step wkv6 wkv6
+step mechanisms mechanisms
+step recall recall
+step nsight profile
+step sanitizer sanitizer
 echo 'Now: python -m benchmarks.report'
 exit "$status"

@@ -16,7 +16,8 @@ INTERNAL = {
     "harness.worker.subject.profile": "`harness profile` prints its command line",
     "neurons.runtime.identity": "a child of the miner",
     "neurons.runtime.child": "runs another module",
-    "benchmarks.honesty.validator_loop": "a validator's script, as it is",
+    "benchmarks.cases.validator_loop": "a validator's script, as it is",
+    "benchmarks.engine.processes": "calls a function for another command",
 }
 """Modules that no person starts, or not with the base dependencies, and why."""
 TORCH_IS_IMPORTED = ("benchmarks",)
@@ -59,11 +60,18 @@ def modules() -> list[str]:
     return [name for name in found if name not in INTERNAL]
 
 
+def cases() -> list[str]:
+    """Return the cases of the benchmarks."""
+    files = sorted((PROJECT / "benchmarks/cases").glob("*.py"))
+    return [path.stem for path in files if "\ndef measure(" in path.read_text()]
+
+
 SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
 LINES = [
     *([script] for script in SCRIPTS),
     *(["-m", "harness", command] for command in COMMANDS),
     *(["-m", module] for module in modules()),
+    *(["-m", "benchmarks", case] for case in cases()),
 ]
 
 
@@ -75,7 +83,7 @@ def test_the_commands_of_the_harness_are_these() -> None:
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
 def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
     hidden = set(OPTIONAL)
-    if not line[-1].startswith(TORCH_IS_IMPORTED):
+    if not line[1].startswith(TORCH_IS_IMPORTED):
         hidden |= HEAVY
     if line[-1].startswith(LIBRARY):
         hidden |= SERVICES

@@ -10,10 +10,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.recall.model import Model, recall_loss
-from benchmarks.recall.results import Task
-from benchmarks.recall.task import draw
-from benchmarks.recall.ways import shard
+from benchmarks.models.model import Model, recall_loss
+from benchmarks.models.task import Task, draw
+from benchmarks.models.ways import shard
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 

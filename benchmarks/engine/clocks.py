@@ -11,7 +11,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from harness.tuning.clock import Call, graph_ms, replayed, steady
+from harness.tuning.clock import Call, replayed, steady
+from harness.tuning.clock import graph_ms as graph_ms
 from harness.tuning.clock import poison as poison
 from harness.tuning.clock import soak as soak
 
@@ -20,8 +21,10 @@ ROTATED_BYTES = 256 << 20
 
 
 def free() -> None:
-    """Give the allocator's memory back and forget its peak."""
+    """Give the allocator's memory back and forget its peak; without a GPU there is none."""
     gc.collect()
+    if not torch.cuda.is_available():
+        return
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 

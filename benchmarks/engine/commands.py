@@ -1,4 +1,4 @@
-"""What the measuring commands share: options, progress, and processes of their own."""
+"""The command line of a case, progress, and commands that run for a limited time."""
 
 from __future__ import annotations
 
@@ -10,27 +10,71 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from benchmarks.results import ROOT
+from benchmarks.engine.limits import missed
+from benchmarks.engine.results import ROOT, Run, write
 
 _START = time.perf_counter()
 
 
-def options(doc: str | None, *, fork: bool = False, writes: bool = True) -> argparse.ArgumentParser:
-    """Return a parser that knows `--out`, `--commit`, and `--fork` where it is asked for.
+def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
+    """Measure a case and write its file after each result; return the exit status.
 
-    Args:
-        doc: the command's docstring, whose first line describes it.
-        writes: `--out` must be given.
+    A case is a module with `measure(args)`, which yields the run as it grows. It may have
+    `options(parser)`, `tables(run)`, which is printed, and `limits(run)` with figures or
+    `misses(run)`, a line for each missed limit. With `FAILS`, such lines make the exit status 1.
     """
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    if fork:
-        parser.add_argument("--fork", type=Path, required=True, help="checkout of the public fork")
-    parser.add_argument("--out", type=Path, required=writes, help="where the results are written")
-    parser.add_argument("--commit", help="this project's commit, where git cannot tell")
-    return parser
+    name = case.__name__.rpartition(".")[2]
+    description = (case.__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(f"python -m benchmarks {name}", description=description)
+    parser.add_argument("--out", type=Path, help="file for the results")
+    parser.add_argument("--commit", help="this project's commit, where git does not know it")
+    if hasattr(case, "options"):
+        case.options(parser)
+    args = parser.parse_args(arguments)
+    run: Run | None = None
+    for run in _runs(case, args):
+        if args.out:
+            write(args.out, run)
+    if run is None:
+        return 1
+    if hasattr(case, "tables"):
+        print(case.tables(run))
+    lines = misses(case, run)
+    for line in lines:
+        print(f"misses its limit: {line}")
+    return int(bool(lines) and getattr(case, "FAILS", False))
+
+
+def misses(case: ModuleType, run: Run) -> list[str]:
+    """Return a line for each limit that a run of a case misses."""
+    if hasattr(case, "misses"):
+        return list(case.misses(run))
+    return missed(case.limits(run)) if hasattr(case, "limits") else []
+
+
+def _runs(case: ModuleType, args: argparse.Namespace) -> Iterator[Run]:
+    runs: Iterator[Run] = case.measure(args)
+    return runs
+
+
+def fork_option(parser: argparse.ArgumentParser) -> None:
+    """Add the checkout of the public fork, which a case needs."""
+    parser.add_argument("--fork", type=Path, required=True, help="checkout of the public fork")
+
+
+def without_option(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Let a command leave implementations out."""
+    parser.add_argument("--without", choices=names, action="append", default=[])
+
+
+def device_option(parser: argparse.ArgumentParser) -> None:
+    """Let a command run as a trial without a GPU."""
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
 
 
 def say(text: object) -> None:
@@ -38,15 +82,10 @@ def say(text: object) -> None:
     print(f"{time.perf_counter() - _START:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def python(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this project by this Python."""
-    return [sys.executable, "-m", module, *map(str, arguments)]
-
-
 def run_for(
     seconds: float, command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> tuple[str, int | None]:
-    """Run a command in the project's folder; return what it said on both streams and its status.
+    """Run a command in the project's folder; return its output on both streams and its status.
 
     The status is None where it took longer than `seconds`, and was killed with its children.
     """
@@ -65,10 +104,15 @@ def tool_version(tool: str, source: str) -> str:
     """Return the version of a tool of NVIDIA's on PATH.
 
     Raises:
-        SystemExit: it is not there; `source` says what brings it.
+        SystemExit: it is not there; `source` is what brings it.
     """
     if shutil.which(tool) is None:
         sys.exit(f"{tool} is not on PATH; it comes with {source}")
-    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"[Vv]ersion (\S+)", said)
-    return found[1] if found else said.strip()
+    text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"[Vv]ersion (\S+)", text)
+    return found[1] if found else text.strip()
+
+
+def python(module: str, *arguments: Any) -> list[str]:
+    """Return the command that runs a module of this project by this Python."""
+    return [sys.executable, "-m", module, *map(str, arguments)]

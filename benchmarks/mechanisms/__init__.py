@@ -1,1 +1,20 @@
-"""What each sequence mixer costs: this project's, the host library's and softmax, in one table."""
+"""Sequence mixers whose costs are compared, one file each: a file here is all that a new one needs.
+
+A file has IMPLEMENTATIONS, by the names that the command line takes. What computes an
+implementation is imported when it is made, so that a missing package fails alone.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from benchmarks.engine.mechanism import Implementation
+
+
+def implementations() -> dict[str, Implementation]:
+    """Return every implementation by name, in the order in which they are measured."""
+    found: dict[str, Implementation] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        found |= import_module(module.name).IMPLEMENTATIONS
+    return found

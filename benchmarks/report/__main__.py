@@ -2,9 +2,9 @@
 
     python -m benchmarks.report [--check]
 
---check changes nothing, and exits with 1 when the documents do not say what the files in
-benchmarks say. A limit that is missed, a test that failed or what the sanitizer found stops
-nothing: the documents list it, and this says it.
+--check changes nothing, and exits with 1 when the documents differ from the files in benchmarks.
+Missed limits, failed tests and findings of the sanitizer stop nothing: the documents list them, and
+this prints them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.delta_rule import page as delta_rule
-from benchmarks.engine.limits import missed
-from benchmarks.honesty import page as honesty
-from benchmarks.inference import page as inference
-from benchmarks.layer import page as layer
-from benchmarks.mechanisms import page as mechanisms
-from benchmarks.operator import page as operator
-from benchmarks.recall import page as recall
+from benchmarks.report import claim, delta_rule, inference, kernels, layer, models, recall
 from benchmarks.report.documents import update
 
 
@@ -28,24 +21,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    of_layer, of_operator = layer.load_runs(), operator.load_runs()
     wanted = {
-        **layer.documents(of_layer),
-        **operator.documents(of_operator),
+        **layer.documents(layer.load_runs()),
+        **kernels.documents(),
         **recall.documents(),
-        **honesty.documents(),
+        **claim.documents(),
         **delta_rule.documents(),
-        **mechanisms.documents(),
+        **models.documents(),
         **inference.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")
-    for line in (
-        *missed(layer.limits(of_layer)),
-        *operator.outside(of_operator),
-        *missed(honesty.limits()),
-        *missed(inference.limits()),
-    ):
-        print(line, file=sys.stderr)
+    for page in (layer, kernels, claim, inference):
+        for line in page.misses():
+            print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

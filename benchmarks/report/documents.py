@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
 
-from benchmarks.results import ROOT
+from benchmarks.engine.results import ROOT, Run, load
 
 RESULTS = ROOT / "docs" / "results"
 TEMPLATES = ROOT / "benchmarks" / "report" / "templates"
+WIDTH = 118
+"""Columns of a paragraph."""
 MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 
 def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
-    """Return the text of the document `path` with every part between its marks made anew.
+    """Return the text of the document `path` with every part between its marks filled in.
 
     Raises:
         SystemExit: the document lacks a section's marks, or has some that nothing fills.
@@ -40,6 +42,15 @@ def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
     """
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
     return {RESULTS / f"{name}.md": Template(text).substitute(sections)}
+
+
+def shown(path: Path, describe: Callable[[Run], str]) -> str:
+    """Return what `describe` makes of a run, or the sentence that there is none yet.
+
+    Raises:
+        pydantic.ValidationError: the file is no run.
+    """
+    return describe(load(path)) if path.exists() else "No run of it is committed yet."
 
 
 def stale(wanted: Mapping[Path, str]) -> list[Path]:

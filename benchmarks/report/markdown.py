@@ -1,8 +1,10 @@
-"""A Markdown table, for the scripts that write documents."""
+"""Markdown tables and their cells, for documents that are made from data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.engine.results import Entry
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -12,28 +14,58 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def records(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the Markdown table of rows that name their cells; all have the first one's columns."""
+    """Return the table of rows that name their cells; all have the first one's columns."""
     listed = list(rows)
+    if not listed:
+        return "Nothing was measured."
     return table(list(listed[0]), [[row[name] for name in listed[0]] for row in listed])
 
 
+def facts(rows: Mapping[str, str]) -> str:
+    """Return a table of two columns without a header: what, and its value."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+
+
 def milliseconds(value: float | None) -> str:
-    """Write a time as a table shows it, or that there is none."""
+    """Return a time as a table shows it; a dash where there is none."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}"
 
 
-def facts(rows: dict[str, str]) -> str:
-    """Return a Markdown table of two columns without a header: what, and its value."""
-    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+def microseconds(value: float | None, digits: int = 2) -> str:
+    """Return milliseconds in microseconds; a dash where there is none."""
+    return "-" if value is None else f"{value * 1e3:.{digits}f}"
+
+
+def times(value: float | None, digits: int = 1) -> str:
+    """Return a ratio; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """Return a percentage; a dash where there is none."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def gib(value: float | None) -> str:
+    """Return bytes in GiB; a dash where there is none."""
+    return "-" if value is None else f"{value / 2**30:.2f}"
+
+
+def worst(entry: Entry | None) -> str:
+    """Return an entry's largest error and its tensor; a dash where there is none."""
+    if entry is None or not entry.errors:
+        return "-"
+    tensor, error = entry.worst()
+    return f"{error:.1e} ({tensor})"
 
 
 def not_timed(failures: Iterable[tuple[str, str]]) -> str:
-    """Return a paragraph that names what was not timed, and why; nothing where all was.
+    """Return a paragraph that names what was not timed, by reason; nothing where all was.
 
     Args:
-        failures: what, and what its failure said; what failed alike is told with one reason.
+        failures: what, and its error.
     """
     by_reason: dict[str, list[str]] = {}
     for what, why in failures:

@@ -17,8 +17,8 @@ from typing import Any
 
 import triton
 
+from benchmarks.engine.results import ROOT
 from benchmarks.resources.cubin import output
-from benchmarks.results import ROOT
 
 TABLE = ROOT / "benchmarks" / "kernel_resources.json"
 PAGE = ROOT / "docs" / "results" / "kernel-resources.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.layer.trees import TREES, make_tree
+from benchmarks.cases.trees import TREES, make_tree
 from harness.measuring.runner import MeasurementError, Options, measure
 from tests.processes import HANG, wait_for
 

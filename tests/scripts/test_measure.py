@@ -9,28 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cases.trees import TREES
 from tests import PROJECT
 from tests.processes import run
 
 STEPS = (
-    "gpu_tests.run",
-    "layer.speed",
-    "layer.training",
-    "honesty.acceptance",
-    "operator.inference",
-    "operator.training",
-    "delta_rule.speed",
-    "wkv6.speed",
-    "mechanisms.speed",
-    "recall.train",
-    "nsight.profile",
-    "sanitizer.watch",
+    "gpu_tests",
+    "layer_accuracy",
+    "layer",
+    "layer_profile",
+    "layer_training",
+    "claim_acceptance",
+    "operator",
+    "operator_training",
+    "delta_rule",
+    "wkv6",
+    "mechanisms",
+    "recall",
+    "nsight",
+    "sanitizer",
 )
-RECORD = """import pathlib, sys
-name = __spec__.name.removeprefix("benchmarks.")
+RECORD = """import sys
 with open("steps", "a") as steps:
-    print(name, *sys.argv[1:], file=steps)
-sys.exit(name == {failing!r})
+    print(*sys.argv[1:], file=steps)
+sys.exit(sys.argv[1] == "operator")
 """
 
 
@@ -40,15 +42,11 @@ def project(tmp_path: Path) -> Path:
     scripts = tmp_path / "project" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy(PROJECT / "scripts/measure.sh", scripts)
-    for step in STEPS:
-        path = Path("benchmarks", *step.split(".")).with_suffix(".py")
-        assert (PROJECT / path).exists()
-        stand_in = scripts.parent / path
-        stand_in.parent.mkdir(parents=True, exist_ok=True)
-        # Python prefers the installed checkout's package to a folder without __init__.py.
-        for folder in (stand_in.parent, stand_in.parent.parent):
-            (folder / "__init__.py").touch()
-        stand_in.write_text(RECORD.format(failing="operator.inference"))
+    package = scripts.parent / "benchmarks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(RECORD)
+    assert all((PROJECT / f"benchmarks/cases/{step}.py").exists() for step in STEPS)
     return scripts.parent
 
 
@@ -64,7 +62,10 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
     assert (done.returncode, done.stderr) == (1, "")
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
     assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
-    assert called[1][1:5] == ["--fork", str(fork), "--out", "data"]
+    accuracy = ["layer_accuracy", "--out", "data/layer-accuracy.json", "--fork", str(fork)]
+    assert called[1][:5] == accuracy
+    trees = [line[-3] for line in called if line[0] == "layer"]
+    assert trees == list(TREES)
     assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)
     assert (project / "data").is_dir()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.recall.processes import in_group
-from benchmarks.recall.results import Task
+from benchmarks.models.processes import in_group
+from benchmarks.models.task import Task
 from tests.training_steps import assert_same, take_steps
 
 pytestmark = pytest.mark.gpu

@@ -7,10 +7,9 @@ import torch
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import replay
 
-from benchmarks.recall.model import Model, recall_loss
-from benchmarks.recall.results import Task
-from benchmarks.recall.task import draw
-from benchmarks.recall.ways import prepare
+from benchmarks.models.model import Model, recall_loss
+from benchmarks.models.task import Task, draw
+from benchmarks.models.ways import prepare
 from quasar_kernels.reference import relative_rms
 
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,44 @@
+"""Measure one case: `python -m benchmarks CASE --out FILE`, where CASE is a file of `cases`.
+
+`python -m benchmarks.report` makes the documents from the files.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.engine.commands import run_case
+
+CASES = Path(__file__).with_name("cases")
+
+
+def described() -> dict[str, str]:
+    """Return the first line about each case by its name; no case is imported."""
+    found = {}
+    for path in sorted(CASES.glob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(one, ast.FunctionDef) and one.name == "measure" for one in module.body):
+            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return found
+
+
+def main() -> int:
+    """Run a case, or list all."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    cases = described()
+    if name in cases:
+        return run_case(import_module(f"benchmarks.cases.{name}"), arguments)
+    known = "\n".join(f"  {case:18} {text}" for case, text in cases.items())
+    usage = f"usage: python -m benchmarks CASE --out FILE [options]\n\n{known}"
+    if name in ("-h", "--help"):
+        print(usage)
+        return 0
+    print(f"there is no case {name}\n{usage}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The harness on this GPU: the cycle's times, validators' runs of the claim, and agreement.
+
+    python -m benchmarks claim_acceptance --fork PATH --out benchmarks/h200/acceptance.json
+
+PATH is a checkout of the public fork. The claim is measured as the miner measures it, twice: from
+nothing, and confirmed by one run. Then validator_loop.py, which uses nothing of the harness, runs
+in fresh processes: at the target for the claim, and at other lengths that the harness measured as
+well. Seven minutes or so on an H200. The exit status is 1 when a limit is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.engine import commands
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.claim import derive_claim
+from harness.claim.derive import ACCEPTED_SHARE
+from harness.hardware.machine import Environment
+from harness.measuring.plan import ForClaim
+from harness.measuring.runner import Options, call, child_environment, probe
+from harness.measuring.sampler import Policy, Sampler, processes_at_once
+from harness.workload import VALIDATOR_LENGTHS
+
+FAILS = True
+LOOP = Path(__file__).with_name("validator_loop.py")
+COMPARED = (16_384, 100_000, 1_000_000)
+"""Lengths at which both loops must agree."""
+
+COMPARED_RUNS = 14
+"""Validators' runs of such a length: medians of five differ by 1% in one case of ten by chance."""
+
+
+def validator_runs(
+    tree: Path, lengths: Sequence[int], device: str, at_once: int
+) -> list[tuple[int, float]]:
+    """Return the speed of a fresh process at each of `lengths`; one is timed at a time."""
+    found = []
+    for first in range(0, len(lengths), at_once):
+        some = lengths[first : first + at_once]
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(LOOP), str(tree), str(tokens)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=child_environment(os.environ, device=device),
+            )
+            for tokens in some
+        ]
+        for process in started:  # all of them import before one is timed
+            assert process.stdout is not None  # noqa: S101 # it is a pipe
+            while (line := process.stdout.readline()) != "ready\n":
+                if not line:
+                    sys.exit(f"the validator's loop ended with status {process.wait()}")
+        for tokens, process in zip(some, started, strict=True):
+            output, _ = process.communicate("\n")
+            found.append((tokens, float(output.split()[-1])))
+            commands.say(f"validator's loop, {tokens:,} tokens: {found[-1][1] / 1e6:.3f} M/s")
+    return found
+
+
+def sampler_of(tree: Path, machine: Environment) -> Sampler:
+    """Return a sampler without samples as the miner has it."""
+    options = Options("cuda", 60.0)
+    soak = partial(call, "harness.worker.machine.soak:soak", 12.0, options=options)
+    return Sampler(
+        tree=tree,
+        options=Options(machine.device),
+        policy=Policy(attempts=3),
+        soak=soak if machine.device == "cuda" else None,
+        at_once=processes_at_once(machine),
+    )
+
+
+def judge(tree: Path, target: int, runs: int, compared: Sequence[int], run: Run) -> Run:
+    """Measure, claim, and let the other loop judge both; add the results to a run."""
+    began = time.monotonic()
+    machine = probe()
+    at_once = processes_at_once(machine)
+    sampler = sampler_of(tree, machine)
+    sampler.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once))
+    cycle = time.monotonic() - began
+    claim = derive_claim({target: sampler.of(target)}, target)
+    commands.say(f"measured in {cycle:.0f} s: {claim}")
+
+    began = time.monotonic()
+    again = sampler_of(tree, probe())
+    again.samples = list(sampler.samples)
+    existing = len(sampler.of(target))
+    again.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once, confirming=existing))
+    confirm = time.monotonic() - began
+    commands.say(f"confirmed in {confirm:.0f} s")
+
+    for tokens in compared:
+        sampler.run(ForClaim(tokens, at_once=at_once))
+    wanted = [target] * runs + [n for n in compared if n != target for _ in range(COMPARED_RUNS)]
+    found = validator_runs(tree, wanted, machine.device, at_once)
+    speeds = {n: tuple(speed for tokens, speed in found if tokens == n) for n in set(wanted)}
+    entries = [
+        Entry(
+            table="agreement",
+            of={"tokens": n},
+            figures={
+                "harness": median(m.tokens_per_sec for m in sampler.of(n)),
+                "validator": median(speeds[n]),
+                # of the loop, until the host was done
+                "host_share": max((m.host_seconds or 0) / m.elapsed_seconds for m in sampler.of(n)),
+                **_cold_ms(sampler, n),
+            },
+        )
+        for n in compared
+    ]
+    validator = Entry(
+        table="validator", of={"tokens": target}, series={"tokens_per_sec": speeds[target]}
+    )
+    return run.model_copy(update={"environment": machine}).adding(
+        validator,
+        *entries,
+        target=target,
+        cycle_seconds=cycle,
+        confirm_seconds=confirm,
+        claim=claim.tokens_per_sec,
+        claim_runs=claim.runs,
+        **{f"{name} limit": limit for name, limit in claim.limits.items()},
+    )
+
+
+def _cold_ms(sampler: Sampler, tokens: int) -> dict[str, float]:
+    calls = [seconds for m in sampler.of(tokens) for seconds in m.call_seconds]
+    return {"cold_call_ms": median(calls) * 1e3} if calls else {}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.fork_option(parser)
+    parser.add_argument("--target", type=int, default=1_000_000, help="length of the claim")
+    parser.add_argument("--runs", type=int, default=20, help="validators' runs of the claim")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Judge the overlay."""
+    with tempfile.TemporaryDirectory() as name:
+        tree = make_tree(args.fork, Path(name, "tree"), TREES["overlay"])
+        run = start("claim_acceptance", "", args.commit, device=None)
+        yield judge(tree, args.target, args.runs, COMPARED, run)
+
+
+def limits(run: Run) -> list[Criterion]:
+    """Return what must hold on a GPU, with its figure."""
+    claim, (validator,) = run.number("claim"), run.table("validator")
+    speeds = validator.series["tokens_per_sec"]
+    refuted = sum(speed < ACCEPTED_SHARE * claim for speed in speeds)
+    apart = [
+        Criterion(
+            f"{one.of['tokens']:,} tokens, harness and validator's loop apart, %",
+            abs(one.figures["harness"] / one.figures["validator"] - 1),
+            0.01,
+            scale=100,
+            digits=".2f",
+        )
+        for one in run.table("agreement")
+    ]
+    return [
+        Criterion("validator's runs that refute the claim", refuted, 0),
+        Criterion("claim / median", claim / median(speeds), 0.97, at_least=True),
+        Criterion("measuring from nothing, s", run.number("cycle_seconds"), 240),
+        Criterion("confirming what was measured, s", run.number("confirm_seconds"), 60),
+        *apart,
+    ]
+
+
+def tables(run: Run) -> str:
+    """Return a line for each limit."""
+    return "\n".join("; ".join(criterion.cells()) for criterion in limits(run))

@@ -1,0 +1,146 @@
+"""The referee's clock on this machine: agreement with a validator's loop, and how it errs.
+
+    python -m benchmarks claim_proof --fork PATH --out FILE
+
+PATH is a checkout of the public fork, over which this project's kernels are laid. For each length,
+fresh processes time the tree in turn by the referee's clock, by validator_loop.py, and by the
+referee's clock with a cheat in the layer. Then one process proves its speed many times in a row,
+each time with other weights and inputs. The exit status is 1 when a limit is missed. Ten minutes or
+so on an H200; `--lengths` and `--repeats` make it shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cases.claim_acceptance import validator_runs
+from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.engine import commands, processes
+from benchmarks.engine.commands import say
+from benchmarks.engine.results import Entry, Run, start
+from harness.measuring import runner
+from harness.measuring.runner import MeasurementError, Options, probe
+
+FAILS = True
+LENGTHS = {"cuda": (512, 16_384, 100_000, 1_000_000), "cpu": (512, 2048)}
+EXACT = (16_384, 100_000, 1_000_000)
+"""Lengths at which both clocks must agree within 1%."""
+
+CHEAT = """
+_forward, _kept = QuasarAttention.forward, {}
+def forward(self, hidden_states, *args, **kwargs):
+    place = hidden_states.data_ptr(), hidden_states.shape
+    if place not in _kept:
+        _kept.clear()
+        _kept[place] = hidden_states.bfloat16()
+    return _forward(self, _kept[place], *args, **kwargs)
+QuasarAttention.forward = forward
+"""
+"""Is appended to the layer's file: the input is rounded before the clock starts."""
+
+
+def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
+    """Prove the speed of a tree many times in this process."""
+    from harness.worker.referee import fork_subject
+
+    subject = fork_subject()
+    import torch
+
+    from harness.worker.failures import WorkerError
+    from harness.worker.proof import take, time_link, verify
+
+    place = torch.device(device)
+    link = time_link(tokens, place)
+    subject.ask("load", tree=tree)
+    subject.ask("use", device=device, single=False)
+    seconds, refused, verifying = [], [], 0.0
+    for _ in range(times):
+        try:
+            proof = take(subject, tokens, place)
+            seconds.append(proof.seconds_per_call(link))
+            began = time.monotonic()
+            verify(proof, place)
+            verifying += time.monotonic() - began
+        except WorkerError as error:
+            refused.append(str(error))
+    subject.end()
+    figures = {
+        "proofs": times,
+        "refused": len(refused),
+        "link_seconds": link,
+        "verification_seconds": verifying / times,
+    }
+    return Entry(
+        table="repeats", of={"tokens": tokens}, figures=figures, series={"call_seconds": seconds},
+        texts={str(n): reason for n, reason in enumerate(refused)},
+    )  # fmt: skip
+
+
+def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) -> Iterator[Entry]:
+    """Time a tree in fresh processes, by one clock and the other in turn; speeds in tokens/s."""
+    found: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
+    for _ in range(runs):
+        found["loop"] += [speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)]
+        for name, tree in trees.items():
+            try:
+                timed = runner.measure(tree, tokens, Options(device), proven=True)
+            except MeasurementError as error:
+                say(f"{name}, {tokens:,} tokens: {error}")
+                continue
+            found[name].append(timed.tokens_per_sec)
+            say(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
+    for name, speeds in found.items():
+        if speeds:
+            ratio = {"ratio": median(speeds) / median(found["loop"])}
+            yield Entry(
+                table="speeds", of={"tokens": tokens}, by=name, figures=ratio,
+                series={"tokens_per_sec": speeds},
+            )  # fmt: skip
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.fork_option(parser)
+    parser.add_argument("--runs", type=int, default=5, help="processes of each kind at a length")
+    parser.add_argument("--repeats", type=int, default=100, help="proofs in one process")
+    parser.add_argument("--lengths", type=int, nargs="*", help="in tokens")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Judge the clock; yield what there is after each length."""
+    machine = probe()
+    run = start("claim_proof", "", args.commit, device=None)
+    run = run.model_copy(update={"environment": machine})
+    with tempfile.TemporaryDirectory() as name:
+        tree, cheat = (
+            make_tree(args.fork, Path(name, one), TREES["overlay"]) for one in ("tree", "cheat")
+        )
+        with (cheat / "fla/layers/quasar.py").open("a") as file:
+            file.write(CHEAT)
+        trees = {"proof": tree, "input kept in bf16": cheat}
+        for tokens in args.lengths or LENGTHS[machine.device]:
+            run = run.adding(*agreement(trees, tokens, machine.device, args.runs))
+            times = max(1, min(args.repeats, 20_000_000 // tokens))
+            repeated = processes.call(repeat, tree, tokens, machine.device, times)
+            run = run.adding(Entry.model_validate(repeated))
+            yield run
+
+
+def misses(run: Run) -> list[str]:
+    """Return a line for each refused proof and each length at which the clocks differ."""
+    found = [
+        f"{one.figures['refused']} of {one.figures['proofs']} proofs are refused at "
+        f"{one.of['tokens']} tokens"
+        for one in run.table("repeats")
+        if one.figures["refused"]
+    ]
+    return found + [
+        f"{one.figures['ratio']:.4f} of the loop's speed at {one.of['tokens']} tokens, limit 1%"
+        for one in run.table("speeds")
+        if one.by == "proof" and one.of["tokens"] in EXACT and abs(one.figures["ratio"] - 1) > 0.01
+    ]

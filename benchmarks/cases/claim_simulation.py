@@ -1,0 +1,119 @@
+"""How often a validator refutes the claim under simulated noise, and what honesty costs.
+
+    python -m benchmarks claim_simulation --out benchmarks/honesty.json [--trials 4000]
+
+Every trial takes runs of one shape of noise as the miner does, until they are settled, and derives
+the claim by `harness.claim` itself. The chance that one run of a validator misses the claim is then
+read off a million draws of that shape, which is exact enough for chances of one in 100,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from benchmarks.cases.claim_noise import SHAPES, Runs, Shape
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.claim import RUNS_MOST, derive_claim, is_settled
+from harness.claim.derive import ACCEPTED_SHARE
+from harness.sample import Correctness, Sample
+
+REFUTED_MOST = 1e-4
+"""Largest chance, under every shape of noise, that a validator's one run misses the claim."""
+RATIO_LEAST = 0.97
+"""Least claim over the median on a healthy GPU."""
+
+LENGTH = 65_536
+UNDISTURBED = 1e8
+"""Tokens/s of a run that takes one relative second; the claim does not depend on it."""
+
+LEAST_RUNS = 3
+DRAWS = 1_000_000
+
+_CHECK = Correctness(
+    passed=True, checks=(), device="cuda", dtype="bfloat16", longest=LENGTH, seconds=0, seed="",
+    source_digest="",
+)  # fmt: skip
+_RUN = Sample(
+    length=LENGTH, tokens_per_sec=UNDISTURBED, vram_mb=0, elapsed_seconds=1, runs=10,
+    first_call_seconds=0, import_seconds=0, cache="shared", source_file="", layer_file="",
+    source_digest="", correctness=_CHECK, started_at=datetime.fromtimestamp(0, timezone.utc),
+)  # fmt: skip
+
+
+def measurements(runs: Runs, trial: int) -> list[Sample]:
+    """Return the runs of one trial as the harness would report them."""
+    second = 10 * LENGTH / UNDISTURBED  # ten calls
+    return [
+        _RUN.model_copy(
+            update={
+                "tokens_per_sec": UNDISTURBED / elapsed,
+                "elapsed_seconds": second * elapsed,
+                "host_seconds": second * host,
+            }
+        )
+        for elapsed, host in zip(runs.elapsed[trial], runs.host[trial], strict=True)
+    ]
+
+
+def claim(taken: list[Sample]) -> tuple[float, int]:
+    """Return the claim and the runs that it took, of those that would be taken one by one."""
+    count = next(
+        n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(taken[:n])
+    )
+    return derive_claim({LENGTH: taken[:count]}, LENGTH).tokens_per_sec, count
+
+
+def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS) -> Entry:
+    """Return how the claim fares under one shape of noise."""
+    runs = shape.draw(generator, trials, RUNS_MOST)
+    found = [claim(measurements(runs, trial)) for trial in range(trials)]
+    claims = np.array([speed for speed, _ in found]) / UNDISTURBED
+    later = np.sort(1 / shape.later(generator, draws))
+    below = np.searchsorted(later, ACCEPTED_SHARE * claims) / draws
+    ratios = claims / np.median(later)
+    figures = {
+        "refuted": float(below.mean()),  # chance that one run of a validator misses the claim
+        "ratio": float(np.median(ratios)),  # claim / median of later runs, median of the trials
+        "ratio_low": float(np.quantile(ratios, 0.05)),
+        "runs": float(np.mean([count for _, count in found])),
+    }
+    of = {"shape": shape.name, "healthy": shape.healthy}
+    return Entry(table="shapes", of=of, figures=figures)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    parser.add_argument("--trials", type=int, default=4000, help="claims of each shape")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Simulate every shape; yield what there is after each."""
+    generator = default_rng(20_260_101)
+    settings = {"trials": args.trials}
+    run = start("claim_simulation", "", args.commit, device=None, settings=settings)
+    for shape in SHAPES:
+        entry = simulate(shape, args.trials, generator)
+        say(entry)
+        run = run.adding(entry)
+        yield run
+
+
+def limits(run: Run) -> list[Criterion]:
+    """Return every promise with its figure."""
+    found = run.table("shapes")
+    refuted = [
+        Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")
+        for e in found
+    ]
+    return refuted + [
+        Criterion(f"{e.of['shape']}: claim / median", e.figures["ratio"], RATIO_LEAST, True)
+        for e in found
+        if e.of["healthy"]
+    ]

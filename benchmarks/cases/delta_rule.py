@@ -1,0 +1,328 @@
+"""The delta rule, with a decay and without: this project's functions, fla's and other libraries'.
+
+    python -m benchmarks delta_rule --out benchmarks/h200/delta-rule.json [--without NAME]
+
+Forward, forward and backward, decoding; outputs and gradients against float64. `cuda` and `triton`
+are quasar_kernels.delta_rule with QUASAR_BACKEND of that name; `fla` is fla's function of the same
+name; FlashQLA (flash-qla 0.1) and FlashInfer (flashinfer-python 0.7) have the gated delta rule for
+heads of 128 alone and are measured where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from importlib import import_module, metadata
+from typing import Any, Literal, NamedTuple, get_args
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.engine import clocks, commands, comparison
+from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, Way
+from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion
+from benchmarks.engine.results import Row, Run, start
+from quasar_kernels.delta_reference import delta_chunked
+from quasar_kernels.mount import mount
+
+Rule = Literal["delta rule", "gated delta rule"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+PLAIN, GATED = RULES
+
+LONG, MIDDLE = Shape(1, 1_000_000, 8, 64), Shape(1, 16_384, 8, 64)
+BATCHED, WIDE = Shape(32, 2048, 8, 64), Shape(1, 65_536, 8, 128)
+WIDE_BATCHED = Shape(32, 8192, 32, 128)
+SHAPES = (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED)
+CALLS = [(rule, way, shape) for way in WAYS for shape in SHAPES for rule in RULES]
+"""In the order in which a run measures them."""
+BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
+CHECKED_TOKENS = 4096
+"""Gradients, whose float64 autograd keeps all tensors, are compared over so many."""
+
+OURS, FLA = ("triton", "cuda"), "fla"
+LIBRARY_WIDTH = 128
+"""Of the heads that the other libraries take."""
+
+LEADS: dict[tuple[Rule, Way, Shape], float] = {
+    (PLAIN, "forward", LONG): 15,
+    (PLAIN, "forward and backward", LONG): 5,
+    (PLAIN, "forward", MIDDLE): 3,
+    (PLAIN, "forward and backward", MIDDLE): 3,
+    (PLAIN, "forward", BATCHED): 1,
+    (PLAIN, "forward and backward", BATCHED): 1,
+    (GATED, "forward", LONG): 8,
+    (GATED, "forward and backward", LONG): 5,
+    (GATED, "forward and backward", MIDDLE): 3,
+    (GATED, "forward and backward", BATCHED): 1,
+}
+"""How many times faster than fla CUDA must be: graph replay, and from rest where both were."""
+BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
+    (GATED, "forward", WIDE_BATCHED): 1 / 1.5,
+    (GATED, "forward and backward", WIDE): 1 / 1.5,
+}
+"""Least speed of CUDA as a share of the fastest other library's, graph replay."""
+MOST_MS: dict[tuple[Rule, Way, Shape], float] = {
+    (PLAIN, "forward", LONG): 1.3,
+    (GATED, "forward", WIDE): 0.45,
+}
+"""Longest accepted time of CUDA's forward pass from rest, as a validator times a layer."""
+
+PROTOCOL = """\
+bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
+Triton and CUDA: quasar_kernels.delta_rule with QUASAR_BACKEND of that name; fla: the function of \
+the same name and arguments in flash-linear-attention, its own even where FlashQLA is installed; \
+FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone, the \
+decays' exponentials that it takes computed in the call. Outputs are compared with the float64 \
+chunk form (the first sequence of a batch), gradients over the first 4,096 tokens of a sequence \
+with float64 autograd. The GPU is warmed with matrix products first, and each call runs for 0.2 s \
+before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
+without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
+eager: the host's clock between synchronizes around calls in a row. Decoding: one token, eight \
+heads, many states taken in turn so that the L2 cache does not serve them, ours in place; the copy \
+is of such states, also in turn."""
+
+
+def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
+    """Draw noise as a Gated DeltaNet layer with default weights makes it.
+
+    Its decays are -A dt with A uniform to 16 and dt spread evenly in its logarithm over .001 to .1
+    (arXiv 2412.06464, as Mamba-2 starts).
+
+    Returns:
+        q, k of unit length and v `[B, T, H, S]` bf16; beta `[B, T, H]` fp32; and for the gated rule
+        the log decays g of the same shape.
+    """
+    batch, tokens, heads, width = shape
+
+    def noise() -> Tensor:
+        return F.silu(torch.randn(batch, tokens, heads, width, device=device))
+
+    q, k, v = F.normalize(noise(), dim=-1), F.normalize(noise(), dim=-1), noise()
+    beta, gate = (torch.randn(batch, tokens, heads, device=device) for _ in range(2))
+    A = torch.empty(heads, device=device).uniform_(0, 16)
+    dt = 10 ** torch.empty(heads, device=device).uniform_(-3, -1)
+    x = {"q": q.bfloat16(), "k": k.bfloat16(), "v": v.bfloat16(), "beta": beta.sigmoid()}
+    return x | {"g": -A * F.softplus(gate + dt.expm1().log())} if rule == GATED else x
+
+
+def exact(x: Inputs) -> Tensor:
+    """Compute the output in the inputs' dtype by the chunk form, with the functions' scale."""
+    scale = x["q"].shape[-1] ** -0.5
+    return delta_chunked(
+        x["q"], x["k"], x["v"], x["beta"], x.get("g"), scale=scale, chunk=128
+    )[0]  # fmt: skip
+
+
+class Library(NamedTuple):
+    """Another library, and how its function is given fla's arguments."""
+
+    distribution: str  # what pip installs
+    make: Callable[[], Callable[..., tuple[Tensor, Any]]]  # imports it
+    backward: bool
+
+
+def _flashqla() -> Callable[..., tuple[Tensor, Any]]:
+    function: Callable[..., tuple[Tensor, Any]]
+    function = import_module("flash_qla").chunk_gated_delta_rule
+    return function
+
+
+def _flashinfer() -> Callable[..., tuple[Tensor, Any]]:
+    function = import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule
+
+    @cache
+    def bounds(batch: int, tokens: int, device: torch.device) -> Tensor:
+        return torch.arange(batch + 1, device=device) * tokens
+
+    def packed(q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, g: Tensor) -> tuple[Tensor, None]:
+        batch, tokens = v.shape[:2]
+        rows = (t.flatten(0, 1) for t in (q, k, v, g.exp(), beta))  # decays, not their logarithms
+        # without max_seqlen all tokens are taken for one sequence's
+        ends = bounds(batch, tokens, v.device)
+        o: Tensor = function(*rows, cu_seqlens=ends, max_seqlen=tokens)
+        return o.view_as(v), None
+
+    return packed
+
+
+LIBRARIES = {
+    "flashqla": Library("flash-qla", _flashqla, backward=True),
+    "flashinfer": Library("flashinfer-python", _flashinfer, backward=False),
+}
+NAMES = (*OURS, FLA, *LIBRARIES)
+
+
+def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
+    """Tell whether an implementation has such a call."""
+    if name not in LIBRARIES:
+        return True
+    gated = rule == GATED and shape.width == LIBRARY_WIDTH
+    return gated and (way == "forward" or LIBRARIES[name].backward)
+
+
+def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Import the libraries among these names.
+
+    Returns:
+        the version of each that can be called here, and why the others cannot.
+    """
+    found, missing = {}, {}
+    for name in (name for name in LIBRARIES if name in names):
+        try:
+            LIBRARIES[name].make()
+            found[name] = metadata.version(LIBRARIES[name].distribution)
+        except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
+            missing[name] = f"{type(error).__name__}: {error}"
+    return found, missing
+
+
+@contextmanager
+def function_of(name: str, rule: Rule, kind: str = "chunk") -> Iterator[Callable[..., Any]]:
+    """Give a function by implementation, its kernels chosen as long as the context lasts.
+
+    Args:
+        kind: `chunk` or `fused_recurrent`, which the other libraries lack.
+
+    Raises:
+        ImportError: the library is not installed, or another error of its import.
+    """
+    full_name = f"{kind}_{rule.replace(' ', '_')}"
+    if name in LIBRARIES:
+        yield LIBRARIES[name].make()
+    elif name == FLA:
+        # where FlashQLA is installed fla hands it heads of 128
+        with patch.dict(os.environ, {"FLA_FLASH_QLA": "0"}):
+            yield getattr(import_module(f"fla.ops.{rule.replace(' ', '_')}"), full_name)
+    else:
+        from quasar_kernels import delta_rule
+
+        with patch.dict(os.environ, {"QUASAR_BACKEND": name}):
+            yield getattr(delta_rule, full_name)
+
+
+@contextmanager
+def selected(rule: Rule, name: str) -> Iterator[Function]:
+    """Give the function of whole sequences."""
+    with function_of(name, rule) as function:
+        yield lambda x: function(x["q"], x["k"], x["v"], **rest(x))[0]
+
+
+def rest(x: Inputs) -> Inputs:
+    """Return beta and, where there is one, the decay."""
+    return {name: x[name] for name in ("beta", "g") if name in x}
+
+
+def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> Any:
+    """Take states one token further: ours in place, fla's into new storage."""
+    keep = {"output_final_state": True} if name == FLA else {"inplace_state": True}
+    return function(x["q"], x["k"], x["v"], initial_state=state, **rest(x), **keep)
+
+
+def comparison_of(rule: Rule, tokens: int) -> Comparison:
+    """Return how a rule's calls over so many tokens are compared."""
+    checked: dict[Way, int] = {"forward": tokens, "forward and backward": CHECKED_TOKENS}
+    return Comparison(partial(selected, rule), exact, checked)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.without_option(parser, NAMES)
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Run everything; yield what there is after each call."""
+    mount()
+    torch.manual_seed(0)
+    names = [name for name in NAMES if name not in args.without]
+    found, missing = versions(names)
+    names = [name for name in names if name not in missing]
+    others = {"fla-core": metadata.version("fla-core"), **found}
+    run = start("delta_rule", PROTOCOL, args.commit, versions=others).adding(
+        **{f"{name} is missing": why for name, why in missing.items()}
+    )
+    with torch.no_grad():
+        clocks.soak(2)
+        run = run.adding(*decoding(names))
+        for rule, way, shape in CALLS:
+            x = draw(rule, shape)
+            able = [name for name in names if takes(name, rule, way, shape)]
+            rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
+            entries = comparison_of(rule, shape.tokens).entries(
+                {"rule": rule, "way": way, **shape._asdict()}, x, torch.randn_like(x["q"]), able,
+                rested=rested,
+            )  # fmt: skip
+            run = run.adding(*entries)
+            del x
+            clocks.free()
+            yield run
+
+
+def decoding(names: Collection[str]) -> Iterator[Any]:
+    """Time one token by Triton, which serves it, and by fla."""
+    for rule in RULES:
+        for width in WIDTHS:
+            for batch in BATCHES:
+                x = draw(rule, Shape(batch, 1, HEADS, width))
+                state = torch.randn(batch, HEADS, width, width, device="cuda")
+                of = {"rule": rule, "batch": batch, "width": width}
+                with ExitStack() as kernels:
+                    steps = {}
+                    for name in [one for one in ("triton", FLA) if one in names]:
+                        chosen = function_of(name, rule, "fused_recurrent")
+                        steps[name] = partial(step, name, kernels.enter_context(chosen))
+                    yield from comparison.decoding(of, x, state, steps)
+    commands.say("decoding")
+
+
+def call_name(row: Row) -> str:
+    """Return what a table calls a call."""
+    return f"{row.of['rule']}, {row.of['way']}, {comparison.shape_of(row.of)}"
+
+
+def share_of_best(row: Row) -> float | None:
+    """Return CUDA's speed as a share of the fastest other library's, where there is one."""
+    ms = {name: row.figure(name, "graph_ms") for name in row.by}
+    others = [time for name, time in ms.items() if name not in OURS and time is not None]
+    ours = ms.get("cuda")
+    return min(others) / ours if ours and others else None
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    for row in run.rows("calls"):
+        text, way = call_name(row), row.of["way"]
+        call = (row.of["rule"], way, comparison.shape_of(row.of))
+        for kind, what in (("graph_ms", ""), ("rested_ms", ", from rest")):
+            lead = row.ratio(kind, FLA, "cuda")
+            if call in LEADS and lead is not None:
+                yield Criterion(f"{text}, times fla{what}", lead, LEADS[call], True)
+        share = share_of_best(row)
+        if call in BEST_SHARES and share is not None:
+            what = f"{text}, times the fastest other library"
+            yield Criterion(what, share, BEST_SHARES[call], True)
+        rested = row.figure("cuda", "rested_ms")
+        if call in MOST_MS and rested is not None:
+            yield Criterion(f"{text}, ms from rest", rested, MOST_MS[call])
+        limit = OUTPUT_ERROR if way == "forward" else GRADIENT_ERROR
+        for name, entry in row.by.items():
+            if name not in OURS:
+                continue
+            if entry.failure:
+                yield Criterion(f"{text}, {name}, timed", False, True, True)
+                continue
+            for tensor, error in entry.errors.items():
+                yield Criterion(f"{text}, error of {tensor}, {name}", error, limit)
+            yield Criterion(f"{text}, {name}, same bits", entry.figures["repeats"], True, True)
+    tokens = run.rows("decoding")
+    for row in tokens:
+        text = "{rule}, decoding, B = {batch}, heads of {width}".format(**row.of)
+        if (lead := row.ratio("graph_ms", FLA, "triton")) is not None:
+            yield Criterion(f"{text}, times fla", lead, 1, True)
+        share = row.ratio("graph_ms", "copy", "triton")
+        if share is not None and row.of["batch"] == max(one.of["batch"] for one in tokens):
+            yield Criterion(f"{text}, share of copy bandwidth", share, COPY_SHARE, True)

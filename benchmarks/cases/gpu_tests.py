@@ -1,0 +1,82 @@
+"""The tests of tests/gpu on this machine, files side by side, with their outcome as data.
+
+    python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
+
+Each file runs in its own process, which needs pytest and none of its plugins; those that watch the
+GPU's memory run alone, after the others. A failure is printed at the end and decides the exit
+status; the file is written whatever the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.engine import commands
+from benchmarks.engine.commands import say
+from benchmarks.engine.results import ROOT, Entry, Run, start
+
+FAILS = True
+TESTS = ROOT / "tests" / "gpu"
+ALONE = ("test_faults",)
+LIMIT = 500
+"""Seconds after which a file is cut off."""
+
+
+def run_file(path: Path, limit: float = LIMIT) -> Entry:
+    """Run one file's tests and count them; print its output where something failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        # the options of pyproject.toml ask for plugins that a GPU machine may lack
+        options = ("-q", "-o", "addopts=--import-mode=importlib", f"--junitxml={report}")
+        command = commands.python("pytest", *options, path)
+        output, status = commands.run_for(limit, command)
+        if status in (0, 1) and report.exists():
+            figures, failure = count(report)
+        else:
+            cut_off = f"was cut off after {limit:g} s"
+            ended = cut_off if status is None else f"ended with status {status}"
+            figures, failure = {"passed": 0, "failed": 1, "skipped": 0}, ended
+    say(f"{path.name}: " + ", ".join(f"{number} {what}" for what, number in figures.items()))
+    if failure:
+        print(output, file=sys.stderr, flush=True)
+    name = path.relative_to(TESTS).as_posix()
+    return Entry(table="files", of={"file": name}, figures=figures, failure=failure or None)
+
+
+def count(report: Path) -> tuple[dict[str, int], str]:
+    """Count the tests of a JUnit report that pytest wrote, and name those that failed."""
+    cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 pytest wrote it
+    failed = [c.get("name", "") for c in cases if {"failure", "error"} & {part.tag for part in c}]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    passed = len(cases) - len(failed) - skipped
+    return {"passed": passed, "failed": len(failed), "skipped": skipped}, ", ".join(failed)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    parser.add_argument("--only", nargs="+", default=[], help="names of files, without .py")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Run all files, or those that are named, half as many at once as there are cores."""
+    found = sorted(TESTS.rglob("test_*.py"))
+    wanted = [path for path in found if not args.only or path.stem in args.only]
+    together = [path for path in wanted if path.stem not in ALONE]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        entries = list(pool.map(run_file, together))
+    entries += [run_file(path) for path in wanted if path not in together]
+    left_out = [path.relative_to(TESTS).as_posix() for path in found if path not in wanted]
+    run = start("gpu_tests", "", args.commit, settings={"left out": ", ".join(left_out)})
+    yield run.adding(*entries)
+
+
+def misses(run: Run) -> list[str]:
+    """Name every test that failed, with its file."""
+    return [f"{entry.of['file']}: {entry.failure}" for entry in run.entries if entry.failure]

@@ -1,0 +1,187 @@
+"""The layer's speed in the validator's loop: the public fork, the baseline and this project.
+
+    python -m benchmarks layer --fork PATH --tree overlay --out benchmarks/h200/overlay.json
+
+PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention). Trees of
+this project are checked first, at several lengths side by side. Then the tree is timed in fresh
+processes, one at a time. The fork computes something else than the recurrence, and the baseline
+misses a limit of the check with correlated keys: both are timed unchecked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.engine import commands
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.measuring import runner
+from harness.measuring.runner import (
+    MeasurementError,
+    Options,
+    check,
+    confirm,
+    probe,
+    require_passed,
+)
+from harness.sample import Correctness
+from harness.workload import WORKLOAD
+
+timed = runner.measure
+"""How one process is timed; tests replace it."""
+AT_ONCE = 10
+"""Processes that start side by side: an import of the fork takes ten seconds of one core."""
+
+SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
+"""Least tokens/s in the validator's loop, by tokens, with the layer published."""
+QUIET_SPEED = {512: 7e6, 1024: 12e6, 2048: 24e6}
+"""The same where the host is quiet, which it was for the fastest of the processes."""
+OPS_SPEED = {1_000_000: 70e6}
+"""The same with the operator alone published, under the fork's own layer."""
+PEAK_BYTES = {1_000_000: 10e9}
+"""Most memory in that loop: a card of 24 GB then reaches a million tokens."""
+FIRST_CALL_SECONDS = 10.0
+"""Longest first call of a fresh process with empty kernel caches, at every length."""
+
+Check = Correctness | MeasurementError
+
+
+def check_length(tree: Path, length: int, device: str) -> Check:
+    """Check a tree at one length."""
+    try:
+        result = check(tree, length, Options(device))
+    except MeasurementError as error:
+        say(f"check at {length}: {error.kind}: {error.reason}")
+        return error
+    failed = "; ".join(map(str, result.failed))
+    say(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
+    return result
+
+
+def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
+    """Return the check of the next length, or of the longest; None where there are none.
+
+    Raises:
+        MeasurementError: it did not pass, or gave no result.
+    """
+    if not checks:
+        return None
+    result = checks[min((n for n in checks if n >= length), default=max(checks))]
+    if isinstance(result, MeasurementError):
+        raise result
+    return require_passed(result)
+
+
+def time_process(
+    tree: Path, name: str, length: int, process: int, checks: Mapping[int, Check],
+    gpu_lock: Path, device: str,
+) -> Entry:  # fmt: skip
+    """Time one length in a fresh process; the first one of a length may have empty caches."""
+    of = {"tokens": length, "process": process}
+    cold = process == 0 and length in TREES[name].cold
+    try:
+        correctness = check_of(checks, length)
+        sample = timed(
+            tree, length, Options(device), cross_check=correctness is not None, cold_cache=cold,
+            gpu_lock=gpu_lock,
+        )  # fmt: skip
+        sample = sample if correctness is None else confirm(sample, correctness)
+    except MeasurementError as error:
+        say(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+        return Entry(table="processes", of=of, by=name, failure=f"{error.kind}: {error.reason}")
+    say(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
+    names = (
+        "tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds"
+    )  # fmt: skip
+    checked = {} if correctness is None else {"checked_tokens": correctness.longest}
+    figures = {name: getattr(sample, name) for name in names} | checked
+    return Entry(
+        table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache}
+    )  # fmt: skip
+
+
+def time_tree(
+    name: str, tree: Path, checks: Mapping[int, Check], gpu_lock: Path, device: str
+) -> list[Entry]:
+    """Time a tree at its lengths, in rounds whose processes start together.
+
+    A length that fails once is left out of the next rounds, and its earlier processes with it.
+    """
+    plan = TREES[name]
+    entries: list[Entry] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for number in range(max(plan.runs, plan.short_runs)):
+            failed = {entry.of["tokens"] for entry in entries if entry.failure}
+            due = [n for n in plan.due(number) if n not in failed]
+            run = partial(
+                time_process, tree, name, process=number, checks=checks, gpu_lock=gpu_lock,
+                device=device,
+            )  # fmt: skip
+            entries += pool.map(run, due)
+    failed = {entry.of["tokens"] for entry in entries if entry.failure}
+    kept = [one for one in entries if one.failure or one.of["tokens"] not in failed]
+    return sorted(kept, key=lambda one: (one.of["tokens"], one.of["process"]))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.fork_option(parser)
+    parser.add_argument("--tree", choices=TREES, default="overlay")
+
+
+def measure_tree(name: str, fork: Path) -> list[Entry]:
+    """Check a tree side by side at its lengths, then time it."""
+    device = probe().device
+    with tempfile.TemporaryDirectory() as folder:
+        tree = make_tree(fork, Path(folder, name), TREES[name])
+        lengths = TREES[name].checks
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda n: check_length(tree, n, device), lengths)
+            checks = dict(zip(lengths, found, strict=True))
+        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device)
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Measure one tree."""
+    machine = probe()
+    entries = measure_tree(args.tree, args.fork)
+    run = start("layer", WORKLOAD.describe(machine.device), args.commit, device=None)
+    yield run.model_copy(update={"environment": machine}).adding(*entries, tree=args.tree)
+
+
+def by_length(run: Run) -> dict[int, list[Entry]]:
+    """Return the timed processes of each length, shortest first."""
+    found: dict[int, list[Entry]] = {}
+    for entry in sorted(run.table("processes"), key=lambda one: int(one.of["tokens"])):
+        if not entry.failure:
+            found.setdefault(int(entry.of["tokens"]), []).append(entry)
+    return found
+
+
+def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:
+    """Yield every limit of both of this project's trees with its figure."""
+    for run, scope, least in ((layer, "layer", SPEED), (ops, "ops", OPS_SPEED)):
+        for tokens, limit in least.items():
+            speed = median(one.figures["tokens_per_sec"] for one in by_length(run)[tokens])
+            what = f"{tokens:,} tokens, `{scope}` scope, M tokens/s"
+            yield Criterion(what, speed, limit, True, 1e-6, ".1f")
+    lengths = by_length(layer)
+    for tokens, limit in QUIET_SPEED.items():
+        fastest = max(one.figures["tokens_per_sec"] for one in lengths[tokens])
+        what = f"{tokens:,} tokens, `layer` scope, fastest process, M tokens/s"
+        yield Criterion(what, fastest, limit, True, 1e-6, ".1f")
+    for tokens, most in PEAK_BYTES.items():
+        peak = max(one.figures["vram_mb"] for one in lengths[tokens]) * 2**20
+        yield Criterion(f"{tokens:,} tokens, peak memory, GB", peak, most, False, 1e-9, ".2f")
+    every = [one for processes in lengths.values() for one in processes]
+    cold = [one.figures["first_call_seconds"] for one in every if one.texts["cache"] == "cold"]
+    what = "slowest first call with empty caches, s"
+    yield Criterion(what, max(cold), FIRST_CALL_SECONDS, digits=".1f")

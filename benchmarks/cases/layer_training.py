@@ -1,0 +1,180 @@
+"""Training steps of the layer on this GPU: this project's and the baseline's.
+
+    python -m benchmarks layer_training --fork PATH --out benchmarks/h200/layer-training.json
+
+PATH is a checkout of the public fork. `ours` is the overlay, the baseline the fork's layer over
+fla's delta rule; each runs in a fresh process, one after the other. Ours is checked first:
+gradients against float64, and two steps bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.layer_accuracy import GRADIENT_ERROR
+from benchmarks.cases.layer_calls import DEVICE, gradient_errors, output, step
+from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.engine import clocks, commands, processes
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Row, Run, start
+from harness.worker.subject.tree import load_tree
+
+
+class Shape(NamedTuple):
+    """A layer and its input `[batch, tokens, hidden_size]`."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    batch: int
+    tokens: int
+
+    def label(self) -> str:
+        """Return the shape as the tables show it."""
+        return (
+            f"{self.hidden_size:,} wide, {self.num_heads} x {self.head_dim}, "
+            f"{self.batch} x {self.tokens:,}"
+        )
+
+
+SHAPES = (
+    Shape(512, 8, 64, 4, 2048),
+    Shape(512, 8, 64, 1, 65_536),
+    Shape(512, 8, 64, 16, 4096),
+    Shape(1024, 16, 64, 1, 131_072),
+    Shape(2048, 16, 128, 1, 16_384),
+    Shape(2048, 16, 128, 4, 4096),
+)
+
+LEADS = {512: 2.5, 1024: 2.5, 2048: 1.5}
+"""How many times faster than the baseline's a step must be, by the layer's width."""
+
+IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
+"""The tree of each implementation."""
+RUN_MS = 100
+"""Of a run of steps: in one step alone the host's start and the GPU's end would count as well."""
+CHECKED_TOKENS = 2500
+"""Tokens of each of two sequences whose gradients are compared with float64."""
+
+PROTOCOL = """\
+A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
+which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
+11 runs of steps in a row, a tenth of a second each, by the host's clock between synchronizes, \
+after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
+input included, and what CUDA graphs hold beside it, which all layers of a model share; without \
+the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
+baseline is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on \
+one machine, one after the other."""
+
+
+def new(layer_class: type, shape: Shape) -> Any:
+    """Return a layer of this shape with default weights."""
+    torch.manual_seed(0)
+    D, H, S = shape[:3]
+    return layer_class(hidden_size=D, num_heads=H, head_dim=S).to(DEVICE)
+
+
+def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return an input and a gradient of the output, as autocast gives it."""
+    size = (shape.batch, shape.tokens, shape.hidden_size)
+    x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
+    return x.requires_grad_(), dy.bfloat16()
+
+
+def cost(layer: Any, shape: Shape) -> dict[str, float]:
+    """Return what a step of this shape costs, and whether two give the same bits."""
+    x, dy = inputs(shape)
+    first, second = (step(layer, x, dy) for _ in range(2))
+    equal = all(torch.equal(first[name], second[name]) for name in first)
+    del first, second
+    step_ms = clocks.eager_ms(partial(step, layer, x, dy), least_ms=RUN_MS)
+    torch.cuda.reset_peak_memory_stats()
+    step(layer, x, dy)
+    peak = torch.cuda.max_memory_allocated()
+    graphs = clocks.graph_bytes()
+    forward_ms = clocks.eager_ms(partial(output, layer, x), least_ms=RUN_MS)
+    return {
+        "forward_ms": forward_ms,
+        "step_ms": step_ms,
+        "peak_bytes": peak,
+        "graph_bytes": graphs,
+        "workspace_bytes": clocks.free_workspaces(),
+        "reruns_equal": equal,
+    }
+
+
+def worst_gradient(layer: Any, shape: Shape) -> Entry:
+    """Compare all gradients of a few tokens with float64 autograd."""
+    few = shape._replace(batch=2, tokens=CHECKED_TOKENS)
+    x, dy = inputs(few)
+    clocks.poison()
+    errors = gradient_errors(layer, x, dy, few.num_heads, few.head_dim)
+    name = max(errors, key=lambda name: errors[name])
+    return Entry(table="gradients", of=few._asdict(), by="ours", errors={name: errors[name]})
+
+
+def implementation(name: str, tree: str) -> Iterator[Entry]:
+    """Measure one implementation in this process."""
+    layer_class = load_tree(Path(tree)).layer_class
+    checked = set()
+    clocks.soak(1)
+    for shape in SHAPES:
+        layer = new(layer_class, shape)
+        step(layer, *inputs(shape))  # compiles, and chooses among variants
+        if name == "ours" and shape.hidden_size not in checked:
+            checked.add(shape.hidden_size)
+            yield worst_gradient(layer, shape)
+        yield Entry(table="steps", of=shape._asdict(), by=name, figures=cost(layer, shape))
+        del layer
+        clocks.free()
+
+
+options = commands.fork_option
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Measure both implementations; yield what there is after each entry."""
+    run = Run.model_validate(processes.call(start, "layer_training", PROTOCOL, args.commit))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, kind in IMPLEMENTATIONS.items():
+            tree = make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
+            for one in processes.stream(implementation, name, tree):
+                entry = Entry.model_validate(one)
+                say(entry)
+                run = run.adding(entry)
+                yield run
+
+
+def memory(row: Row, name: str) -> float:
+    """Return the bytes of GPU memory that a step needs, without cuBLAS's workspaces."""
+    of = row.by[name].figures
+    return of["peak_bytes"] + of["graph_bytes"] - of["workspace_bytes"]
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    rows = [(row, Shape(**row.of)) for row in run.rows("steps")]
+    for row, shape in rows:
+        lead = row.ratio("step_ms", "baseline", "ours") or 0
+        what = f"training step, {shape.label()}, times the baseline's speed"
+        yield Criterion(what, lead, LEADS[shape.hidden_size], True, digits=".2f")
+    for row, shape in rows:
+        ours, theirs = memory(row, "ours"), memory(row, "baseline")
+        what = f"training step, {shape.label()}, memory, GB"
+        yield Criterion(what, ours, theirs, scale=1e-9, digits=".2f")
+    for entry in run.table("gradients"):
+        tensor, error = entry.worst()
+        label = Shape(**entry.of).label()  # type: ignore[arg-type]
+        what = f"training step, {label}, worst gradient (`{tensor}`), relative RMS"
+        yield Criterion(what, error, GRADIENT_ERROR, digits=".1e")
+    unequal = sum(not row.figure("ours", "reruns_equal") for row, _ in rows)
+    yield Criterion("training steps whose rerun differs in a bit", unequal, 0)

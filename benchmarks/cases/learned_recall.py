@@ -1,0 +1,81 @@
+"""What models of single mechanisms and of hybrids learn to recall, at equal parameters.
+
+    python -m benchmarks learned_recall --out benchmarks/h200/learned-recall.json
+
+Task and training are those of the case `recall`, in bf16 autocast; the models are of
+quasar_kernels.blocks. `--device cpu --width 32 --steps 400` is a trial without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.recall import Recipe, taught
+from benchmarks.engine.commands import device_option, say
+from benchmarks.engine.results import Entry, Run, start
+from benchmarks.models.choices import equal_sizes, parameters, side_by_side
+from benchmarks.models.task import Task
+from benchmarks.models.ways import Prepared
+from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+
+TASK = Task(vocabulary=384, tokens=512, pairs=32, batch=32)
+SMALL_TASK = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
+"""The task of a trial on a CPU."""
+
+PROTOCOL = """\
+Multi-query associative recall as in the case recall, bf16 autocast. Two hybrid blocks of \
+each choice of branches, all of one width, fusion by channel gains; the inner width of the MLP is \
+what gives each model the parameters of one with all branches whose MLP is as wide as the model. \
+Seeds change the first weights; all see the same batches."""
+
+
+def trained(device: str, task: Task, recipe: Recipe, mixers: tuple[str, ...], seed: int) -> Entry:
+    """Train one model."""
+    like = Sizes(task.vocabulary, recipe.width, recipe.heads, recipe.layers)
+    sizes = equal_sizes(mixers, like)
+    torch.manual_seed(seed)
+    model = LanguageModel(sizes).to(device)
+
+    def call(tokens: Tensor, places: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            logits: Tensor = model(tokens, places)
+        return logits
+
+    prepared = Prepared(list(model.parameters()), call)
+    curve = taught(prepared, torch.device(device), "bf16", task, recipe, replayed=True)
+    of = {"mixers": "+".join(mixers), "seed": seed}
+    size = {"inner": sizes.inner or 0, "parameters": parameters(sizes)}
+    return curve.model_copy(
+        update={
+            "of": of,
+            "figures": {**size, **curve.figures},
+        }
+    )
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    device_option(parser)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each model (3)")
+    parser.add_argument("--width", type=int, default=512, help="of every model (512)")
+    parser.add_argument("--steps", type=int, default=2000, help="at most (2000)")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Train every model; yield what there is after each."""
+    on_cpu = args.device == "cpu"
+    heads = 2 if on_cpu else 8
+    recipe = Recipe(args.steps, args.width, heads, rate=5e-3 if on_cpu else 2e-3)
+    task = SMALL_TASK if on_cpu else TASK
+    settings = {**task._asdict(), **recipe._asdict(), "seeds": args.seeds}
+    run = start("learned_recall", PROTOCOL, args.commit, device=args.device, settings=settings)
+    train = partial(trained, args.device, task, recipe)
+    for entry in side_by_side(train, args.seeds, not on_cpu):
+        say(f"{entry.of}: recall {entry.figures['recall']:.2%}, {entry.figures['steps']:,} steps")
+        run = run.adding(entry)
+        yield run

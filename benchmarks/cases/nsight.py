@@ -1,0 +1,222 @@
+"""The kernels of one call of the operator and of the layer, by Nsight Compute on a GPU.
+
+    python -m benchmarks nsight --out benchmarks/h200/profile.json [--tokens 1000000]
+
+The rates of a large copy and of large products are measured first in this process. Then each call
+runs in a fresh process below `ncu`, which must be on PATH and may read the GPU's counters; the
+clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks.cases.operator import named, selected
+from benchmarks.engine import clocks, commands, processes
+from benchmarks.engine.results import Entry, Run, start
+from harness.tuning.inputs import layer_like
+from harness.worker.subject.timing import recording
+from harness.workload import WORKLOAD
+from quasar_kernels.mount import mount
+
+UTILISATION = {
+    "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+    "issue": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
+    "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+"""Percentages of a peak, over a kernel's time, by the name they have here."""
+
+OPERATIONS = {
+    "bf16": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+    "fp16": "sm__ops_path_tensor_src_fp16.sum",
+    "tf32": "sm__ops_path_tensor_src_tf32_dst_fp32.sum",
+}
+"""Operations of the tensor cores, a multiplication and an addition counted apart, by operands."""
+
+_SIZES = {
+    "ns": "gpu__time_duration.sum",
+    "read": "dram__bytes_read.sum",
+    "written": "dram__bytes_write.sum",
+    "registers": "launch__registers_per_thread",
+}
+METRICS = (*UTILISATION.values(), *OPERATIONS.values(), *_SIZES.values())
+"""What ncu reports."""
+
+PROTOCOL = """\
+Nsight Compute, clocks left alone, caches emptied before each kernel, kernels one at a time. \
+Operator: chunk_quasar with QUASAR_BACKEND=cuda, B = 1, H = 8, S = 64, bf16, inputs as a layer \
+with default weights makes them. Layer: QuasarAttention(512, head_dim=64, num_heads=8) on fp32 \
+input under bf16 autocast, gradients recorded. Each call runs three times before the one that is \
+profiled. Copy: 1 GiB on the device, both directions counted; products: of 8192 x 8192 matrices; \
+both by CUDA-graph replays at the clocks of sustained work."""
+
+
+def operator_call(tokens: int) -> tuple[Callable[[], object], int]:
+    """Return a call of the operator, and the bytes of q, k, v and o."""
+    x = named(layer_like(tokens))
+
+    def call() -> None:
+        with torch.no_grad(), selected("cuda") as run:
+            run(x)
+
+    return call, 4 * x["q"].numel() * x["q"].element_size()
+
+
+def layer_call(tokens: int) -> tuple[Callable[[], object], int]:
+    """Return a forward pass of the layer, and the bytes of its input and output."""
+    from fla.layers.quasar import QuasarAttention
+
+    layer = QuasarAttention(**WORKLOAD.layer_arguments()).cuda()
+    x = torch.randn(WORKLOAD.batch_size, tokens, WORKLOAD.hidden_size, device="cuda")
+
+    def call() -> None:
+        with recording(x.device):
+            layer(x)
+
+    return call, (4 + 2) * x.numel()
+
+
+CALLS = {"operator": operator_call, "layer": layer_call}
+
+
+def run_call(name: str, tokens: int) -> None:
+    """Run one call, let the profiler see the last time only, and print the least bytes."""
+    mount()
+    torch.manual_seed(0)
+    call, least_bytes = CALLS[name](tokens)
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    print(f"least bytes: {least_bytes}")
+
+
+def profile_call(name: str, tokens: int) -> Iterator[Entry]:
+    """Run `run_call` below ncu, and yield what it saw: the call, and its kernels in their order.
+
+    Raises:
+        SystemExit: ncu failed; its output follows.
+        ValueError: as `parse`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "ncu.csv")
+        done = subprocess.run(
+            [
+                "ncu", "--clock-control", "none", "--profile-from-start", "off",
+                "--csv", "--page", "raw", "--print-units", "base",
+                "--metrics", ",".join(METRICS), "--log-file", str(log),
+                *processes.command(run_call, name, tokens),
+            ],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        text = log.read_text() if log.exists() else ""
+    found = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
+    if done.returncode or found is None:
+        sys.exit(f"ncu ended with status {done.returncode}:\n{text[-2000:]}\n{done.stderr[-2000:]}")
+    of = {"call": name, "tokens": tokens}
+    yield Entry(table="calls", of=of, figures={"least_bytes": int(found[1])})
+    for place, kernel in enumerate(parse(text)):
+        yield kernel.model_copy(update={"of": {**of, "place": place}})
+
+
+def parse(text: str) -> list[Entry]:
+    """Read `ncu --csv --page raw --print-units base`: a row a launch, in the order of launches.
+
+    Raises:
+        ValueError: there is no table, or a metric is missing, has another unit or has no value.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        raise ValueError(f"ncu profiled no kernel:\n{text[-2000:]}")
+    rows = csv.DictReader(lines)
+    units = next(rows)
+    missing = [name for name in METRICS if name not in units]
+    if missing:
+        raise ValueError(f"ncu did not report {', '.join(missing)}")
+    for name, unit in ((_SIZES["ns"], "ns"), (_SIZES["read"], "byte"), (_SIZES["written"], "byte")):
+        if units[name] != unit:
+            raise ValueError(f"ncu reports {name} in {units[name]}, not in {unit}")
+    return [_kernel(row) for row in rows]
+
+
+def _kernel(row: Mapping[str, str]) -> Entry:
+    def number(metric: str) -> float:
+        try:
+            return float(row[metric].replace(",", ""))
+        except ValueError:
+            message = f"ncu reports {row[metric]!r} as {metric} of {row['Kernel Name']}"
+            raise ValueError(message) from None
+
+    sizes = {name: number(metric) for name, metric in _SIZES.items()}
+    return Entry(
+        table="kernels",
+        figures={
+            "ms": sizes["ns"] / 1e6,
+            "registers": int(sizes["registers"]),
+            "dram_bytes": sizes["read"] + sizes["written"],
+            **{f"{kind}_operations": number(metric) for kind, metric in OPERATIONS.items()},
+            **{f"{name}_percent": number(metric) for name, metric in UTILISATION.items()},
+        },
+        texts={"kernel": row["Kernel Name"].partition("(")[0]},
+    )
+
+
+def product_rates() -> dict[str, float]:
+    """Return the rates of large products, TFLOP/s, by operands; torch's default is put back."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
+    try:
+        return {kind: clocks.product_tflops(dtype) for kind, dtype in kinds.items()}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Measure the rates, then profile the calls."""
+    version = commands.tool_version("ncu", "the CUDA toolkit, or as Nsight Compute")
+    with torch.no_grad():
+        clocks.soak(1)
+        copy, rates = clocks.copy_bandwidth(), product_rates()
+    clocks.free()
+    settings = {"copy_gb_per_s": copy, **{f"{kind}_tflops": r for kind, r in rates.items()}}
+    versions = {"Nsight Compute": version}
+    run = start("nsight", PROTOCOL, args.commit, versions=versions, settings=settings)
+    for name in CALLS:
+        run = run.adding(*profile_call(name, args.tokens))
+        yield run
+
+
+def bytes_ms(run: Run, size: float) -> float:
+    """Return the time that a copy takes to move so many bytes."""
+    return size / run.number("copy_gb_per_s") / 1e6
+
+
+def products_ms(run: Run, kernel: Entry) -> float:
+    """Return the time that large products take for as many operations on the same operands."""
+    counts = {kind: kernel.figures[f"{kind}_operations"] for kind in OPERATIONS}
+    return math.fsum(n / run.number(f"{kind}_tflops") / 1e9 for kind, n in counts.items())
+
+
+def floor_ms(run: Run, kernel: Entry) -> float:
+    """Return the least time for the bytes and the products of a kernel, which may overlap."""
+    return max(bytes_ms(run, kernel.figures["dram_bytes"]), products_ms(run, kernel))

@@ -1,0 +1,327 @@
+"""The operator's forward pass and decoding: this project's and the baseline's.
+
+    python -m benchmarks operator --out benchmarks/h200/operator.json [--without cuda]
+
+Speed, accuracy against float64, the gain of stopping early, memory, decoding and the first call
+with empty kernel caches. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of
+that name; `baseline` is fla's delta rule, given the step size. --quick leaves the baseline out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module, metadata
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine import clocks, comparison, processes
+from benchmarks.engine.clocks import free, graph_ms, rested_ms
+from benchmarks.engine.commands import say
+from benchmarks.engine.comparison import Function, Inputs, Step, timing
+from benchmarks.engine.limits import COPY_SHARE, Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.tuning import inputs as made
+from harness.worker.compare import figures
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms, step_size
+
+OURS, BASELINE = ("triton", "cuda"), "baseline"
+NAMES = (*OURS, BASELINE)
+LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
+FORGETTING_LENGTHS, SLOW_HEADS = (200_000, 1_000_000), (0, 1, 2, 8)
+BATCHES = (1, 8, 32, 128)
+FIRST_CALL_TOKENS = 100_000
+
+FORWARD_MS = {
+    "triton": {2048: 0.06, 16_384: 0.15, 100_000: 0.55, 1_000_000: 4.5},
+    "cuda": {2048: 0.03, 16_384: 0.07, 100_000: 0.24, 1_000_000: 1.8},
+}
+"""Longest accepted time of the forward pass by tokens, graph replay: none may become slower.
+
+CUDA must also be faster than Triton, in the same run and at every length.
+"""
+ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
+"""Largest accepted relative RMS error by kind of keys.
+
+CUDA's must also be at most Triton's, in the same run and at every length.
+"""
+SEARCH_COST = 1.05
+"""How much longer a call may take that looks for a place to stop and finds none."""
+MEMORY_TIMES_OUTPUT = 1.2
+FIRST_CALL_SECONDS = 8.0
+
+PROTOCOL = """\
+B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
+chunk_quasar without gradients, step size included, with QUASAR_BACKEND of that name. Baseline: \
+chunk_delta_rule with scale 1 and the step size computed by torch, which is timed too. Each \
+output is compared with the float64 chunk form before it is timed. The GPU is warmed with matrix \
+products first, and each call runs for 0.2 s before it is timed, so that the clocks are those of \
+sustained work. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
+without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
+eager: the host's clock between synchronizes around calls in a row. Forgetting: CUDA alone; \
+keys are noise in all directions, beta is 1, and 0.001 in slow heads. Decoding: one token, many \
+states taken in turn so that the L2 cache does not serve them, ours updated in place; the baseline \
+is given its step size and writes a new state into storage that its allocator uses again; the copy \
+is of such states, also in turn, the faster of the driver's and of an elementwise kernel. First \
+call: 100,000 tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any \
+compiler but torch's own."""
+
+
+def named(inputs: made.Inputs) -> Inputs:
+    """Return q, k, v and beta by name."""
+    return dict(zip(("q", "k", "v", "beta"), inputs, strict=True))
+
+
+def exact(x: Inputs) -> Tensor:
+    """Compute the output in float64 by the chunk form."""
+    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], chunk=128)[0]
+
+
+@contextmanager
+def selected(name: str) -> Iterator[Function]:
+    """Give the operator of that name, with the kernels chosen as long as the context lasts."""
+    if name == BASELINE:
+        yield _baseline
+        return
+    with patch.dict(os.environ, {"QUASAR_BACKEND": name}):
+        yield _ours
+
+
+def _ours(x: Inputs) -> Tensor:
+    from fla.ops.quasar import chunk_quasar
+
+    o: Tensor = chunk_quasar(**x)[0]
+    return o
+
+
+def _baseline(x: Inputs) -> Tensor:
+    from fla.ops.delta_rule import chunk_delta_rule
+
+    alpha = step_size(x["k"].float().square().sum(-1), x["beta"])
+    o: Tensor = chunk_delta_rule(x["q"], x["k"], x["v"], alpha, scale=1.0)[0]
+    return o
+
+
+def decoders(x: Inputs) -> Mapping[str, Step]:
+    """Return the calls that take a state one token further, by implementation."""
+    from fla.ops.delta_rule import fused_recurrent_delta_rule
+    from fla.ops.quasar import fused_recurrent_quasar
+
+    q, k, v, beta = x.values()
+    alpha = step_size(k.float().square().sum(-1), beta)
+    return {
+        "triton": lambda _, s: fused_recurrent_quasar(q, k, v, beta, s, inplace_state=True),
+        BASELINE: lambda _, s: fused_recurrent_delta_rule(q, k, v, alpha, 1.0, s, True),
+    }
+
+
+def output_errors(name: str, x: Inputs, expected: Tensor) -> dict[str, float]:
+    """Compare an output, its storage poisoned beforehand, with the float64 result."""
+    clocks.poison()
+    with selected(name) as run:
+        o = run(x)
+    found = figures(o, expected)
+    return {"o": found.relative_rms, "worst eighth": found.worst_part}
+
+
+def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
+    """Check the outputs of one length for all kinds of keys, then time it."""
+    inputs = made.layer_like(tokens)
+    for keys, noise in {"layer-like": None, **made.NOISE}.items():
+        used = named(inputs if noise is None else made.correlated(inputs, noise))
+        expected, of = exact(used), {"tokens": tokens, "keys": keys}
+        for name in names:
+            if noise is None or name != BASELINE:
+                errors = output_errors(name, used, expected)
+                yield Entry(table="accuracy", of=of, by=name, errors=errors)
+        del expected, used
+        free()
+    x = named(inputs)
+    of = {"tokens": tokens, "output_bytes": x["q"].numel() * x["q"].element_size()}
+    for name in names:
+        with selected(name) as run:
+            peak = peak_bytes(run, x)
+            times = timing(partial(run, x), rested=name == "cuda")
+        yield Entry(table="forward", of=of, by=name, figures={**times, "peak_bytes": peak})
+    say(f"forward of {tokens} tokens")
+
+
+def peak_bytes(run: Function, x: Inputs) -> int:
+    """Return the most memory that a call holds besides its inputs."""
+    free()
+    before = torch.cuda.memory_allocated()
+    run(x)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure_forgetting() -> Iterator[Entry]:
+    """Check and time CUDA's forward pass where heads forget, and without making use of it."""
+    from fla.ops.quasar.cuda.scan import forward as cuda_scan
+
+    for tokens in FORGETTING_LENGTHS:
+        for slow in SLOW_HEADS:
+            x = named(made.forgetting(tokens, slow))
+            error = output_errors("cuda", x, exact(x))["o"]
+            free()
+            with selected("cuda") as run:
+                call = partial(run, x)
+                times = {"graph_ms": graph_ms(call), "rested_ms": rested_ms(call)}
+                with patch.object(cuda_scan, "LONG", sys.maxsize):  # pass 1 never stops
+                    full = {"full_graph_ms": graph_ms(call), "full_rested_ms": rested_ms(call)}
+            yield Entry(
+                table="forgetting", of={"tokens": tokens, "slow_heads": slow}, by="cuda",
+                figures={**times, **full}, errors={"o": error},
+            )  # fmt: skip
+            del x, call
+            free()
+    say("forgetting")
+
+
+def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
+    """Check and time one token at several batch sizes, and copies of the states."""
+    for batch in BATCHES:
+        x = named(made.layer_like(1, batch))
+        state = torch.randn(batch, made.HEADS, made.WIDTH, made.WIDTH, device="cuda")
+        expected = quasar_recurrence(x["q"], x["k"], x["v"], x["beta"], state)[0]
+        steps = {name: step for name, step in decoders(x).items() if name in names}
+        errors = {
+            name: {"o": relative_rms(step(x, state.clone())[0], expected)}
+            for name, step in steps.items()
+        }
+        yield from comparison.decoding({"batch": batch}, x, state, steps, errors)
+    say("decoding")
+
+
+def first_call(name: str) -> dict[str, float]:
+    """Import and call an implementation in this process, which has not compiled anything."""
+    torch.manual_seed(0)
+    x = named(made.layer_like(FIRST_CALL_TOKENS))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    mount()
+    import_module("fla.ops.delta_rule" if name == BASELINE else "fla.ops.quasar")
+    imported = time.perf_counter()
+    with torch.no_grad(), selected(name) as run:
+        run(x)
+    torch.cuda.synchronize()
+    return {"import_seconds": imported - began, "call_seconds": time.perf_counter() - imported}
+
+
+def cold_first_call(name: str, caches: Path) -> Entry:
+    """Run `first_call` in a fresh process whose caches are below an empty folder."""
+    environ = os.environ | cache_environment(caches)
+    if name == "cuda":  # Triton needs a C compiler; what NVRTC compiles must do without
+        environ["PATH"] = str(caches)
+    found = processes.call(first_call, name, environ=environ)
+    say(f"first call of {name}")
+    return Entry(table="first call", by=name, figures=found)
+
+
+def cache_environment(folder: Path) -> dict[str, str]:
+    """Return the variables that put every kernel cache below `folder`."""
+    names = ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "QUASAR_CACHE_DIR")
+    return {name: str(folder / name.lower()) for name in names}
+
+
+def choice_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command leave implementations out."""
+    parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
+    parser.add_argument("--quick", action="store_true", help=f"the same as --without {BASELINE}")
+
+
+options: Callable[[argparse.ArgumentParser], None] = choice_options
+
+
+def chosen(args: argparse.Namespace) -> list[str]:
+    """Return the names of the implementations that are measured."""
+    left_out = {*args.without, *((BASELINE,) if args.quick else ())}
+    return [name for name in NAMES if name not in left_out]
+
+
+def baseline_version(names: Sequence[str]) -> dict[str, str]:
+    """Return the version of the baseline's package, where it is measured."""
+    return {"fla-core": metadata.version("fla-core")} if BASELINE in names else {}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Run everything; the fresh processes come first, while this one holds no memory."""
+    names = chosen(args)
+    with tempfile.TemporaryDirectory() as folder:
+        first_calls = [cold_first_call(name, Path(folder, name)) for name in names]
+        # the last of them may have tuned, which serves this process too
+        os.environ.update(cache_environment(Path(folder, names[-1])))
+        mount()
+        torch.manual_seed(0)
+        run = start("operator", PROTOCOL, args.commit, versions=baseline_version(names))
+        run = run.adding(*first_calls)
+        with torch.no_grad():
+            clocks.soak(2)
+            run = run.adding(*measure_decoding(names))
+            run = run.adding(copy_gb_per_s=clocks.copy_bandwidth())
+            free()
+            for tokens in LENGTHS:
+                run = run.adding(*measure_length(tokens, names))
+                free()
+                yield run
+            if "cuda" in names:
+                yield run.adding(*measure_forgetting())
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    yield from _speed_limits(run)
+    for row in run.rows("accuracy"):
+        keys, errors = row.of["keys"], {n: row.by[n].errors for n in OURS if n in row.by}
+        where = f"error of {row.of['tokens']} tokens, {keys}"
+        for name, found in errors.items():
+            text = f"{where}, {name}"
+            yield Criterion(text, found["o"], ERRORS[keys])
+            yield Criterion(f"{text}, worst eighth", found["worst eighth"], ERRORS[keys] * 1.05)
+        if "cuda" in errors:
+            share = errors["cuda"]["o"] / errors["triton"]["o"]
+            yield Criterion(f"{where}, cuda over triton", share, 1.0)
+    for entry in run.table("forgetting"):
+        text = f"{entry.of['tokens']} tokens, {entry.of['slow_heads']} slow heads"
+        yield Criterion(f"error of {text}", entry.errors["o"], ERRORS["layer-like"])
+        share = entry.figures["rested_ms"] / entry.figures["full_rested_ms"]
+        yield Criterion(f"forward of {text}, over in full", share, SEARCH_COST)
+    longest = run.rows("forward")[-1]
+    for name in (n for n in OURS if n in longest.by):
+        share = longest.by[name].figures["peak_bytes"] / longest.of["output_bytes"]
+        yield Criterion(f"peak memory over the output, {name}", share, MEMORY_TIMES_OUTPUT)
+    for entry in run.table("first call"):
+        if entry.by in OURS:
+            seconds = entry.figures["call_seconds"]
+            yield Criterion(f"first call, {entry.by}, s", seconds, FIRST_CALL_SECONDS)
+
+
+def _speed_limits(run: Run) -> Iterator[Criterion]:
+    for row in run.rows("forward"):
+        tokens = row.of["tokens"]
+        text = f"forward of {tokens} tokens"
+        for name in (n for n in OURS if n in row.by and tokens in FORWARD_MS[n]):
+            ms = row.by[name].figures["graph_ms"]
+            yield Criterion(f"{text}, {name}, ms", ms, FORWARD_MS[name][tokens])
+        if (share := row.ratio("graph_ms", "cuda", "triton")) is not None:
+            yield Criterion(f"{text}, cuda over triton", share, 1.0)
+    rows = run.rows("decoding")
+    largest = max(rows, key=lambda row: int(row.of["batch"]))
+    share = largest.ratio("graph_ms", "copy", "triton") or 0
+    what = f"share of copy bandwidth, B = {largest.of['batch']}"
+    yield Criterion(what, share, COPY_SHARE, True)
+    for row in rows:
+        for kind in ("graph_ms", "eager_ms"):
+            ours, theirs = (row.figure(name, kind) for name in ("triton", BASELINE))
+            if ours is not None and theirs is not None:
+                yield Criterion(f"decoding at B = {row.of['batch']}, {kind}", ours, theirs)

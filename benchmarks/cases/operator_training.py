@@ -1,0 +1,121 @@
+"""Forward and backward of the operator: this project's and the baseline's.
+
+    python -m benchmarks operator_training --out benchmarks/h200/operator_training.json
+
+Speed, and the gradients' accuracy against float64. Implementations are those of the case
+`operator`; --without leaves one out, --quick the baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.operator import (
+    BASELINE,
+    OURS,
+    baseline_version,
+    choice_options,
+    chosen,
+    named,
+    selected,
+)
+from benchmarks.engine import clocks
+from benchmarks.engine.commands import say
+from benchmarks.engine.comparison import Inputs, Shape, gradients, shape_of, timing, wide
+from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.tuning.inputs import layer_like
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+SHAPES = (
+    Shape(1, 16_384, 8, 64),
+    Shape(1, 262_144, 8, 64),
+    Shape(1, 1_000_000, 8, 64),
+    Shape(32, 2048, 8, 64),
+    Shape(1, 65_536, 16, 128),
+    Shape(4, 16_384, 16, 128),
+)
+GRADIENT_TOKENS = 4096
+
+MOST_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
+"""Longest accepted time of CUDA by shape, graph replay."""
+LEADS = {"triton": 0.85, "cuda": 2.5}
+"""How many times faster than the baseline forward and backward must be, at every shape.
+
+Triton serves where CUDA cannot. It is slower than the baseline at one shape: batches, heads of 128.
+"""
+
+PROTOCOL = """\
+bf16, inputs as a layer with default weights makes them; the output's gradient is noise. Triton \
+and CUDA: chunk_quasar and its backward pass with QUASAR_BACKEND of that name, step size included, \
+gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale 1, the step size and its \
+gradient by torch. The GPU is warmed with matrix products first, and each call runs for 0.2 s \
+before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the \
+host's clock between synchronizes around calls in a row. Gradients are compared with float64 \
+autograd."""
+
+options = choice_options
+
+
+def exact(x: Inputs) -> Tensor:
+    """Compute the output in the inputs' dtype by the chunk form."""
+    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"])[0]
+
+
+def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
+    """Compare the gradients with float64 autograd through the chunk form."""
+    x = named(layer_like(GRADIENT_TOKENS))
+    do = torch.randn_like(x["q"])
+    expected = gradients(exact, wide(x), do)
+    for name in names:
+        with selected(name) as run:
+            found = gradients(run, x, do)
+        errors = {tensor: relative_rms(found[tensor], expected[tensor]) for tensor in expected}
+        yield Entry(table="gradients", of={"tokens": GRADIENT_TOKENS}, by=name, errors=errors)
+    say("gradients")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Compare the gradients, then time every shape."""
+    names = chosen(args)
+    mount()
+    torch.manual_seed(0)
+    run = start("operator_training", PROTOCOL, args.commit, versions=baseline_version(names))
+    with torch.no_grad():
+        clocks.soak(2)
+        run = run.adding(*measure_gradients(names))
+        for shape in SHAPES:
+            x = named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width))
+            do = torch.randn_like(x["q"])
+            for name in names:
+                with selected(name) as function:
+                    times = timing(partial(gradients, function, x, do))
+                run = run.adding(Entry(table="calls", of=shape._asdict(), by=name, figures=times))
+            del x
+            clocks.free()
+            say(f"forward and backward of {shape}")
+            yield run
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    for row in run.rows("calls"):
+        shape = shape_of(row.of)
+        text = "forward and backward of {} x {} x {} x {}".format(*shape)
+        for name in OURS:
+            if (lead := row.ratio("graph_ms", BASELINE, name)) is not None:
+                yield Criterion(f"{text}, {name}, times the baseline", lead, LEADS[name], True)
+        ms = row.figure("cuda", "graph_ms")
+        if ms is not None and shape in MOST_MS:
+            yield Criterion(f"{text}, cuda, ms", ms, MOST_MS[shape])
+    for entry in run.table("gradients"):
+        if entry.by in OURS:
+            for tensor, error in entry.errors.items():
+                what = f"error of the gradient of {tensor}, {entry.by}"
+                yield Criterion(what, error, GRADIENT_ERROR)

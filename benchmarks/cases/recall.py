@@ -1,0 +1,204 @@
+"""A model of QuasarAttention layers that learns to recall, trained in every way of docs/layer.md.
+
+    python -m benchmarks recall --out benchmarks/h200/recall.json
+
+Trainings on several GPUs take two; with one GPU they are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Run, start
+from benchmarks.models.model import Model, recall_loss, recalled
+from benchmarks.models.processes import in_group
+from benchmarks.models.task import Task, draw
+from benchmarks.models.ways import Prepared, prepare
+from quasar_kernels.blocks.language.recorded import RecordedStep
+
+RECALL = 0.99
+"""A trained model must answer more than this share of held-out queries rightly."""
+
+WAYS = {
+    "fp32": "fp32, the definition in torch",
+    "bf16": "bf16 autocast",
+    "compiled": "`torch.compile`",
+    "checkpointed": "activation checkpointing",
+    "ddp": "DistributedDataParallel",
+    "fsdp": "FSDP2, bf16 parameters",
+}
+"""What each way is called; all but the first run this project's kernels on a GPU."""
+ON_SEVERAL_GPUS = ("ddp", "fsdp")
+
+ENOUGH = 0.995
+"""A training ends when so much of a few held-out batches is answered rightly."""
+
+
+class Recipe(NamedTuple):
+    """A model, and how it is trained."""
+
+    most_steps: int
+    width: int = 512
+    heads: int = 8
+    layers: int = 2
+    rate: float = 2e-3
+    every: int = 10  # steps between two evaluations
+
+
+GPUS = 2
+"""GPUs of the trainings on several."""
+HELD_OUT = 1 << 31
+"""The first seed of batches that are not trained on; a CPU's generator takes 32 bits of a seed."""
+BATCHES, LAST_BATCHES = 4, 16
+"""How many of them an evaluation takes, and how many the last."""
+WARMUP = 50
+"""Steps over which the rate rises."""
+SETTINGS = (
+    (Task(vocabulary=384, tokens=512, pairs=32, batch=32), Recipe(most_steps=2000), tuple(WAYS)),
+    (
+        Task(vocabulary=96, tokens=2048, pairs=32, batch=16),
+        Recipe(most_steps=1200),
+        ("fp32", "bf16", "compiled"),
+    ),
+)
+"""Each task with how its models are trained, and in which ways."""
+
+PROTOCOL = """\
+Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value stand \
+at a sequence's start, each key comes once more at a distance drawn by a power law of exponent \
+-0.99, and noise fills the rest; keys, values and noise have a third of the vocabulary each, and \
+every batch is drawn anew. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; \
+AdamW (weight decay 0.01), the rate rising over 50 steps and constant then. All begin with the \
+same weights and see the same batches, on several GPUs cut into equal parts. fp32 is the layer's \
+definition by torch operations, without this project's kernels and without tf32. A training ends \
+when 99.5% of 4 held-out batches are answered rightly; rounding alone moves the step at which a \
+model begins to recall by hundreds. Recall is the share of right \
+answers in 16 batches that are not trained on; a step's time is the median over runs of steps \
+between two evaluations, by the host's clock between synchronizes."""
+
+
+def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Entry:
+    """Train one model in one way, in this process or, with its group, on several devices."""
+    torch.manual_seed(0)
+    model = Model(task.vocabulary, recipe.width, recipe.heads, recipe.layers).to(device)
+    return taught(prepare(model, way, device), device, way, task, recipe)
+
+
+def taught(
+    prepared: Prepared,
+    device: torch.device,
+    way: str,
+    task: Task,
+    recipe: Recipe,
+    replayed: bool = False,
+) -> Entry:
+    """Train a prepared model in place, in this process or with its group.
+
+    With `replayed`, a GPU replays a recorded step, which one process alone can take.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    started = time.perf_counter()
+    replayed = replayed and device.type == "cuda"
+    rate = torch.tensor(recipe.rate, device=device) if replayed else recipe.rate
+    optimizer = torch.optim.AdamW(prepared.parameters, lr=rate, fused=True, capturable=replayed)
+
+    def one_step(tokens: Tensor, places: Tensor, answers: Tensor) -> Tensor:
+        loss = recall_loss(prepared.call(tokens, places), answers)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    take_step = RecordedStep(one_step, device) if replayed else one_step
+    losses, times = [], []
+    for first in range(0, recipe.most_steps, recipe.every):
+        since = _now(device)
+        total = torch.zeros((), device=device)
+        for step in range(first, first + recipe.every):
+            now = recipe.rate * min(1, (step + 1) / WARMUP)
+            for group in optimizer.param_groups:
+                group["lr"] = rate.fill_(now) if isinstance(rate, Tensor) else now
+            batch = draw(task, step, device).part(rank, world)
+            total += take_step(batch.tokens, batch.places, batch.answers)
+        if world > 1:
+            dist.all_reduce(total)
+        losses.append(total.item() / (recipe.every * world))
+        times.append(_now(device) - since)
+        if recall(prepared, task, device, BATCHES) >= ENOUGH:
+            break
+    found = recall(prepared, task, device, LAST_BATCHES)
+    figures = {
+        "gpus": world,
+        "recall": found,
+        "steps": recipe.every * len(losses),
+        "step_ms": 1e3 * median(times) / recipe.every,
+        "seconds": time.perf_counter() - started,
+    }
+    of = {**task._asdict(), "most_steps": recipe.most_steps}
+    rounded = tuple(float(f"{loss:.5g}") for loss in losses)
+    return Entry(
+        table="trainings", of=of, by=way, figures=figures, series={"losses": rounded}
+    )  # fmt: skip
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def recall(prepared: Prepared, task: Task, device: torch.device, batches: int) -> float:
+    """Return the share of right answers in batches that are not trained on."""
+    shares = []
+    for n in range(batches):
+        batch = draw(task, HELD_OUT + n, device)
+        shares.append(recalled(prepared.call(batch.tokens, batch.places), batch.answers))
+    share = torch.stack(shares).mean()
+    if dist.is_initialized():  # so that all processes go on or end
+        dist.all_reduce(share)
+        share /= dist.get_world_size()
+    return share.item()
+
+
+def trainings(
+    task: Task, recipe: Recipe, ways: Iterable[str], kind: str = "cuda"
+) -> Iterator[Entry]:
+    """Train in each way that the machine's GPUs allow."""
+    several = kind == "cpu" or torch.cuda.device_count() >= GPUS
+    for way in ways:
+        if way not in ON_SEVERAL_GPUS:
+            yield train(torch.device(kind), way, task, recipe)
+        elif several:
+            yield in_group(GPUS, kind, train, way, task, recipe)
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Train in every way; yield what there is after each training."""
+    model = SETTINGS[0][1]
+    settings = {
+        name: getattr(model, name) for name in ("width", "heads", "layers", "rate", "every")
+    }
+    run = start("recall", PROTOCOL, args.commit, settings=settings)
+    for task, recipe, ways in SETTINGS:
+        for entry in trainings(task, recipe, ways):
+            say(entry.model_copy(update={"series": {}}))
+            run = run.adding(entry)
+            yield run
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield the limit of every training with its figure."""
+    for entry in run.table("trainings"):
+        what = f"recall over {entry.of['tokens']:,} tokens, {entry.by}"
+        yield Criterion(what, entry.figures["recall"], RECALL, at_least=True, digits=".4f")

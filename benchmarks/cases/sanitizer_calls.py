@@ -1,0 +1,271 @@
+"""Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
+
+    python -m benchmarks.cases.sanitizer_calls operator|layer|handshake|memcheck|racecheck|initcheck
+
+Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
+sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
+result is wrong. --limit ends the process after so many seconds, whatever it does then; --clear is
+for a tool that does not see bulk stores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from harness.workload import WORKLOAD
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+"""compute-sanitizer's tools that are used."""
+
+PORTABLE = ("-DQUASAR_NO_WGMMA",)
+"""NVRTC options that take wgmma from a Hopper GPU: what runs on the others."""
+
+LIMIT = 1e-2
+"""Relative RMS error above which a result is wrong; the kernels' tests are stricter."""
+
+
+class OperatorCase(NamedTuple):
+    """One call of the operator; `lengths` of several sequences are packed in one row."""
+
+    lengths: tuple[int, ...]
+    batch: int = 1
+    heads: int = 2
+    width: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    states: bool = False  # one enters, and the last is asked for
+    segments: int | None = None  # of each sequence: few walk over many tiles
+    gradients: bool = False  # the backward pass, too
+    options: tuple[str, ...] = ()  # of NVRTC
+
+
+class LayerCase(NamedTuple):
+    """One forward pass of the layer that a validator times, under autocast to `dtype`."""
+
+    tokens: int
+    dtype: torch.dtype = torch.bfloat16
+    gradients: bool = False  # recorded, as a validator does
+    multiprocessors: int | None = None  # to make do with: few take many tiles each
+
+
+OPERATOR = (
+    OperatorCase((1,)),
+    OperatorCase((65,), states=True),
+    OperatorCase((777,), batch=2, heads=3, states=True),
+    OperatorCase((1029,), dtype=torch.float16, states=True),
+    OperatorCase((1029,), states=True, segments=2),
+    OperatorCase((2600,), states=True, segments=2),  # long enough to stop in a segment
+    OperatorCase((0, 1, 200, 64, 0, 331), states=True),
+    OperatorCase((63, 130), dtype=torch.float16),
+    OperatorCase((333,), width=128, states=True),
+    OperatorCase((0, 65, 200), width=128, dtype=torch.float16, states=True),
+    OperatorCase((650,), states=True, options=PORTABLE),
+    OperatorCase((333,), width=128, options=PORTABLE),
+    OperatorCase((650,), dtype=torch.float16, states=True, options=PORTABLE),
+    OperatorCase((1,), gradients=True),
+    OperatorCase((333,), batch=2, heads=3, states=True, gradients=True),
+    OperatorCase((650,), states=True, segments=3, gradients=True),
+    OperatorCase((0, 1, 200, 64, 0, 331), dtype=torch.float16, states=True, gradients=True),
+    OperatorCase((650,), width=128, states=True, segments=3, gradients=True),
+    OperatorCase((0, 65, 200), width=128, dtype=torch.float16, gradients=True),
+    OperatorCase((333,), states=True, segments=2, gradients=True, options=PORTABLE),
+)
+LAYER = (
+    LayerCase(1),
+    LayerCase(333),
+    LayerCase(1029, torch.float16),
+    LayerCase(777, gradients=True),
+    LayerCase(1029, multiprocessors=2),
+    LayerCase(777, torch.float16, multiprocessors=2),
+)
+
+CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
+PLANTED, HANDSHAKE = "quasar_planted", "quasar_handshake"
+
+
+def run_control(kernel: str, fault: int) -> None:
+    """Run a kernel of CONTROLS, and compare what the one without faults computes."""
+    from fla.ops.quasar.cuda.driver import load_kernels
+    from fla.ops.quasar.cuda.nvrtc import compile_cached
+
+    capability = torch.cuda.get_device_capability()
+    code = compile_cached("sanitizer_controls", CONTROLS.read_text(), {}, capability)
+    loaded = load_kernels(code, [kernel], 0)[kernel]
+    x = torch.empty(64, device="cuda") if kernel == PLANTED else torch.randn(1056).cuda()
+    before = x.clone() if kernel == HANDSHAKE else None
+    address, number = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(fault)
+    parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(number))
+    loaded.launch((1, 1), parameters, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    if before is not None:
+        sums = before[:1024].view(8, 32, 4)[..., 0].sum(0).roll(-5)
+        torch.testing.assert_close(x[1024:], sums)
+
+
+def operator_error(case: OperatorCase) -> float:
+    """Run a case of the operator and return the largest relative error of what it computes."""
+    from fla.ops.quasar.cuda.scan import forward as cuda_scan
+
+    cuda_scan.LONG = 1024  # so that segments this short may stop, too
+    T, N = sum(case.lengths), len(case.lengths)
+    shape = (case.batch, T, case.heads, case.width)
+    q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))
+    beta = torch.rand(case.heads) + 0.5
+    bounds = torch.tensor([0, *case.lengths]).cumsum(0) if N > 1 else None
+    sequences = case.batch if bounds is None else N
+    initial = torch.randn(sequences, case.heads, case.width, case.width) if case.states else None
+    inputs = [q, k, v, beta, *([] if initial is None else [initial])]
+    leaves = [x.double().requires_grad_(case.gradients) for x in inputs]
+    start = None if initial is None else leaves[4]
+    expected, state = quasar_chunked(leaves[0], leaves[1], leaves[2], leaves[3], start, bounds)
+    on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
+    cu = None if bounds is None else bounds.cuda()
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(on_gpu[0], case.options))
+    found = cuda_scan.forward(
+        *on_gpu, case.states, 1.0, cu, segments=case.segments, program=program
+    )
+    error = relative_rms(found.o.cpu(), expected)
+    if case.states:
+        error = max(error, relative_rms(found.final_state.cpu(), state))
+    if case.gradients:
+        d_o, d_state = torch.randn(shape).to(case.dtype), torch.randn_like(state)
+        d_state *= case.states  # without states none is asked for
+        torch.autograd.backward([expected, state], [d_o.double(), d_state])
+        d_final = d_state.float().cuda() if case.states else None
+        given = (*on_gpu, found.G, found.states, d_o.cuda(), d_final, 1.0, found.segments)
+        error = max(error, gradient_error(case, given, [x.grad for x in leaves]))
+    return error
+
+
+def gradient_error(
+    case: OperatorCase, given: Sequence[Any], wanted: Sequence[torch.Tensor | None]
+) -> float:
+    """Run the backward pass on `given` and return its gradients' largest relative error."""
+    from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+
+    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0], case.options))
+    found = cuda_scan_bwd.backward(*given, program=program)
+    pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
+    errors = [relative_rms(x, y) for x, y in pairs]
+    errors[3] /= 3  # beta's terms cancel over the tokens
+    return max(errors)
+
+
+def layer_error(case: LayerCase) -> float:
+    """Run a case of the layer and return its output's relative error.
+
+    Raises:
+        RuntimeError: its own kernels did not take it.
+    """
+    from fla.layers import quasar
+    from fla.ops.quasar.cuda.program import Variant
+    from fla.ops.quasar.layer import forward as layer_forward
+    from fla.ops.quasar.layer.hopper import attend as fused_layer
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
+
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
+    if case.multiprocessors:
+        program = program._replace(multiprocessors=case.multiprocessors)
+    fused_layer.hopper_program = lambda *_: program
+    fused_layer.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    layer_forward.attend_fused = always(fused_layer.attend_fused)
+    layer_forward.begin_fused = always(fused_layer.begin_fused)
+    layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
+    x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
+    H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
+    with torch.no_grad():
+        expected = quasar_layer(layer.state_dict(), x, num_heads=H, head_dim=S)
+    recorded = nullcontext() if case.gradients else torch.no_grad()
+    with recorded, torch.autocast("cuda", case.dtype):
+        y, _, _ = layer.cuda()(x.cuda())
+    return relative_rms(y.detach().cpu(), expected)
+
+
+def always(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `attend_fused`, but raising RuntimeError where another way would be gone silently."""
+
+    def attend_or_raise(*call: object, **options: object) -> object:
+        found = attend(*call, **options)
+        if found is None:
+            raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
+        return found
+
+    return attend_or_raise
+
+
+def clear_outputs() -> None:
+    """Let the operator's outputs be zero before they are written, in this process from now on.
+
+    On Hopper o is written by bulk stores. A tool that does not see these takes what reads o for a
+    reader of nothing; whether all of o is written is seen in what it is compared with.
+    """
+    empty_like = torch.empty_like
+
+    def cleared(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        found = empty_like(x, **options)
+        return found.zero_() if x.dtype in (torch.bfloat16, torch.float16) else found
+
+    torch.empty_like = cleared  # type: ignore[assignment]
+
+
+CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
+    "operator": (operator_error, OPERATOR),
+    "layer": (layer_error, LAYER),
+}
+"""Everything that is watched, and what measures it."""
+
+
+def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> list[str]:
+    """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
+    wrong, began = [], time.monotonic()
+    for case in cases:
+        # before it, so that what a tool says stands below its call
+        print(f"{time.monotonic() - began:5.1f} s: {case}", flush=True)
+        error = measure(case)
+        if not error <= LIMIT:
+            wrong.append(f"{case}: relative error {error:.1e}")
+    print(f"{time.monotonic() - began:5.1f} s: the end", flush=True)
+    return wrong
+
+
+def main() -> int:
+    """Run the calls, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="+", choices=(*CASES, "handshake", *TOOLS))
+    parser.add_argument("--limit", type=int, default=0, help="seconds; 0 for none")
+    parser.add_argument("--clear", action="store_true", help="outputs are zero before")
+    args = parser.parse_args()
+    if args.clear:
+        clear_outputs()
+    signal.alarm(args.limit)  # ends it in the driver, too
+    os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
+    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
+    mount()
+    torch.manual_seed(0)
+    wrong = []
+    for what in args.what:
+        if what in CASES:
+            wrong += wrong_cases(*CASES[what])
+        elif what == "handshake":
+            run_control(HANDSHAKE, 0)
+        else:
+            run_control(PLANTED, TOOLS.index(what))  # the faults are numbered as the tools are
+    torch.cuda.synchronize()
+    print("\n".join(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

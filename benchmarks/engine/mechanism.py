@@ -1,0 +1,151 @@
+"""What the comparison of mechanisms needs of one: inputs, float64 results, and how it is called.
+
+Tensors of three or more dimensions are `[B, T, ...]`; the others are shared by all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.results import Entry
+
+OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
+"""Whose implementation it is."""
+HEADS, WIDTH = 8, 64
+SEQUENTIAL_TOKENS = 1024
+"""Longest call of implementations that launch several operations for each token."""
+SLOWEST, FASTEST = 1e-3, 1e-1
+"""Step sizes lie between, evenly in their logarithm, as Mamba-2 starts."""
+
+
+class Bounds(NamedTuple):
+    """Where sequences packed in one row begin and end, `[N + 1]` int64."""
+
+    here: Tensor  # on the tensors' device
+    host: Tensor
+
+
+Exact = Callable[[Inputs, Any, Tensor | None], tuple[Tensor, Tensor]]
+"""Takes inputs in float64, a state or None, and bounds of packed sequences or None; returns o
+`[B, T, H, V]` and the state after each sequence."""
+Chunks = Callable[[Inputs, Bounds | None], Tensor]
+Step = Callable[[Inputs, Any], Tensor]
+
+
+class Calls(NamedTuple):
+    """How an implementation is called."""
+
+    draw: Callable[[int, int], Inputs]  # of sequences and tokens
+    exact: Exact
+    chunks: Chunks  # o of whole sequences
+    step: Step  # o of one token behind states, which it may overwrite
+    state: Callable[[int], Any]  # draws states of sequences: a tensor, or what behaves as one
+    operations: Callable[[list[int]], float] = lambda lengths: 0.0
+    """Of products that nothing saves in a forward pass over sequences of these lengths."""
+    packs: str = ""  # why it takes no packed sequences, where it does not
+    parameters: tuple[Tensor, ...] = ()  # that have gradients besides the inputs
+    like: str = "v"  # the input whose shape and dtype the output has
+    changes_state: bool = True  # whether a step reads the state and writes it
+    backward_operations: float = 2  # of the backward pass over the forward pass's
+
+
+class Implementation(NamedTuple):
+    """One line of the comparison."""
+
+    mechanism: str
+    by: str  # whose implementation
+    make: Callable[[str], Calls] | None  # for a device; imports what computes it
+    power: int = 1  # of the tokens that its time grows with
+    longest: int | None = None  # tokens of a call; None: all lengths are measured
+    entries: Callable[[str], Iterator[Entry]] | None = None  # instead of calls, for a device
+
+
+def calls(draw: Callable[[Shape, str], Inputs], exact: Exact, device: str, **how: Any) -> Calls:
+    """Return the calls of an operator over 8 heads of 64, with states of noise."""
+
+    def sequences(batch: int, tokens: int) -> Inputs:
+        return draw(Shape(batch, tokens, HEADS, WIDTH), device)
+
+    def state(batch: int) -> Tensor:
+        return torch.randn(batch, HEADS, WIDTH, WIDTH, device=device)
+
+    return Calls(**{"draw": sequences, "exact": exact, "state": state, **how})
+
+
+def imported(module: str, *names: str) -> list[Any]:
+    """Import functions; fla's are decorated, and have no types to rely on."""
+    return [getattr(import_module(module), name) for name in names]
+
+
+def packed(bounds: Bounds | None) -> dict[str, Tensor]:
+    """Return the arguments by which fla's chunk functions take bounds."""
+    return {} if bounds is None else {"cu_seqlens": bounds.here, "cu_seqlens_cpu": bounds.host}
+
+
+def of_fla(name: str, **options: Any) -> dict[str, Any]:
+    """Return how fla's functions of a mechanism are called, which take the inputs by name."""
+    chunk, recurrent = imported(f"fla.ops.{name}", f"chunk_{name}", f"fused_recurrent_{name}")
+    bound = options.pop("chunk_options", {})
+    return {
+        "chunks": lambda x, bounds: chunk(**x, **options, **bound, **packed(bounds))[0],
+        "step": lambda x, state: recurrent(
+            **x, **options, initial_state=state, output_final_state=True
+        )[0],
+    }
+
+
+def one_by_one(recur: Callable[[Inputs, Tensor | None], Tensor], like: str = "v") -> dict[str, Any]:
+    """Return the calls of a definition in fp32, one token after the other."""
+
+    def call(x: Inputs, state: Tensor | None) -> Tensor:
+        return recur({name: t.float() for name, t in x.items()}, state)
+
+    why = "one token after the other is timed over one sequence"
+    return {"chunks": lambda x, _: call(x, None), "step": call, "packs": why, "like": like}
+
+
+def noise(shape: Shape, device: str) -> Tensor:
+    """Draw `[B, T, H, S]` fp32."""
+    return torch.randn(*shape, device=device)
+
+
+def steps(heads: int, device: str) -> Tensor:
+    """Draw step sizes `[H]` evenly in their logarithm; fp32."""
+    low, high = (torch.tensor(x).log10() for x in (SLOWEST, FASTEST))
+    return 10 ** torch.empty(heads, device=device).uniform_(float(low), float(high))
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    a: Tensor | None = None, b: Tensor | None = None,
+    state: Tensor | None = None, bounds: Tensor | None = None, u: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Walk S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
+
+    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is left out. With a
+    bonus u `[H, K]`, o_t = (S_{t-1} + diag(u) k_t v_t^T)^T q_t.
+    """
+    edges = [0, q.shape[1]] if bounds is None else bounds.tolist()
+    sequences = q.shape[0] if bounds is None else len(edges) - 1
+    start = q.new_zeros(sequences, *q.shape[2:], v.shape[-1])
+    start = start if state is None else state.to(q.dtype)
+    outputs, finals = [], []
+    for n, (first, last) in enumerate(pairwise(edges)):
+        S = start if bounds is None else start[n : n + 1]
+        for t in range(first, last):
+            written = k[:, t, :, :, None] * v[:, t, :, None]
+            kept = g[:, t, :, :, None].exp() * S + written
+            if a is not None and b is not None:
+                kept = kept + b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
+            read = kept if u is None else S + u[..., None] * written
+            outputs.append((q[:, t, :, :, None] * read).sum(-2))
+            S = kept
+        finals.append(S)
+    return torch.stack(outputs, 1), torch.cat(finals)

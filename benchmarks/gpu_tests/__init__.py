@@ -1,1 +1,0 @@
-"""The tests that need a GPU, as a run of their own whose outcome is data."""

@@ -1,1 +1,0 @@
-"""What the claim promises, simulated under the noise that was measured: data, and its page."""

@@ -1,1 +1,0 @@
-"""How fast the inference server decodes, beside transformers' own generate."""

@@ -1,1 +1,0 @@
-"""What models of single mechanisms and of hybrids learn, at equal parameters."""

@@ -1,0 +1,167 @@
+"""A hybrid block of all three branches, and training steps of a small hybrid model."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.engine.clocks import free
+from benchmarks.engine.comparison import Inputs
+from benchmarks.engine.mechanism import OURS, Bounds, Calls, Implementation
+from benchmarks.engine.results import Entry
+from quasar_kernels.blocks.language.settings import BYTES, Recipe, Sizes
+
+if TYPE_CHECKING:
+    from quasar_kernels.blocks import BlockState
+
+BLOCK_WIDTH, BLOCK_HEADS = 512, 8
+PROMPT = 32
+"""Tokens behind which the block decodes."""
+
+SIZES = Sizes(width=192, heads=3, layers=4, inner=640)
+"""Of the model of 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
+RECIPE = Recipe(tokens=511, batch=64)
+"""Sequences of 512 tokens: the last is a target alone."""
+TRIAL = Recipe(tokens=31, batch=2)
+"""Without a GPU."""
+SETTINGS = {
+    "everything kept": SIZES,
+    "blocks computed again (checkpoint_above=256)": SIZES._replace(checkpoint_above=256),
+}
+WARM_STEPS, STEPS, BUSY_STEPS = 4, 12, 3
+
+
+class States:
+    """The states of a block's branches, and those of the same block in float64."""
+
+    def __init__(self, held: BlockState, exact: BlockState) -> None:
+        self.held, self._exact = held, exact
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in _tensors(self.held))
+
+    def clone(self) -> States:
+        """Return a copy that shares no tensor."""
+        return States(copy.deepcopy(self.held), self._exact)
+
+    def double(self) -> States:
+        """Return float64's."""
+        return States(self._exact, self._exact)
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a block's state."""
+    from fla.layers.quasar import QuasarCache
+
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (dict, list, tuple)):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from _tensors(part)
+    elif isinstance(x, QuasarCache):
+        yield from _tensors(x.states)
+
+
+def make(device: str) -> Calls:
+    """Return the block of all three branches over 512 channels, its weights fp32, autocast bf16."""
+    from quasar_kernels.blocks import HybridBlock
+
+    torch.manual_seed(0)
+    block = HybridBlock(BLOCK_WIDTH, BLOCK_HEADS).to(device)
+    precise = copy.deepcopy(block).double()
+
+    def draw(batch: int, tokens: int) -> Inputs:
+        return {"x": torch.randn(batch, tokens, BLOCK_WIDTH, device=device)}
+
+    def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            y: Tensor = block(x["x"], cu_seqlens=bounds and bounds.here)[0]
+        return y
+
+    def exact(x: Inputs, state: Any, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+        held = None if state is None else state.held
+        return precise(x["x"], held, bounds)[0], x["x"]
+
+    @torch.no_grad()
+    def behind_a_prompt(batch: int) -> States:
+        prompt = draw(batch, PROMPT)["x"]
+        with torch.autocast(device, torch.bfloat16):
+            held = block(prompt, keep=True)[1]
+        return States(held, precise(prompt.double(), keep=True)[1])
+
+    def step(x: Inputs, state: Any) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            y: Tensor = block(x["x"], state.held, keep=True)[0]
+        return y
+
+    weights = sum(p.numel() for p in block.parameters() if p.ndim > 1)
+    return Calls(
+        draw=draw, exact=exact, chunks=chunks, like="x",
+        step=step, state=behind_a_prompt,
+        operations=lambda lengths: 2.0 * weights * sum(lengths),
+        parameters=tuple(block.parameters()),
+    )  # fmt: skip
+
+
+def trainings(device: str) -> Iterator[Entry]:
+    """Take training steps of the model by every setting; bytes of noise are its text."""
+    from quasar_kernels.blocks.language.training import Training
+
+    on_gpu = device == "cuda"
+    recipe, steps = (RECIPE, STEPS) if on_gpu else (TRIAL, 1)
+    text = torch.randint(BYTES, (1 << 20,), dtype=torch.uint8)
+    for setting, sizes in SETTINGS.items():
+        free()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.pt")
+            training = Training(text, "", path, sizes, recipe, torch.device(device))
+        for _ in range(min(WARM_STEPS, steps)):
+            training.step()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss = training.step()  # it reads the loss, which waits for the GPU
+        seconds = (time.perf_counter() - start) / steps
+        chosen = training.model.backends(torch.bfloat16 if on_gpu else None)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+        busy = kernel_seconds(training.step, BUSY_STEPS) / seconds if on_gpu else 0
+        parameters = sum(p.numel() for p in training.model.parameters())
+        yield Entry(
+            table="training",
+            of={
+                "setting": setting, "parameters": parameters,
+                "batch": recipe.batch, "tokens": recipe.tokens + 1,
+            },
+            by="model",
+            figures={
+                "step_ms": seconds * 1e3, "peak_bytes": peak, "loss": loss, "busy": min(1.0, busy)
+            },
+            texts={name: backend.name for name, backend in chosen.items()},
+        )  # fmt: skip
+        del training
+        free()
+
+
+def kernel_seconds(call: Callable[[], object], times: int) -> float:
+    """Return the seconds that the GPU's kernels and copies take in one of several calls."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+    total: float = sum(event.self_device_time_total for event in found.key_averages())
+    return total / 1e6 / times
+
+
+IMPLEMENTATIONS = {
+    "block": Implementation("hybrid block", OURS, make),
+    "model": Implementation("hybrid model", OURS, None, entries=trainings),
+}

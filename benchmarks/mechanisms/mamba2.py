@@ -1,0 +1,117 @@
+"""Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.mechanism import (
+    FLA,
+    HEADS,
+    OURS,
+    SEQUENTIAL,
+    SEQUENTIAL_TOKENS,
+    WIDTH,
+    Bounds,
+    Calls,
+    Implementation,
+    Step,
+    calls,
+    imported,
+    noise,
+    one_by_one,
+    recurrence,
+    steps,
+)
+from quasar_kernels.blocks.chunked import decayed_attention
+
+STATE = 64
+"""Its state size, as quasar_kernels.blocks.Mamba2 has it by default."""
+NAME = "Mamba-2"
+
+
+def draw(shape: Shape, device: str) -> Inputs:
+    """Draw x, B and C in bf16, step sizes dt `[B, T, H]` and rates A `[H]` in fp32."""
+    x = F.silu(noise(shape, device))
+    B, C = (F.silu(noise(shape._replace(heads=1, width=STATE), device)) for _ in range(2))
+    bias = steps(shape.heads, device).expm1().log()
+    dt = F.softplus(torch.randn(shape[:3], device=device) + bias)
+    A = -torch.empty(shape.heads, device=device).uniform_(1, 16)
+    return {"x": x.bfloat16(), "dt": dt, "A": A, "B": B.bfloat16(), "C": C.bfloat16()}
+
+
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute it by halved chunks."""
+    heads = x["x"].shape[2]
+    q, k = (x[name].repeat_interleave(heads, 2) for name in ("C", "B"))
+    v = x["dt"][..., None] * x["x"]
+    return decayed_attention(q, k, v, (x["dt"] * x["A"])[..., None], None, state, bounds)
+
+
+def make(kernels: str, device: str) -> Calls:
+    """Return the calls of quasar_kernels' operator over one of its kernels."""
+    from quasar_kernels.blocks.ssd import OPERATOR, ssd
+
+    function: Callable[..., tuple[Tensor, Tensor]]
+    function = ssd if device == "cpu" else OPERATOR.named(kernels).call
+
+    def call(x: Inputs, state: Tensor | None, bounds: Bounds | None) -> Tensor:
+        where = bounds and (bounds.host if kernels == "triton" else bounds.here)
+        tensors: list[Any] = [*(x[n] for n in ("x", "dt", "A", "B", "C")), None, state, where]
+        return function(*tensors)[0]
+
+    one_token: dict[str, Step] = {
+        "triton": lambda x, state: call(x, state, None),
+        "fla-core": _simple_gla,
+        "mamba_ssm": _state_update,
+    }
+    no_packs = "quasar_kernels gives mamba_ssm no packed sequences"
+    return calls(
+        draw, exact, device,
+        chunks=lambda x, bounds: call(x, None, bounds), step=one_token[kernels],
+        packs=no_packs if kernels == "mamba_ssm" else "", like="x",
+    )  # fmt: skip
+
+
+def _simple_gla(x: Inputs, state: Tensor) -> Tensor:
+    (function,) = imported("fla.ops.simple_gla", "fused_recurrent_simple_gla")
+    q, k = (x[n].expand(-1, -1, HEADS, -1).contiguous() for n in ("C", "B"))
+    v, g = (x["x"] * x["dt"][..., None]).to(x["x"].dtype), x["dt"] * x["A"]
+    o: Tensor = function(q, k, v, g=g, scale=1.0, initial_state=state, output_final_state=True)[0]
+    return o
+
+
+def _state_update(x: Inputs, state: Tensor) -> Tensor:
+    module = "mamba_ssm.ops.triton.selective_state_update"
+    (function,) = imported(module, "selective_state_update")
+    # its states have values first, and its rates and step sizes a value for each channel
+    rates = x["A"][:, None, None].expand(-1, WIDTH, STATE).float()
+    sizes = x["dt"][:, 0, :, None].expand(-1, -1, WIDTH)
+    first = (x[n][:, 0] for n in ("B", "C"))
+    o: Tensor = function(state.mT, x["x"][:, 0], sizes, rates, *first)
+    return o[:, None]
+
+
+def make_sequential(device: str) -> Calls:
+    """Return the calls of the definition."""
+
+    def recur(x: Inputs, state: Tensor | None) -> Tensor:
+        C, B = (x[name].expand(-1, -1, HEADS, -1) for name in ("C", "B"))
+        decays = (x["dt"] * x["A"])[..., None]
+        return recurrence(C, B, x["dt"][..., None] * x["x"], decays, state=state)[0]
+
+    return calls(draw, exact, device, **one_by_one(recur, like="x"))
+
+
+IMPLEMENTATIONS = {
+    "mamba2": Implementation(NAME, OURS, partial(make, "triton")),
+    "mamba2-ssm": Implementation(NAME, "mamba_ssm", partial(make, "mamba_ssm")),
+    "mamba2-fla": Implementation(NAME, FLA, partial(make, "fla-core")),
+    "mamba2-torch": Implementation(NAME, SEQUENTIAL, make_sequential, longest=SEQUENTIAL_TOKENS),
+}

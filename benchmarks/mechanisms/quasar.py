@@ -1,0 +1,66 @@
+"""Quasar: the delta rule with an exact step size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.operator import named
+from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.mechanism import (
+    OURS,
+    SEQUENTIAL,
+    SEQUENTIAL_TOKENS,
+    Bounds,
+    Calls,
+    Implementation,
+    calls,
+    imported,
+    one_by_one,
+)
+from harness.tuning.inputs import layer_like
+from quasar_kernels.reference import quasar_chunked, quasar_recurrence
+
+
+def draw(shape: Shape, device: str) -> Inputs:
+    """Draw q, k, v and beta as a layer with default weights makes them."""
+    return named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width, device))
+
+
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute it by chunks."""
+    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], state, bounds)
+
+
+def make(device: str) -> Calls:
+    """Return the calls of this project's operator."""
+    chunk_quasar, fused_recurrent_quasar = imported(
+        "fla.ops.quasar", "chunk_quasar", "fused_recurrent_quasar"
+    )
+
+    def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
+        o: Tensor = chunk_quasar(**x, cu_seqlens=bounds and bounds.host)[0]
+        return o
+
+    def step(x: Inputs, state: Tensor) -> Tensor:
+        o: Tensor = fused_recurrent_quasar(**x, initial_state=state, inplace_state=True)[0]
+        return o
+
+    return calls(draw, exact, device, chunks=chunks, step=step)
+
+
+def make_sequential(device: str) -> Calls:
+    """Return the calls of the definition."""
+
+    def recur(x: Inputs, state: Tensor | None) -> Tensor:
+        return quasar_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
+
+    return calls(draw, exact, device, **one_by_one(recur))
+
+
+IMPLEMENTATIONS = {
+    "quasar": Implementation("Quasar", OURS, make),
+    "quasar-torch": Implementation(
+        "Quasar", SEQUENTIAL, make_sequential, longest=SEQUENTIAL_TOKENS
+    ),
+}

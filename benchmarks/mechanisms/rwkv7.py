@@ -1,0 +1,43 @@
+"""RWKV-7."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.mechanism import (
+    FLA,
+    Calls,
+    Implementation,
+    calls,
+    noise,
+    of_fla,
+    recurrence,
+)
+
+BOUND = -0.6065306597126334
+"""Its log decays are sigmoids times this, -exp(-1/2) (arXiv 2503.14456)."""
+
+
+def draw(shape: Shape, device: str) -> Inputs:
+    """Draw its inputs; a and b in bf16, as r, k and v, and log decays w in fp32."""
+    r, k, v = (noise(shape, device).bfloat16() for _ in range(3))
+    w = BOUND * noise(shape, device).sigmoid()
+    removed = F.normalize(noise(shape, device), dim=-1)
+    added = removed * noise(shape, device).sigmoid()
+    return {"r": r, "w": w, "k": k, "v": v, "a": -removed.bfloat16(), "b": added.bfloat16()}
+
+
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute it token by token."""
+    return recurrence(x["r"], x["k"], x["v"], x["w"], x["a"], x["b"], state, bounds)
+
+
+def make(device: str) -> Calls:
+    """Return the calls of fla's functions."""
+    functions = of_fla("rwkv7", scale=1.0, chunk_options={"lower_bound": BOUND})
+    return calls(draw, exact, device, **functions)
+
+
+IMPLEMENTATIONS = {"rwkv7": Implementation("RWKV-7", FLA, make)}

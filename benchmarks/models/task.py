@@ -1,0 +1,68 @@
+"""Multi-query associative recall (MQAR): pairs of a key and a value, then the keys again.
+
+The task of Arora et al., "Zoology" (arXiv 2312.04927): a sequence begins with pairs, and each key
+comes once more at a distance drawn by a power law; the model is to answer with its value. What
+fills the places between is noise from another part of the vocabulary, so that every query has
+one right answer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+POWER = 0.01
+"""Exponent of the distances' power law, Zoology's: nearly as many queries in each octave."""
+
+
+class Task(NamedTuple):
+    """Sizes of the task."""
+
+    vocabulary: int
+    tokens: int  # of a sequence
+    pairs: int  # of a sequence, each queried once
+    batch: int  # sequences
+
+
+class Batch(NamedTuple):
+    """Sequences with their queries."""
+
+    tokens: Tensor  # [B, T] int64
+    places: Tensor  # [B, pairs] int64: where the queries stand
+    answers: Tensor  # [B, pairs] int64: the token that follows each
+
+    def part(self, rank: int, world: int) -> Batch:
+        """Return the sequences of one of `world` processes; all together are the batch."""
+        return Batch(*(x.chunk(world)[rank] for x in self))
+
+
+def draw(task: Task, seed: int, device: torch.device) -> Batch:
+    """Draw a batch of a task; the same seed and device give the same one.
+
+    Raises:
+        ValueError: the sequence or the vocabulary is too short for the pairs.
+    """
+    kinds = task.vocabulary // 3  # keys, values, and noise
+    context = 2 * task.pairs
+    slots = (task.tokens - context) // 2
+    if slots < task.pairs or kinds < task.pairs:
+        raise ValueError(
+            f"{task.pairs} pairs need {2 * context} tokens and a vocabulary of {3 * task.pairs}; "
+            f"got {task.tokens} and {task.vocabulary}"
+        )
+    random = torch.Generator(device).manual_seed(seed)
+    keys, values = (
+        torch.rand(task.batch, kinds, generator=random, device=device).topk(task.pairs).indices
+        for _ in range(2)
+    )
+    values = values + kinds
+    tokens = torch.randint(
+        2 * kinds, task.vocabulary, (task.batch, task.tokens), generator=random, device=device
+    )
+    tokens[:, :context] = torch.stack([keys, values], dim=-1).flatten(1)
+    distance = torch.arange(1, slots + 1, device=device, dtype=torch.float32)
+    chances = (distance ** (POWER - 1)).expand(task.batch, -1)
+    places = context + 2 * torch.multinomial(chances, task.pairs, generator=random)
+    return Batch(tokens.scatter(1, places, keys), places, values)

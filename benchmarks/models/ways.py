@@ -1,0 +1,56 @@
+"""The ways to train a model: as it is, compiled, checkpointed, and on several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.models.model import Model
+
+
+class Prepared(NamedTuple):
+    """A model, ready for a way of training."""
+
+    parameters: list[nn.Parameter]
+    call: Callable[[Tensor, Tensor], Tensor]  # the model's, in the way's precision
+
+
+def prepare(model: Model, way: str, device: torch.device, backend: str = "inductor") -> Prepared:
+    """Return `model`, on `device`, ready for a way of training.
+
+    Args:
+        way: one of `WAYS`; those on several GPUs want a process group.
+        backend: of `torch.compile`.
+    """
+    if way == "fp32":
+        torch.backends.cudnn.allow_tf32 = False  # products have none of it unless asked
+        model.compute_by_definition()
+    model.checkpointed = way == "checkpointed"
+    run: Any = model
+    if way == "compiled":
+        run = torch.compile(model, backend=backend)
+    elif way == "ddp":
+        run = DistributedDataParallel(model)
+    elif way == "fsdp":
+        shard(model, device, MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    autocast = way not in ("fp32", "fsdp")  # FSDP2 gathers the parameters in bf16
+
+    def call(tokens: Tensor, places: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, autocast):
+            return run(tokens, places)  # type: ignore[no-any-return]
+
+    return Prepared(list(model.parameters()), call)
+
+
+def shard(model: Model, device: torch.device, policy: MixedPrecisionPolicy) -> None:
+    """Shard each block's parameters over the process group, and what is left of the model's."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)

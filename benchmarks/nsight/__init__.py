@@ -1,1 +1,0 @@
-"""What bounds the kernels, by Nsight Compute."""

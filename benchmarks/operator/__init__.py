@@ -1,1 +1,0 @@
-"""The operator alone, beside flash-linear-attention's delta rule."""

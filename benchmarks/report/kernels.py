@@ -1,0 +1,315 @@
+"""docs/results/kernels.md and its plot: the operator, its kernels' profile, tests and sanitizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import gpu_tests, nsight, operator, operator_training, sanitizer
+from benchmarks.cases.operator import BASELINE, OURS
+from benchmarks.engine.comparison import shape_of
+from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, missed, summary
+from benchmarks.engine.results import DATA, Entry, Row, Run, load
+from benchmarks.report.documents import RESULTS, page
+from benchmarks.report.markdown import (
+    facts,
+    microseconds,
+    milliseconds,
+    records,
+    share,
+    table,
+    times,
+)
+from quasar_kernels.line_plot import Line, line_plot
+
+PLOT = RESULTS / "operator.svg"
+LABELS = {"triton": "Triton", "cuda": "CUDA", BASELINE: "baseline"}
+COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", BASELINE: "#b5432a"}
+UTILISATION = {
+    "dram": "DRAM",
+    "tensor": "tensor cores",
+    "shared": "shared memory",
+    "issue": "issue slots",
+    "warps": "warps",
+}
+"""Columns of a kernel's shares of the peak."""
+
+
+def _baseline(run: Run) -> str:
+    version = run.versions.get("fla-core")
+    return f"fla-core {version}" if version else "not measured"
+
+
+def machine(run: Run) -> str:
+    """Return the table of where and when."""
+    e = run.environment
+    software = f"CUDA {e.cuda}, Python {e.python}" if e else ""
+    where = run.where(software, f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s")
+    return facts({**where, "baseline": _baseline(run), "protocol": run.protocol})
+
+
+def _speeds(what: str, rows: Sequence[tuple[str, Row, str]], limit: str) -> str:
+    """Return a table of times; each row is its label, its entries, and its limit."""
+    names = list(rows[0][1].by)
+    leads = [name for name in names if name in OURS and BASELINE in names]
+    rested = [name for name in names if rows[0][1].figure(name, "rested_ms") is not None]
+
+    def ms(row: Row, kind: str, names: Iterable[str]) -> list[str]:
+        return [milliseconds(row.figure(name, kind)) for name in names]
+
+    header = [
+        what,
+        *(f"{LABELS[n]}, ms" for n in names),
+        *(f"{LABELS[BASELINE]} / {LABELS[n]}" for n in leads),
+        *(f"{LABELS[n]} from rest, ms" for n in rested),
+        *(f"{LABELS[n]} eager, ms" for n in names),
+        limit,
+    ]
+    lines = [
+        [
+            label,
+            *ms(row, "graph_ms", names),
+            *(times(row.ratio("graph_ms", BASELINE, n)) for n in leads),
+            *ms(row, "rested_ms", rested),
+            *ms(row, "eager_ms", names),
+            most,
+        ]
+        for label, row, most in rows
+    ]
+    return table(header, lines)
+
+
+def forward(run: Run) -> str:
+    """Return the table of the forward pass."""
+
+    def limit(tokens: int) -> str:
+        limits = [(name, ms[tokens]) for name, ms in operator.FORWARD_MS.items() if tokens in ms]
+        return ", ".join(f"{LABELS[name]} {ms:g}" for name, ms in limits)
+
+    rows = [(f"{row.of['tokens']:,}", row, limit(row.of["tokens"])) for row in run.rows("forward")]
+    return _speeds("tokens", rows, "limit")
+
+
+def forgetting(run: Run) -> str:
+    """Return the table of what stopping early gains."""
+    header = (
+        "tokens", "slow heads", "from rest, ms", "in full", "without a pause, ms", "in full",
+        "error",
+    )  # fmt: skip
+    kinds = ("rested_ms", "full_rested_ms", "graph_ms", "full_graph_ms")
+    rows = [
+        (
+            f"{entry.of['tokens']:,}",
+            f"{entry.of['slow_heads']} of 8",
+            *(milliseconds(entry.figures[kind]) for kind in kinds),
+            f"{entry.errors['o']:.1e}",
+        )
+        for entry in run.table("forgetting")
+    ]
+    return table(header, rows)
+
+
+def training(run: Run) -> str:
+    """Return the table of forward and backward, and where it was measured."""
+    rows = []
+    for row in run.rows("calls"):
+        shape = shape_of(row.of)
+        most = operator_training.MOST_MS.get(shape)
+        limit = f"{most:g} ms, " if most else ""
+        limit += f"{operator_training.LEADS['cuda']:g} times the baseline"
+        rows.append((str(shape), row, limit))
+    where = run.where() | {"baseline": _baseline(run), "protocol": run.protocol}
+    speeds = _speeds("sequences x tokens x heads x width", rows, "CUDA's limit")
+    return f"{facts(where)}\n\n{speeds}"
+
+
+def accuracy(run: Run) -> str:
+    """Return the table of the output's errors."""
+    rows = run.rows("accuracy")
+    names = list(rows[0].by)
+    ours = [name for name in names if name in OURS]
+    header = ["tokens, keys", *(LABELS[n] for n in names)]
+    header += [*(f"{LABELS[n]}, worst eighth" for n in ours), "limit"]
+    lines = []
+    for row in rows:
+        cells = [f"{row.by[n].errors['o']:.1e}" if n in row.by else "" for n in names]
+        cells += [f"{row.by[n].errors['worst eighth']:.1e}" for n in ours]
+        keys = row.of["keys"]
+        lines.append([f"{row.of['tokens']:,}, {keys}", *cells, f"{operator.ERRORS[keys]:g}"])
+    return table(header, lines)
+
+
+def gradients(run: Run) -> str:
+    """Return the table of the gradients' errors."""
+    entries = run.table("gradients")
+    tensors = list(entries[0].errors)
+    header = [f"{entries[0].of['tokens']:,} tokens", *(f"d{t}" for t in tensors), "limit"]
+    rows = [
+        [
+            LABELS[entry.by],
+            *(f"{entry.errors[tensor]:.1e}" for tensor in tensors),
+            f"{GRADIENT_ERROR:g}" if entry.by in OURS else "",
+        ]
+        for entry in entries
+    ]
+    return table(header, rows)
+
+
+def costs(run: Run) -> str:
+    """Return the table of memory and the first call."""
+    longest = run.rows("forward")[-1]
+    limits = (f"{operator.MEMORY_TIMES_OUTPUT:g}", f"{operator.FIRST_CALL_SECONDS:g}")
+    header = (
+        "", f"peak bytes at {longest.of['tokens']:,} tokens", "times the output", "limit",
+        "first call, s", "limit", "import before it, s",
+    )  # fmt: skip
+    rows = []
+    for first in run.table("first call"):
+        peak = longest.by[first.by].figures["peak_bytes"]
+        most, latest = limits if first.by in OURS else ("", "")
+        seconds = (first.figures[f"{kind}_seconds"] for kind in ("call", "import"))
+        call, before = (f"{value:.1f}" for value in seconds)
+        over = f"{peak / longest.of['output_bytes']:.3f}"
+        rows.append((LABELS[first.by], f"{peak:,}", over, most, call, latest, before))
+    return table(header, rows)
+
+
+def decoding(run: Run) -> str:
+    """Return the table of one token's times."""
+
+    def cells(row: Row) -> dict[str, str]:
+        ours, size = row.by["triton"].figures["graph_ms"], row.of["state_bytes"]
+        return {
+            "sequences": str(row.of["batch"]),
+            "state, MB": f"{size / 1e6:.2f}",
+            "Triton, us": microseconds(ours),
+            "copy, us": microseconds(row.figure("copy", "graph_ms")),
+            "share of the copy": share(row.ratio("graph_ms", "copy", "triton")),
+            "TB/s": f"{2 * size / ours / 1e9:.2f}",
+            "baseline, us": microseconds(row.figure(BASELINE, "graph_ms"), 1),
+            "Triton eager, us": microseconds(row.figure("triton", "eager_ms"), 1),
+            "baseline eager, us": microseconds(row.figure(BASELINE, "eager_ms"), 1),
+        }
+
+    text = f"The share at the largest batch must be {COPY_SHARE:.0%} or more."
+    return f"{records(map(cells, run.rows('decoding')))}\n\n{text}"
+
+
+def profile(run: Run) -> str:
+    """Return how the kernels were profiled, and a table of each call's kernels."""
+    rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
+    copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
+    where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
+    ceilings = {"ceilings": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
+    parts = [call_profile(run, call) for call in run.table("calls")]
+    return "\n\n".join([facts({**where, **ceilings}), *parts])
+
+
+def call_profile(run: Run, call: Entry) -> str:
+    """Return the table of a call's kernels, and of the call as a whole."""
+    name = call.of["call"]
+    header = (
+        f"{name}, {call.of['tokens']:,} tokens", "ms", *(f"{x}, %" for x in UTILISATION.values()),
+        "registers", "GB moved", "floor, ms", "times the floor",
+    )  # fmt: skip
+
+    def line(what: str, ms: float, counters: list[str], moved: float, floor: float) -> list[str]:
+        over = f"{ms / floor:.1f}" if floor else "-"
+        return [what, f"{ms:.3f}", *counters, f"{moved / 1e9:.2f}", f"{floor:.3f}", over]
+
+    kernels = [kernel for kernel in run.table("kernels") if kernel.of["call"] == name]
+    rows = []
+    for kernel in kernels:
+        of = kernel.figures
+        counters = [f"{of[f'{place}_percent']:.0f}" for place in UTILISATION]
+        counters.append(str(of["registers"]))
+        floor = nsight.floor_ms(run, kernel)
+        rows.append(line(kernel.texts["kernel"], of["ms"], counters, of["dram_bytes"], floor))
+    ms, moved = (math.fsum(k.figures[of] for k in kernels) for of in ("ms", "dram_bytes"))
+    products = math.fsum(nsight.products_ms(run, kernel) for kernel in kernels)
+    floor = max(nsight.bytes_ms(run, call.figures["least_bytes"]), products)
+    return table(
+        header, [*rows, line("all of it", ms, [""] * (len(UTILISATION) + 1), moved, floor)]
+    )
+
+
+def tests(run: Run) -> str:
+    """Return where the GPU tests ran and how each file did; what failed or did not run by name."""
+    outcomes = ("passed", "failed", "skipped")
+    rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in run.entries]
+    totals = (str(sum(e.figures[o] for e in run.entries)) for o in outcomes)
+    notes = [f"Failed: {', '.join(named)}." for named in [gpu_tests.misses(run)] if named]
+    left_out = run.settings.get("left out")
+    notes += [f"Not part of this run: {left_out}."] if left_out else []
+    whole = table(("file", *outcomes), [*rows, ("all of them", *totals)])
+    return "\n\n".join([facts(run.where()), whole, *notes])
+
+
+def sanitizer_findings(run: Run) -> str:
+    """Return the table of compute-sanitizer's findings, and what a tool left out."""
+    where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
+    where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
+    counts: Mapping[str, Any] = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}
+    rows, left_out = [], []
+    for one in run.table("tools"):
+        watched = one.texts["calls"].split()
+        calls = " and ".join(f"{counts[name]} of the {name}" for name in watched)
+        planted, seconds = str(one.figures["faulty"]), f"{one.figures['seconds']:.0f}"
+        rows.append((one.by, calls, sanitizer.verdict(one), planted, seconds))
+        left_out += [
+            f"{one.by} did not watch the {name}'s kernels: it reports {one.figures['handshake']} "
+            "hazards in a right kernel that hands chunks over as they do."
+            for name in counts
+            if name not in watched
+        ]
+    header = ("tool", "calls", "found", "in a faulty kernel", "wall time, s")
+    return "\n\n".join([facts(where), table(header, rows), *left_out])
+
+
+def plot(run: Run) -> str:
+    """Return the SVG of the forward pass's times against T."""
+    lines = []
+    for name, colour in COLOURS.items():
+        rows = [row for row in run.rows("forward") if name in row.by]
+        for kind, dashed in (("graph", False), ("eager", True)):
+            points = [(row.of["tokens"], row.by[name].figures[f"{kind}_ms"]) for row in rows]
+            if points:
+                lines.append(Line(f"{LABELS[name]}, {kind}", colour, points, dashed))
+    title = f"Forward pass, B=1, H=8, S=64, bf16, {run.gpu}"
+    return line_plot(title, "tokens", "milliseconds", lines)
+
+
+RUNS = ("operator", "operator_training", "profile", "sanitizer", "gpu-tests")
+
+
+def documents() -> dict[Path, str]:
+    """Return the page and its plot by path."""
+    whole, trained, profiled, watched, tested = (load(DATA / f"{name}.json") for name in RUNS)
+    limits = [*operator.limits(whole), *operator_training.limits(trained)]
+    sections = {
+        "machine": machine(whole),
+        "forward": forward(whole),
+        "forgetting": forgetting(whole),
+        "training": training(trained),
+        "decoding": decoding(whole),
+        "costs": costs(whole),
+        "profile": profile(profiled),
+        "accuracy": accuracy(whole),
+        "gradients": gradients(trained),
+        "limits": summary(limits),
+        "gpu_tests": tests(tested),
+        "sanitizer": sanitizer_findings(watched),
+    }
+    return {**page("kernels", sections), PLOT: plot(whole)}
+
+
+def misses() -> list[str]:
+    """Name every figure outside of its limit, failed tests, and the sanitizer's findings."""
+    whole, trained, _, watched, tested = (load(DATA / f"{name}.json") for name in RUNS)
+    return [
+        *missed([*operator.limits(whole), *operator_training.limits(trained)]),
+        *(f"failed: {one}" for one in gpu_tests.misses(tested)),
+        *sanitizer.misses(watched),
+    ]

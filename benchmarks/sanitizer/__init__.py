@@ -1,1 +1,0 @@
-"""The CUDA kernels below NVIDIA's compute-sanitizer."""

@@ -1,0 +1,66 @@
+"""The GPU tests as data: real pytest processes on files that pass, fail, hang and die."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases import gpu_tests
+from benchmarks.engine.commands import run_case
+from benchmarks.engine.results import load
+from benchmarks.report.kernels import tests as table
+
+MIXED = """\
+import pytest
+def test_right(): pass
+def test_wrong(): assert 1 == 2, "by one"
+def test_torn(missing): pass
+@pytest.mark.skip(reason="needs two GPUs")
+def test_two(): pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of tests/gpu."""
+    monkeypatch.setattr(gpu_tests, "TESTS", tmp_path)
+    return tmp_path
+
+
+def test_every_test_is_counted_and_a_failure_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "cuda").mkdir()
+    (folder / "cuda/test_mixed.py").write_text(MIXED)
+    (folder / "test_dies.py").write_text("import os\ndef test_it(): os._exit(11)\n")
+    (run,) = gpu_tests.measure(Namespace(only=[], commit=None))
+    mixed = next(one for one in run.entries if one.of["file"] == "cuda/test_mixed.py")
+    assert mixed.figures == {"passed": 1, "failed": 2, "skipped": 1}
+    assert mixed.failure == "test_wrong, test_torn"
+    assert gpu_tests.misses(run)[-1] == "test_dies.py: ended with status 11"
+    assert "by one" in capsys.readouterr().err
+    page = table(run)
+    assert "| cuda/test_mixed.py | 1 | 2 | 1 |" in page
+    assert "| all of them | 1 | 3 | 1 |" in page
+    assert "Failed: cuda/test_mixed.py: test_wrong, test_torn, test_dies" in page
+
+
+def test_a_file_that_hangs_is_cut_off_with_its_children(folder: Path) -> None:
+    hang = "import subprocess\ndef test_it(): subprocess.run(['sleep', '60'])\n"
+    (folder / "test_hangs.py").write_text(hang)
+    entry = gpu_tests.run_file(folder / "test_hangs.py", limit=4)
+    assert entry.failure == "was cut off after 4 s"
+    assert entry.figures["failed"] == 1
+
+
+def test_the_file_is_written_and_a_failure_is_the_exit_status(folder: Path) -> None:
+    (folder / "test_good.py").write_text("def test_it(): pass\n")
+    (folder / "test_bad.py").write_text("def test_it(): raise ValueError\n")
+    out = folder / "out.json"
+    for only, status in (("test_good", 0), ("test_bad", 1)):
+        assert run_case(gpu_tests, ["--out", str(out), "--only", only]) == status
+    run = load(out)
+    assert [entry.of["file"] for entry in run.entries] == ["test_bad.py"]
+    assert "Not part of this run: test_good.py." in table(run)

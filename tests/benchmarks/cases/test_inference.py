@@ -1,0 +1,33 @@
+"""The decoding benchmark: a trial on a CPU, and what its page shows of a slow server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases import inference
+from benchmarks.cases.inference import limits
+from benchmarks.engine.commands import run_case
+from benchmarks.engine.results import load
+from benchmarks.report.inference import decoding
+from tests.benchmarks.runs import changed
+
+
+def test_a_trial_measures_every_way_and_a_slow_server_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "inference.json"
+    arguments = ["--device", "cpu", "--size", "tiny", "--new", "4", "--out", str(out)]
+    assert run_case(inference, arguments) == 0
+    run = load(out)
+    assert [entry.by for entry in run.entries] == ["generate", "server", "generate, static cache"]
+    speeds = [entry.figures["tokens_per_sec"] for entry in run.entries]
+    assert min(speeds) > 0
+    assert f"{speeds[1]:.1f}" in capsys.readouterr().out
+
+    slower = changed(run, "ways/1/figures/tokens_per_sec", speeds[2] / 2)
+    (promise,) = limits(slower)
+    assert promise.value == pytest.approx(0.5)
+    assert not promise.met
+    assert "0.5, limit 1" in decoding(slower)

@@ -1,0 +1,117 @@
+"""A tree's speed: which check is for a length, which caches are cold, what a failure costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import layer
+from benchmarks.cases.trees import BASELINE, TREES, make_tree
+from harness.measuring.runner import MeasurementError
+from quasar_kernels.contract import OVERLAY
+from tests.benchmarks.runs import run_of
+from tests.harness.samples import make_correctness, make_sample
+
+CALLS: list[tuple[int, bool, bool]] = []
+SHORT, LONG = make_correctness(longest=512), make_correctness(longest=65536)
+
+
+@pytest.fixture(autouse=True)
+def fake_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the calls in place of measurements; 2,048 tokens fail in the second round."""
+    CALLS.clear()
+    monkeypatch.setattr(layer, "AT_ONCE", 1)
+
+    def measure(
+        _: Path, length: int, *__: Any, cross_check: bool, cold_cache: bool, gpu_lock: Path
+    ) -> Any:
+        CALLS.append((length, cross_check, cold_cache))
+        if [call[0] for call in CALLS].count(2048) == 2 and length == 2048:
+            raise MeasurementError("no memory", "out_of_memory")
+        return make_sample(length, correctness=None)
+
+    monkeypatch.setattr(layer, "timed", measure)
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    tree = TREES["overlay"]._replace(**changes)
+    monkeypatch.setitem(TREES, "overlay", tree)
+
+
+def test_rounds_behind_the_check_of_the_next_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 1024, 2048, 4096), short_runs=2, cold=(512, 4096))
+    checks: dict[int, layer.Check] = {512: SHORT, 2048: LONG}
+    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
+    first = [(512, True, True), (1024, True, False), (2048, True, False), (4096, True, True)]
+    assert [*first, *((length, True, False) for length, *_ in first)] == CALLS
+    passed = {e.of["tokens"]: e.figures["checked_tokens"] for e in found if not e.failure}
+    assert passed == {512: 512, 1024: 65536, 4096: 65536}
+    run = run_of("layer", *found)
+    assert {n: len(processes) for n, processes in layer.by_length(run).items()} == {
+        512: 2, 1024: 2, 4096: 2
+    }  # fmt: skip
+    assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [
+        (2048, "out_of_memory: no memory")
+    ]
+
+
+def test_nothing_is_timed_behind_a_failed_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 1024), short_runs=2)
+    checks: dict[int, layer.Check] = {512: SHORT, 1024: MeasurementError("it died", "crash")}
+    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
+    assert [length for length, *_ in CALLS] == [512, 512]
+    assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [(1024, "crash: it died")]
+
+
+def test_a_tree_without_checks_is_timed_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512,), short_runs=1)
+    (entry,) = layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
+    assert CALLS == [(512, False, True)]
+    assert entry.figures["tokens_per_sec"] == 1000
+
+
+def test_calls_that_wait_for_the_host_take_more_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
+    layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
+    rounds = [(512, 4096, 16_384)] * 2 + [(512, 4096)]
+    assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    """Make a fork with the layer and the operator of the public one's paths."""
+    for file in ("ops/quasar/chunk.py", "ops/quasar/gate.py", "layers/quasar.py", "utils.py"):
+        path = tmp_path / "fork" / "fla" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# the fork's {file}")
+    return tmp_path / "fork"
+
+
+def contents(tree: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(tree).as_posix(): path.read_bytes()
+        for path in tree.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_each_tree_is_the_fork_with_its_own_files_over_it(fork: Path, tmp_path: Path) -> None:
+    original = contents(fork)
+    made = {name: contents(make_tree(fork, tmp_path / name, TREES[name])) for name in TREES}
+    assert made["public-fork"] == original
+    operator = (BASELINE / "fla/ops/quasar/chunk.py").read_bytes()
+    assert made["baseline"] == original | {"fla/ops/quasar/chunk.py": operator}
+    overlay = contents(OVERLAY)
+    assert made["overlay"] == original | overlay
+    layer_file = {"fla/layers/quasar.py": original["fla/layers/quasar.py"]}
+    assert made["overlay-ops"] == original | overlay | layer_file

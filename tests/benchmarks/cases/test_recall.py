@@ -1,0 +1,162 @@
+"""Models that learn to recall: the task, the ways of training them, and what docs/layer.md says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from benchmarks.cases.recall import HELD_OUT, SETTINGS, WAYS, Recipe, limits, train
+from benchmarks.engine.limits import missed
+from benchmarks.engine.results import Entry, load
+from benchmarks.models.model import Model, recall_loss
+from benchmarks.models.processes import in_group
+from benchmarks.models.task import Task, draw
+from benchmarks.models.ways import prepare
+from benchmarks.report.recall import RUN, apart, plot, recall
+from quasar_kernels.reference import relative_rms
+from tests.benchmarks.runs import run_of
+from tests.training_steps import Taken, assert_same, take_steps
+
+CPU = torch.device("cpu")
+SMALL = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
+
+
+def test_each_key_is_asked_for_once_and_answered_by_its_value() -> None:
+    task = Task(vocabulary=300, tokens=200, pairs=20, batch=50)
+    tokens, places, answers = draw(task, 7, CPU)
+    for row, asked, told in zip(tokens.tolist(), places.tolist(), answers.tolist(), strict=True):
+        pairs = dict(zip(row[:40:2], row[1:40:2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == 20
+        assert [pairs[row[place]] for place in asked] == told
+        assert sorted(row[place] for place in asked) == sorted(pairs)
+        rest = set(range(40, 200)) - set(asked)
+        assert all(row[place] >= 200 for place in rest)  # noise, neither a key nor a value
+    assert torch.equal(draw(task, 7, CPU).tokens, tokens)
+    assert not torch.equal(draw(task, 8, CPU).tokens, tokens)
+
+
+def test_no_step_trains_on_a_batch_that_is_held_out() -> None:
+    task, device = Task(vocabulary=24, tokens=32, pairs=4, batch=2), torch.device("cpu")
+    held_out = draw(task, HELD_OUT, device).tokens
+    assert not any(torch.equal(draw(task, step, device).tokens, held_out) for step in range(500))
+
+
+def test_most_queries_come_soon() -> None:
+    batch = draw(Task(vocabulary=300, tokens=1040, pairs=20, batch=50), 0, CPU)
+    slot = (batch.places - 40) // 2  # of 500
+    assert slot[:, 0].median() < 50 < 250 < batch.places.max()
+
+
+@pytest.mark.parametrize("task", [Task(96, 31, 8, 1), Task(20, 64, 8, 1)])
+def test_a_task_too_small_for_its_pairs_is_refused(task: Task) -> None:
+    with pytest.raises(ValueError, match="8 pairs need 32 tokens and a vocabulary of 24"):
+        draw(task, 0, CPU)
+
+
+def gradients(way: str, backend: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model(SMALL.vocabulary, 32, 2)
+    prepared = prepare(model, way, CPU, backend)
+    batch = draw(SMALL, 0, CPU)
+    loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert len(found) == len(list(model.parameters()))
+    return {"loss": loss.detach()} | found
+
+
+@pytest.mark.parametrize(
+    ("way", "backend", "bitwise"),
+    [
+        ("fp32", "", False),
+        ("checkpointed", "", True),
+        ("compiled", "eager", True),
+        ("compiled", "aot_eager", False),  # torch computes the norms around the layers otherwise
+    ],
+)
+def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> None:
+    torch.compiler.reset()
+    found = gradients(way, backend)
+    if way == "fp32":
+        assert not torch.equal(found["loss"], gradients("bf16", "")["loss"])
+    for name, gradient in gradients("bf16", "").items():
+        if bitwise:
+            assert torch.equal(found[name], gradient), name
+        assert relative_rms(found[name], gradient) <= 5e-2, name
+
+
+def take_steps_in_each_way(device: torch.device) -> list[Taken]:
+    return [take_steps(device, SMALL, 32, 2, way) for way in ("ddp", "fsdp")]
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one() -> None:
+    wanted = take_steps(CPU, SMALL, 32, 2, "alone")
+    assert max(change.abs().max() for change in wanted.moved.values()) > 0.1
+    for found in in_group(2, "cpu", take_steps_in_each_way):
+        assert_same(found, wanted, 1e-6, 1e-4)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_projection_that_is_sharded_by_itself_is_refused() -> None:
+    model = Model(SMALL.vocabulary, 32, 2)
+    block: Any = model.blocks[0]
+    fully_shard(block.mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
+    batch = draw(SMALL, 0, CPU)
+    with pytest.raises(Exception, match=r"q_proj\.weight is a DTensor while the layer runs"):
+        model(batch.tokens, batch.places)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_recall() -> None:
+    task = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
+    curve = train(CPU, "fp32", task, Recipe(most_steps=400, width=32, heads=2, rate=5e-3))
+    losses = curve.series["losses"]
+    assert losses[0] > 2.0
+    assert 10 * len(losses) == curve.figures["steps"] <= 400
+    assert curve.figures["recall"] > 0.95
+
+
+def curve(*losses: float, way: str = "fp32", gpus: int = 1, recall: float = 1) -> Entry:
+    figures = {"gpus": gpus, "recall": recall, "steps": 20, "step_ms": 1, "seconds": 1}
+    of = {**SMALL._asdict(), "most_steps": 30}
+    return Entry(table="trainings", of=of, by=way, figures=figures, series={"losses": losses})
+
+
+def test_curves_are_compared_over_their_first_steps() -> None:
+    exact = curve(*[8] * 10, 5)
+    assert apart(curve(*[8] * 9, 6, 1), exact, every=10) == 0.25
+    assert apart(curve(*[8] * 9, 6, 1), exact, every=20) == 0
+
+
+def test_the_figures_show_how_each_training_went() -> None:
+    settings = {"width": 512, "heads": 8, "layers": 2, "rate": 2e-3, "every": 10}
+    second = curve(8, 4, 1, way="ddp", gpus=2, recall=0.98)
+    run = run_of("recall", curve(8, 4, 1), second, settings=settings)
+    text = recall(run)
+    assert "| 64, DistributedDataParallel | 2 | 98.00% | 20 | 1.0e+00 | 0.0e+00 |" in text
+    assert missed(limits(run)) == ["recall over 64 tokens, ddp: 0.98, limit 0.99"]
+    assert plot(run).count("<circle") == 6
+
+
+def test_the_committed_models_recall() -> None:
+    run = load(RUN)
+    assert not missed(limits(run))
+    found = {(e.of["tokens"], e.of["most_steps"], e.by) for e in run.entries}
+    assert found == {(t.tokens, r.most_steps, way) for t, r, ways in SETTINGS for way in ways}
+    assert {way for *_, way in found} == set(WAYS)

@@ -1,0 +1,236 @@
+"""What is read from compute-sanitizer's output, with a fake of the tool."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.cases import sanitizer, sanitizer_calls
+from benchmarks.cases.sanitizer import findings_in, misses
+from benchmarks.cases.sanitizer_calls import (
+    LAYER,
+    LIMIT,
+    OPERATOR,
+    TOOLS,
+    OperatorCase,
+    wrong_cases,
+)
+from benchmarks.engine.commands import run_case
+from benchmarks.engine.results import Entry, Run, load
+from benchmarks.report.kernels import sanitizer_findings
+from tests import PROJECT
+from tests.benchmarks.runs import run_of
+from tests.processes import HANG, run_python
+
+FAKE = """\
+#!/bin/sh
+[ "$PYTORCH_NO_CUDA_MEMORY_CACHING" = 1 ] || case "$*" in *--version*) ;; *) exit 3 ;; esac
+for what in "$@"; do :; done
+case "$what" in
+  --version) echo "NVIDIA (R) Compute Sanitizer"; echo "Version 2025.3.1.0 (build 1)"; exit ;;
+  *check) found=$PLANTED ;;
+  handshake) found=$HANDSHAKE ;;
+  layer) found=$LAYER ;;
+  operator) found=$FOUND; status=$STATUS ;;
+  *) exit 4 ;;
+esac
+case "$*" in *--clear*) echo "========= outputs cleared" ;; esac
+echo "========= COMPUTE-SANITIZER watches the $what"
+[ "$found" = stuck ] && exec sleep 3600
+[ "$found" = none ] || echo "========= ERROR SUMMARY: $found errors"
+[ "$found" = 0 ] || exit 9
+exit "${status:-0}"
+"""
+
+
+def surroundings(folder: Path, **says: str) -> dict[str, str]:
+    tool = folder / "compute-sanitizer"
+    tool.write_text(FAKE)
+    tool.chmod(0o755)
+    said = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"} | says
+    return said | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
+
+
+def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | surroundings(folder, **says)
+    return run_python("-m", "benchmarks", "sanitizer", *options, env=env)
+
+
+def timeless(text: str) -> list[str]:
+    """Return the lines of a report without the seconds that a tool took."""
+    return [re.sub(r" \(\d+ s\)$", "", line) for line in text.splitlines()]
+
+
+def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
+    done = sanitize(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(timeless(done.stdout)) == [f"{tool}: 0 findings" for tool in sorted(TOOLS)]
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings"),
+        ({"PLANTED": "0"}, "memcheck: a planted fault was not found"),
+        ({"PLANTED": "none"}, "memcheck: a planted fault was not found"),
+        ({"STATUS": "1"}, "memcheck: operator ended with status 1"),
+        ({"LAYER": "none"}, "memcheck: layer gave no summary"),
+        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 5 s"),
+    ],
+)
+def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
+    tmp_path: Path, says: dict[str, str], said: str
+) -> None:
+    limit = "5" if "stuck" in says.values() else f"{HANG:.0f}"
+    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", limit, **says)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "memcheck: 0 findings" not in done.stdout
+    assert "watches the layer" in done.stdout
+
+
+def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
+    blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
+    assert (blind.returncode, timeless(blind.stdout)) == (0, ["racecheck: 0 findings"])
+    seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
+    assert seeing.returncode == 1
+    assert "racecheck: 4 findings" in seeing.stdout
+    assert "watches the layer" in seeing.stdout
+    unknown = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="none")
+    assert unknown.returncode == 1
+    assert "handshake gave no summary" in unknown.stdout
+    for tool in ("memcheck", "initcheck"):
+        assert sanitize(tmp_path, "--tool", tool, LAYER="4").returncode == 1
+
+
+def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(tmp_path: Path) -> None:
+    # a finding, so that what the tool says is shown
+    assert "outputs cleared" in sanitize(tmp_path, "--tool", "initcheck", FOUND="1").stdout
+    assert "outputs cleared" not in sanitize(tmp_path, "--tool", "memcheck", FOUND="1").stdout
+    for version, options in {"2025.3.1.0": ("--clear",), "2025.4.0": (), "2026.1": ()}.items():
+        assert sanitizer.call_options("initcheck", version) == options
+
+
+def test_clearing_is_for_the_operators_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", empty_like)  # restored afterwards
+    sanitizer_calls.clear_outputs()
+    dirty = torch.full((4, 2), 7.0, dtype=torch.bfloat16).mT
+    for form in (torch.contiguous_format, torch.preserve_format):
+        cleared = torch.empty_like(dirty, memory_format=form)
+        assert (cleared.dtype, cleared.shape) == (dirty.dtype, dirty.shape)
+        assert not cleared.any()
+    assert torch.empty_like is not empty_like
+
+
+def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in surroundings(tmp_path, LAYER="stuck").items():
+        monkeypatch.setenv(name, value)
+    args = Namespace(tool=None, limit=5, commit="abc")
+    runs = list(sanitizer.measure(args))
+    assert [len(run.entries) for run in runs] == [1, 2, 3]
+    assert [entry.by for entry in runs[0].entries] == ["racecheck"]  # without the stuck layer
+    assert [entry.by for entry in runs[-1].entries] == list(TOOLS)
+    assert runs[-1].versions == {"compute-sanitizer": "2025.3.1.0"}
+    assert misses(runs[-1]) == [
+        f"{tool}: layer was cut off after 5 s" for tool in ("memcheck", "initcheck")
+    ]
+    out = tmp_path / "sanitizer.json"
+    assert run_case(sanitizer, ["--out", str(out), "--tool", "racecheck"]) == 0
+    assert load(out).settings["tools"] == "racecheck"
+
+
+def test_summaries_of_every_tool_are_read() -> None:
+    summary = "========= ERROR SUMMARY: "
+    many = f"{summary}64 errors\n{summary}44 errors were not printed. Use --print-limit\n"
+    assert findings_in(many) == 64
+    race = "x\n========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
+    assert findings_in(race) == 3
+    assert findings_in("========= ERROR SUMMARY: 0 errors\n") == 0
+    assert findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n") is None
+
+
+def test_wrong_results_are_named_nan_too() -> None:
+    cases = (OperatorCase((1,)), OperatorCase((2,)), OperatorCase((3,)))
+    errors = dict(zip(cases, (LIMIT, float("nan"), 2 * LIMIT), strict=True))
+    wrong = wrong_cases(errors.__getitem__, cases)
+    assert [line.partition(",)")[0] for line in wrong] == [
+        "OperatorCase(lengths=(2",
+        "OperatorCase(lengths=(3",
+    ]
+
+
+def test_the_calls_cover_ragged_packed_and_every_dtype() -> None:
+    both = {torch.bfloat16, torch.float16}
+    assert {case.dtype for case in OPERATOR} == both
+    assert any(length % 64 for case in OPERATOR for length in case.lengths)
+    assert any(len(case.lengths) > 1 and 0 in case.lengths for case in OPERATOR)
+    assert any(case.options == sanitizer_calls.PORTABLE for case in OPERATOR)
+    assert any(case.segments for case in OPERATOR)
+    assert {case.gradients for case in LAYER} == {True, False}
+    assert {case.dtype for case in LAYER if case.multiprocessors} == both
+
+
+def test_a_layer_that_goes_another_way_is_an_error() -> None:
+    attend = sanitizer_calls.always(lambda x: x if x.numel() else None)
+    assert attend(torch.ones(1)) == torch.ones(1)
+    with pytest.raises(RuntimeError, match="own kernels did not take"):
+        attend(torch.empty(0))
+
+
+def test_calls_end_at_their_limit_whatever_they_do() -> None:
+    stuck = "calls.mount = lambda: time.sleep(3600)"
+    module = "from benchmarks.cases import sanitizer_calls as calls"
+    code = f"import time; {module}; {stuck}; calls.main()"
+    done = run_python("-c", code, "--limit", "1", "operator")
+    assert done.returncode == -signal.SIGALRM
+
+
+def tool(name: str, **changes: Any) -> Entry:
+    figures = {"findings": 0, "faulty": 1, "seconds": 3, **changes.pop("figures", {})}
+    texts = {"calls": changes.pop("calls", "operator layer")}
+    return Entry(table="tools", by=name, figures=figures, texts=texts, **changes)
+
+
+def run_with(*tools: Entry) -> Run:
+    others = [tool(name) for name in TOOLS if name not in {one.by for one in tools}]
+    found = sorted([*tools, *others], key=lambda one: TOOLS.index(one.by))
+    counts = {"operator calls": len(OPERATOR), "layer calls": len(LAYER), "seconds": 61.7}
+    versions = {"compute-sanitizer": "2025.3"}
+    return run_of("sanitizer", *found, settings=counts, versions=versions)
+
+
+def test_a_finding_a_failure_and_a_tool_that_was_not_run_are_named() -> None:
+    assert misses(run_with()) == []
+    assert misses(run_with(tool("racecheck", figures={"findings": 2}))) == ["racecheck: 2 findings"]
+    cut_off = tool("memcheck", failure="layer was cut off after 9 s")
+    assert misses(run_with(cut_off)) == ["memcheck: layer was cut off after 9 s"]
+    both = tool("initcheck", figures={"findings": 1}, failure="layer ended with status 1")
+    assert misses(run_with(both)) == ["initcheck: 1 findings; layer ended with status 1"]
+    assert misses(run_of("sanitizer")) == [f"{name} was not run" for name in TOOLS]
+
+
+def test_the_page_shows_what_was_covered_how_long_it_took_and_what_was_left_out() -> None:
+    both = f"{len(OPERATOR)} of the operator and {len(LAYER)} of the layer"
+    page = sanitizer_findings(run_with())
+    assert "| wall time | 62 s, all tools side by side |" in page
+    assert [line for line in page.splitlines() if "findings" in line] == [
+        f"| {name} | {both} | 0 findings | 1 | 3 |" for name in TOOLS
+    ]
+    assert "did not watch" not in page
+    blind = tool("racecheck", calls="operator", figures={"handshake": 8})
+    page = sanitizer_findings(run_with(blind))
+    assert f"| racecheck | {len(OPERATOR)} of the operator | 0 findings" in page
+    assert "racecheck did not watch the layer's kernels: it reports 8 hazards" in page
+    cut_off = tool("memcheck", failure="was cut off")
+    assert "| was cut off" in sanitizer_findings(run_with(cut_off))

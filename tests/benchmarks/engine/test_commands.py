@@ -1,0 +1,64 @@
+"""The command line of a case."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks.engine.commands import run_case
+from benchmarks.engine.results import Entry, Run, load
+from tests.benchmarks.runs import run_of
+from tests.processes import run_python
+
+
+@pytest.fixture
+def case() -> ModuleType:
+    module = ModuleType("benchmarks.cases.made_up")
+
+    def options(parser: ArgumentParser) -> None:
+        parser.add_argument("--least", type=float, default=0.0)
+
+    def measure(args: Namespace) -> Iterator[Run]:
+        run = run_of("made_up")
+        for number in range(2):
+            run = run.adding(Entry(table="t", figures={"n": number}), least=args.least)
+            yield run
+            if args.least < 0:
+                raise RuntimeError("the GPU is gone")
+
+    for name, value in {"options": options, "measure": measure}.items():
+        setattr(module, name, value)
+    module.tables = lambda run: f"{len(run.entries)} entries"  # type: ignore[attr-defined]
+    module.misses = lambda run: ["n: 1, limit 0"]  # type: ignore[attr-defined]
+    return module
+
+
+def test_the_file_is_written_and_misses_are_printed(
+    case: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.json"
+    assert run_case(case, ["--out", str(out), "--least", "2"]) == 0
+    assert load(out).settings == {"least": 2.0}
+    assert capsys.readouterr().out == "2 entries\nmisses its limit: n: 1, limit 0\n"
+    case.FAILS = True  # type: ignore[attr-defined]
+    assert run_case(case, []) == 1
+
+
+def test_an_interrupted_run_keeps_what_it_has(case: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="gone"):
+        run_case(case, ["--out", str(tmp_path / "run.json"), "--least", "-1"])
+    assert len(load(tmp_path / "run.json").entries) == 1
+
+
+def test_the_cases_are_listed_and_an_unknown_one_is_refused() -> None:
+    listed = run_python("-m", "benchmarks", "--help").stdout
+    for name in ("delta_rule", "layer", "operator", "claim_proof", "sanitizer"):
+        assert f"\n  {name} " in listed
+    assert "sanitizer_calls" not in listed
+    done = run_python("-m", "benchmarks", "no_such_case")
+    assert done.returncode == 2
+    assert "there is no case no_such_case" in done.stderr

@@ -1,0 +1,60 @@
+"""Functions in fresh processes: what they send, and how they end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine.processes import Lost, call, stream
+from benchmarks.engine.results import Entry
+from tests.processes import HANG, is_alive, wait_for
+
+
+def doubled(x: int) -> dict[str, int]:
+    return {"pid": os.getpid(), "twice": 2 * x}
+
+
+def counted(n: int) -> Iterator[Entry]:
+    for number in range(n):
+        yield Entry(table="numbers", figures={"n": number})
+    if n > 2:
+        os._exit(3)
+
+
+def stuck(note: str) -> Iterator[int]:
+    Path(note).write_text(str(os.getpid()))
+    yield 1
+    time.sleep(HANG)
+
+
+def has_ended(pid: int) -> bool:
+    return not is_alive(pid)
+
+
+def test_a_result_comes_from_another_process() -> None:
+    found = call(doubled, 21)
+    assert found["twice"] == 42
+    assert found["pid"] != os.getpid()
+
+
+def test_results_come_one_by_one_and_a_death_is_named() -> None:
+    assert [one["figures"] for one in stream(counted, 2)] == [{"n": 0}, {"n": 1}]
+    found = stream(counted, 3)
+    assert [next(found)["figures"]["n"] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(Lost, match="exit status 3"):
+        next(found)
+
+
+def test_a_process_is_killed_at_its_limit_and_when_nobody_reads_on(tmp_path: Path) -> None:
+    with pytest.raises(Lost, match="killed after 20 s"):
+        list(stream(stuck, tmp_path / "first", seconds=20))
+    found = stream(stuck, tmp_path / "second")
+    assert next(found) == 1
+    found.close()  # type: ignore[attr-defined]
+    for note in ("first", "second"):
+        wait_for(partial(has_ended, int((tmp_path / note).read_text())))
