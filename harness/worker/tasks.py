@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import time
 import traceback
 from datetime import datetime, timezone
@@ -172,6 +174,14 @@ WITH_SUBJECT = frozenset({"import", "check", "time", "prove"})
 """The tasks that need the code under test."""
 
 _STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT, "out_of_memory": Exit.OUT_OF_MEMORY}
+
+
+def answer(job: Job, subject: SubjectProxy | None) -> Exit:
+    """Do the job and write the reply to its descriptor; return the status to exit with."""
+    reply, status = perform(job, subject)
+    with os.fdopen(job.result_fd, "wb") as channel:
+        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
+    return status
 
 
 def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
