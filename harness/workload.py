@@ -14,7 +14,7 @@ CPU_LIMIT = 2048
 """Longest sequence timed on a CPU: beyond it a run says nothing about a GPU and takes minutes."""
 
 ORACLE_LENGTH = 65536
-"""Length up to which every gate compares the operator with the oracle, memory or not."""
+"""Length up to which every correctness check compares the operator, whatever the memory."""
 
 
 @dataclass(frozen=True)

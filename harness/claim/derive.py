@@ -128,9 +128,9 @@ def is_settled(runs: Sequence[Sample]) -> bool:
 
 
 def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: float = 0.0) -> Claim:
-    """Return the claim for `target` tokens from cold runs filed by length.
+    """Return the claim for `target` tokens from samples by length.
 
-    A run counts when its gate is green on the same code, its GPU was undisturbed and its speed is
+    A sample counts when the same code passed its check, its GPU was undisturbed and its speed is
     possible (`rejection`). Of runs with the same slowest, mean and deviation, fewer give a lower
     claim; a length without an accepted run is never claimed.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.hardware.machine import Frozen, Telemetry
+from harness.hardware.machine import Frozen, NotNegative, Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
 from harness.worker.failures import WorkerError, describe_failure
@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Imported(Frozen):
     """How long the import of a tree took, and the files that were loaded, relative to it."""
 
-    import_seconds: float
+    import_seconds: NotNegative
     operator_file: str
     layer_file: str
 
