@@ -33,7 +33,7 @@ RUNS_MOST = 16
 """Runs of one length after which nothing more is learned for the time that they take."""
 
 EXPECTED_OF = 10
-"""Runs whose slowest a claim expects, however few were taken."""
+"""Samples whose slowest a claim expects, however few there are."""
 
 REFUTED = 4e-5
 """Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
@@ -57,7 +57,7 @@ class NoClaim(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a submission says about its speed, and what that rests on.
+    """The speed that a submission promises, and its basis.
 
     Attributes:
         tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen.

@@ -30,7 +30,7 @@ def main() -> int:
         sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
         return Exit.BAD_JOB
     if os.getppid() != job.parent:
-        return Exit.PARENT_GONE  # it died before the kernel was asked
+        return Exit.PARENT_GONE  # it died before `die_with_parent`
     os.set_inheritable(job.result_fd, False)
     status = answer(job, subject)
     sys.stdout.flush()
