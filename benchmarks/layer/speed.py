@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import commands
+from benchmarks.engine import commands
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT
 from harness.measuring.runner import (
