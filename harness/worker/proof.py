@@ -1,4 +1,4 @@
-"""The speed of code that nobody trusts, by the referee's own clock; docs/honesty.md says why.
+"""The speed of untrusted code by the referee's own clock; docs/honesty.md has the reasons.
 
 The layer is called in a row on inputs that each depend on the output of the call before. The
 referee takes the time of the row, and computes some of its calls itself.
@@ -47,7 +47,7 @@ VERIFIED_OWN = 4
 """The same for one's own code, whose claim does not rest on the row."""
 
 LINK_MOST = 0.2
-"""Share of a row that is taken off at most: what slows `time_link` down would be a gain else."""
+"""Share of a row that is taken off at most: otherwise slowing `time_link` down would be a gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""

@@ -1,4 +1,4 @@
-"""Cheats against the proof of a stranger's speed; most replace what answers for it."""
+"""Cheats against the proof of untrusted code; most replace the function that answers."""
 
 import time
 
@@ -198,13 +198,17 @@ class Slow(honest.QuasarAttention):
         return super().forward(x, **options)
 
 
+def half_speed(clock):
+    started = clock()
+    return lambda: (started + clock()) / 2
+
+
 class ForgesTheClock(Slow):
-    """Halves every clock of its process."""
+    """Slows every clock of its process down by half."""
 
     def __init_subclass__(cls):
         for name in ("time", "monotonic", "perf_counter"):
-            true = getattr(time, name)
-            setattr(time, name, lambda true=true: true() / 2)
+            setattr(time, name, half_speed(getattr(time, name)))
 
 
 class ForgesItsFirstCalls(Slow):

@@ -15,7 +15,7 @@ import pytest
 from tests import PROJECT
 from tests.harness.conftest import HONEST
 
-ZOO = Path(__file__).with_name("zoo")
+FOLDER = Path(__file__).with_name("cheats")
 TOKENS = 512
 IDLE = "the timed calls did not compute the layer"
 DIGESTS = f"{IDLE}: digests"
@@ -100,15 +100,15 @@ HONEST_TASKS = ("check", "time", "prove")
 
 
 def make_tree(root: Path, module: str, name: str) -> Path:
-    """Write a fork whose kernels are one animal of the zoo; `right` of `honest` is none."""
+    """Write a fork whose kernels are one of the cheats, or `right` of `honest`."""
     operator = root / "fla/ops/quasar"
     for folder in (operator, root / "fla/layers"):
         folder.mkdir(parents=True)
     for package in ("fla", "fla/ops", "fla/ops/quasar", "fla/layers"):
         (root / package / "__init__.py").touch()
-    for source in ZOO.glob("*.py"):
+    for source in FOLDER.glob("*.py"):
         shutil.copy(source, operator)
-    operator_alone = (ZOO / "honest.py").read_text()
+    operator_alone = (FOLDER / "honest.py").read_text()
     (operator / "honest.py").write_text(f"{HONEST}\n{operator_alone}")
     part = "QuasarAttention" if name[0].isupper() else "chunk_quasar"
     (operator / "chunk.py").write_text(
@@ -129,8 +129,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the harness says of every animal, and of the honest kernel by each task."""
-    folder = tmp_path_factory.mktemp("zoo")
+    """What the harness finds about every cheat, and of the honest kernel by each task."""
+    folder = tmp_path_factory.mktemp("cheats")
     honest = make_tree(folder / "honest", "honest", "right")
     slow = [("prove", "proven", name, TOKENS) for name in SLOW]
     names = [*HONEST_TASKS, *(name for _, _, name, _ in [*CHEATS, *slow])]
