@@ -65,7 +65,7 @@ class Evaluator:
         sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
         confinement: the sandbox of a fork's code; None runs it with this user's rights.
-        measure: `harness.measuring.runner.measure` or its stand-in.
+        measure: `harness.measuring.runner.measure` or a fake.
     """
 
     folder: Path

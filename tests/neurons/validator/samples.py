@@ -1,4 +1,4 @@
-"""Forks in real git repositories, and a stand-in for the measurement."""
+"""Forks in real git repositories, and a fake measurement."""
 
 from __future__ import annotations
 
