@@ -58,15 +58,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         remedy = "Run scripts/install.sh inference."
         raise ConfigError(Problem(f"{error.name} is not installed.", remedy)) from None
     device = resolve_device(settings.device)
-
-    def load() -> Decodes:
-        from neurons.inference_server.model import Decoder, load_model
-
-        model = load_model(settings.reference_model, device, settings.inference_dtype)
-        compiled = settings.inference_compile and device == "cuda"
-        return Decoder(model, compiler="inductor" if compiled else None)
-
-    decoding = Decoding(load, settings.inference_queue)
+    decoding = Decoding(lambda: _load(settings, device), settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
     app = create_app(
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
@@ -88,6 +80,14 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
             )
         )
     return 0
+
+
+def _load(settings: Settings, device: str) -> Decodes:
+    from neurons.inference_server.model import Decoder, load_model
+
+    model = load_model(settings.reference_model, device, settings.inference_dtype)
+    compiled = settings.inference_compile and device == "cuda"
+    return Decoder(model, compiler="inductor" if compiled else None)
 
 
 def _shown(model: str) -> str:

@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Clock:
-    """Unix seconds that move only when told to."""
+    """Unix seconds that move only when a test moves them."""
 
     def __init__(self) -> None:
         self.now = 1_770_000_000.0

@@ -66,9 +66,9 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
     done = run_python("-c", code, tmp_path / "clone", *tops, check=True)
     loaded, *refused = (ast.literal_eval(line) for line in done.stdout.splitlines())
     assert set(fork_imports()) <= set(loaded)
-    for missing, said in zip(tops, refused, strict=True):
-        assert said.startswith("import fla/"), (missing, said)
-        assert f"needs {missing}, which is not installed" in said
+    for missing, message in zip(tops, refused, strict=True):
+        assert message.startswith("import fla/"), (missing, message)
+        assert f"needs {missing}, which is not installed" in message
 
 
 def test_the_commit_depends_on_content_alone(

@@ -178,7 +178,7 @@ def test_a_body_that_cannot_be_read_is_422(url: str, body: bytes, detail: str) -
 
 
 class Slow:
-    """Decodes until it is told that nobody waits."""
+    """Decodes until the request is cancelled."""
 
     device, vocabulary, longest = "cpu", 10, 10**6
 
@@ -431,7 +431,7 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
         wait_until(url, "healthy")
         address = ("127.0.0.1", int(port_file.read_text()))
         with contextlib.ExitStack() as stack:
-            for _ in range(100):  # a crowd that asks nothing
+            for _ in range(100):  # connections that send nothing
                 stack.enter_context(socket.create_connection(address, HANG))
             assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()

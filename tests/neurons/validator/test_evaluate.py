@@ -1,4 +1,4 @@
-"""From a queued submission to its verdict, with real clones and a stand-in for the harness."""
+"""From a queued submission to its verdict, with real clones and a fake harness."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def boxes(tmp_path: Path) -> Path:
 
 
 class Machine:
-    """Stands for the control run; every other function is called in earnest."""
+    """A fake control run; every other function is the real one."""
 
     def __init__(self) -> None:
         self.sound = True

@@ -23,7 +23,7 @@ from neurons.validator.usage import descendants
 from tests.processes import HANG
 
 EVERY: frozenset[int] = frozenset()
-"""Stands for no limit on cores."""
+"""No limit on cores."""
 
 
 def needed_bubblewrap() -> tuple[str, int]:

@@ -37,7 +37,7 @@ from tests.small_host import make_small
 
 
 class Judge:
-    """Stands for the evaluation: what it answers, or raises, by submission."""
+    """A fake evaluation: its verdict, or the error that it raises, by submission."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -53,7 +53,7 @@ class Judge:
 
 @dataclass
 class Bench:
-    """A validator with a stand-in for its evaluation, and a clock that is moved."""
+    """A validator with a fake evaluation, and a clock that is moved."""
 
     api: LiveApi
     judge: Judge
@@ -171,7 +171,7 @@ def test_the_fifth_failure_bans_the_client_and_drops_its_queue(
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that the validator could write after it is written."""
+    """Acts as SIGKILL does: nothing is written after it."""
 
 
 def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(

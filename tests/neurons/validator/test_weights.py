@@ -86,9 +86,9 @@ def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) ->
     assert send(chain, tmp_path, shares) == {ALICE.hotkey: 7, BOB.hotkey: 3}
     ((call,), signers) = (chain.sent, chain.signers)
     assert signers == [validator]
-    told = call.params if hasattr(call, "params") else dict(call)
-    assert (told["netuid"], told["dests"]) == (NETUID, [3, 7])
-    light, heavy = told["weights"]
+    values = call.params if hasattr(call, "params") else dict(call)
+    assert (values["netuid"], values["dests"]) == (NETUID, [3, 7])
+    light, heavy = values["weights"]
     assert heavy == 65535
     assert light / heavy == pytest.approx(0.25 / 0.6, abs=1e-4)
 
@@ -222,9 +222,7 @@ class IdleServer:
     [
         ("active", -0.5, []),
         ("active", 0.0, [7]),
-        ("active", 9.0, [7]),
         ("completed", 9.0, []),
-        ("paused", 9.0, []),
     ],
 )
 def test_a_round_is_ended_that_its_server_has_not_ended(
