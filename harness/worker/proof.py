@@ -42,11 +42,16 @@ SHORT, ROWS_OF_SHORT = 16_384, 8
 
 CALLS_LEAST = 4
 
-VERIFIED_MOST, VERIFIED_TOKENS = 64, 1 << 24
-"""Calls of the best row that the referee computes, and tokens of all of them together."""
+VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
+"""Tokens of a row at most: the referee computes all of its calls. Behind one false digest that it
+does not compute, the rest of a row could run at the same time as what is before."""
 
 VERIFIED_OWN = 4
-"""The same for one's own code, whose claim does not rest on the row."""
+"""Calls that the referee computes for one's own code, whose claim does not rest on the row."""
+
+FASTEST, SLOWEST = 2.8, 0.005
+"""beta of the heads: the slowest still needs what was thousands of tokens before. A layer that
+forgets within a few hundred, as new ones do, could be computed in pieces without a state."""
 
 LINK_MOST = 0.2
 """Share of a row that is taken off at most: what slows `time_link` down would be a gain else."""
@@ -55,7 +60,7 @@ RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""
 
 _SEGMENT = 1 << 16
-"""Tokens of all verified calls that the referee computes at once: about 3 GB."""
+"""Tokens of all calls together that the referee computes at once: about 3 GB."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def take(subject: Remote, length: int, device: torch.device, *, enough: float = 
         enough: seconds of a call, of which no better row is wanted.
 
     Raises:
-        WorkerError: its answers are none, or come faster than any layer's.
+        WorkerError: its answers are none.
     """
     weights, seed, chain_seed = _draw_weights(device), _seed(), _seed()
     size = _size(weights, device)
@@ -105,7 +110,7 @@ def take(subject: Remote, length: int, device: torch.device, *, enough: float = 
         weights=weights,
         x=(length, seed),
         chain=(size, chain_seed),
-        row=_best_row(subject, ROWS_OF_SHORT if length < SHORT else ROWS, enough),
+        row=_best_row(subject, length, device, enough),
         vram_bytes=int(prepared["vram_bytes"]),
         first_call_seconds=float(prepared["first_call_seconds"]),
     )
@@ -175,8 +180,10 @@ def _draw_weights(device: torch.device) -> dict[str, Tensor]:
 
     weights = {f"{name}_proj.weight": linear(hidden, width, hidden) for name in "qkv"}
     weights |= {f"{name}_conv1d.weight": linear(4, width, 1, 4) for name in "qkv"}
+    beta = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), WORKLOAD.num_heads)
+    order = torch.randperm(WORKLOAD.num_heads, generator=generator, device=device)
     return weights | {
-        "beta_log": uniform(1, 16, WORKLOAD.num_heads).log(),
+        "beta_log": beta.to(device)[order].expm1().log(),
         "g_proj.0.weight": linear(hidden, WORKLOAD.head_dim, hidden),
         "g_proj.1.weight": linear(WORKLOAD.head_dim, width, WORKLOAD.head_dim),
         "g_proj.1.bias": linear(WORKLOAD.head_dim, width),
@@ -192,24 +199,26 @@ def _size(weights: Mapping[str, Tensor], device: torch.device) -> float:
     return float(y.square().mean().sqrt())
 
 
-def _best_row(subject: Remote, rows: int, enough: float = 0.0) -> Row:
-    """Time rows of at least ROW_SECONDS; each follows an untimed one, which wakes the GPU up."""
+def _best_row(subject: Remote, length: int, device: torch.device, enough: float = 0.0) -> Row:
+    """Time rows of ROW_SECONDS, if that many calls can be verified, and return the fastest.
+
+    Each follows an untimed one, which wakes the GPU up.
+    """
     calls, best = CALLS_LEAST, math.inf
+    most = max(CALLS_LEAST, min(CALLS_MOST, VERIFIED_TOKENS[device.type] // length))
+    rows = ROWS_OF_SHORT if length < SHORT else ROWS
     while rows:
         _ask(subject, WORKLOAD.warmup_calls)
         row = _ask(subject, calls)
         per_call = row.seconds / calls
-        if row.seconds >= ROW_SECONDS:
+        if row.seconds >= ROW_SECONDS or calls == most:
             rows -= 1
             if per_call < best:
                 best, found = per_call, row
             if per_call <= enough:
                 break
-        elif calls == CALLS_MOST:
-            reason = f"{calls} calls took {row.seconds * 1e3:.1f} ms, which no layer can"
-            raise WorkerError(reason, "gate")
         else:
-            calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), CALLS_MOST)
+            calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), most)
     return found
 
 
@@ -225,10 +234,13 @@ def _ask(subject: Remote, calls: int) -> Row:
     return Row(seed, digests, seconds)
 
 
-def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> None:
-    """Compute up to `most` random calls of the row, with the last one, and compare their digests.
+def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
+    """Compute the calls of the row, or `most` of them, and compare their digests.
 
     To be called when the subject has ended: its memory is needed.
+
+    Args:
+        most: if the row has more calls, the last one and others at random.
 
     Raises:
         WorkerError: `gate`, when a digest is not that of the layer.
@@ -239,19 +251,18 @@ def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> Non
 
 
 def _verify(
-    chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = VERIFIED_MOST
+    chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = CALLS_MOST
 ) -> None:
     checker = checker_for(x.device)
     digests, calls = row.digests.to(x.device, torch.float32), len(row.digests)
     checker.bound("digests: size", f"{calls} calls", float(digests.abs().max()), LARGEST)
-    count = min(calls, most, max(CALLS_LEAST, VERIFIED_TOKENS // x.shape[1]))
+    count = min(calls, most)
     chosen = [*random.SystemRandom().sample(range(calls - 1), count - 1), calls - 1]
     keys = fill_keys(torch.empty_like(digests), row.seed)[chosen]
     before = torch.cat((torch.zeros_like(digests[:1]), digests[:-1]))[chosen]
-    sums, first = torch.zeros_like(before), 0
-    for y in _outputs(weights, x, chain.factors(keys, before)):
-        sums += chain.sums(y, first)
-        first += -(-y.shape[1] // RUN)
+    at_once = _SEGMENT // RUN
+    parts = zip(keys.split(at_once), before.split(at_once), strict=True)
+    sums = torch.cat([_sums(chain, weights, x, chain.factors(*part)) for part in parts])
     apart = digests[chosen] - sums
     error, where = checker.limits.layer / STEP, f"{count} of {calls} calls"
     square = float(apart.square().mean())
@@ -262,6 +273,15 @@ def _verify(
     wrong = [str(check) for check in checker.worst.values() if not check.passed]
     if wrong:
         raise WorkerError(f"the timed calls did not compute the layer: {wrong[0]}", "gate")
+
+
+def _sums(chain: Chain, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
+    """Return what the digests `[calls, channels]` of calls with these factors are rounded from."""
+    sums, first = torch.zeros_like(factors), 0
+    for y in _outputs(weights, x, factors):
+        sums += chain.sums(y, first)
+        first += -(-y.shape[1] // RUN)
+    return sums
 
 
 def _outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterator[Tensor]:
