@@ -177,12 +177,11 @@ def test_tokens_depend_on_all_before_them() -> None:
     x = drawn((1, length, CHANNELS), 9, CPU)
 
     def pieces(
-        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any
-    ) -> tuple[Tensor, None]:
-        early = [part[:, :3072] for part in (q, k, v)]
-        late = [part[:, 2048:] for part in (q, k, v)]
-        first, last = (quasar_chunked(*part, beta, **options)[0] for part in (early, late))
-        return torch.cat((first, last[:, 1024:]), 1), None
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        first, _ = quasar_chunked(q[:, :3072], k[:, :3072], v[:, :3072], beta, dtype=dtype)
+        last, state = quasar_chunked(q[:, 2048:], k[:, 2048:], v[:, 2048:], beta, dtype=dtype)
+        return torch.cat((first, last[:, 1024:]), 1), state
 
     options: dict[str, Any] = {"num_heads": 8, "head_dim": 64, "dtype": torch.float32}
     whole = quasar_layer(weights, x, **options)
