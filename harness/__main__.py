@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
         "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
-        "`profile` shows where the time of a call goes; `gates` looks at a model of blocks.",
+        "`profile` shows where the time of a call goes; `gates` checks a model of blocks.",
     )
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path,
@@ -127,7 +127,9 @@ def _measure(
 
 
 def _gates(words: Sequence[str]) -> int:
-    from harness.gates.command import main  # it imports torch, as no other command does
+    from quasar_kernels.blocks.checks.command import (
+        main,
+    )  # it imports torch, as no other command does
 
     return main(words)
 

@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks import commands
+from benchmarks.engine import commands
+from benchmarks.engine.limits import missed
 from benchmarks.honesty.page import acceptance_limits
 from benchmarks.honesty.results import Acceptance, Agreement
 from benchmarks.layer.trees import TREES, make_tree
-from benchmarks.limits import missed
 from benchmarks.results import ROOT, write
 from harness.claim import derive_claim
 from harness.measuring.runner import call, child_environment, probe

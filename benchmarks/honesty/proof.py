@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import commands
+from benchmarks.engine import commands
 from benchmarks.honesty.acceptance import validator_runs
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT

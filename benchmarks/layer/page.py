@@ -7,15 +7,15 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.documents import RESULTS, filled
+from benchmarks.engine.limits import Criterion, limits_table, missed
 from benchmarks.layer.limits import criteria
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.tables.accuracy import accuracy_tables
 from benchmarks.layer.tables.bound import shares_of_bound
 from benchmarks.layer.tables.steps import profile_table
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
-from benchmarks.limits import Criterion, limits_table, missed
-from benchmarks.markdown import facts, table
+from benchmarks.report.documents import RESULTS, filled
+from benchmarks.report.markdown import facts, table
 from benchmarks.results import DATA, ROOT, load, versions
 from harness.report import Measurement, Report, load_report
 from quasar_kernels.line_plot import Line, line_plot

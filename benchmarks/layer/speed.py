@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from benchmarks import commands
+from benchmarks.engine import commands
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT
 from harness.measuring.runner import MeasurementError, check, measure, probe

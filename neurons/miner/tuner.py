@@ -25,10 +25,7 @@ from harness.report import Environment
 from neurons.miner.proposal import Refused, lay_out, propose, require_readable
 from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels, copy_overlay
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
 from quasar_kernels.contract import overlay_digest
-
-SEARCH = PROJECT / "scripts/step2_kernel_tuning.py"
 
 
 @dataclass
@@ -57,7 +54,7 @@ class Tuner:
     def commands(self) -> Iterator[Sequence[str]]:
         """Yield who proposes: the search over tiles, and the operator's own command."""
         if self.settings.agent_iterations:
-            yield (sys.executable, str(SEARCH), "--overlay", ".",
+            yield (sys.executable, "-m", "harness.tuning", "--overlay", ".",
                    "--more", str(self.settings.agent_iterations),
                    "--seconds", str(self.settings.tune_seconds / 2),
                    "--storage", str(self.kept.folder / "trials.sqlite"),

@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
+from neurons.runtime.settings import GROUPS, Settings
+from neurons.runtime.values import PROJECT, form_of
 
 EXAMPLE = PROJECT / ".env.example"
 
@@ -33,13 +32,11 @@ TO_FILL = ("github_token", "github_username", "validator_api_url", "wallet_miner
 
 def render() -> str:
     """Return the text of .env.example."""
-    parts, group = [HEADER], None
+    parts = [HEADER]
     for name, field in Settings.model_fields.items():
-        extra: dict[str, Any] = dict(field.json_schema_extra or {})  # type: ignore[arg-type]
-        if extra["group"] != group:
-            group = extra["group"]
-            parts.append(f"# ---- {group} ----\n")
-        prose = f"{field.description} Form: {extra['form']}."
+        if name in GROUPS:
+            parts.append(f"# ---- {GROUPS[name]} ----\n")
+        prose = f"{field.description} Form: {form_of(field.annotation, field.metadata)}."
         lines = textwrap.wrap(
             prose, 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
         )

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from neurons.runtime.env_file import EnvFile, read_env_file
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
+from neurons.runtime.values import PROJECT, form_of
 
 ENV_FILE = PROJECT / ".env"
 
@@ -122,7 +122,7 @@ def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]
         secret = "SecretStr" in str(field.annotation)
         value = "[redacted]" if secret else repr(str(sources[origin][name]))
         reason = f": {detail['ctx']['error']}" if detail["type"] == "value_error" else ""
-        form = dict(field.json_schema_extra or {})["form"]  # type: ignore[arg-type]
+        form = form_of(field.annotation, field.metadata)
         problem = Problem(f"{name.upper()}={value} ({origin}){reason}", f"give {form}.")
         problems.setdefault(name, problem)
     return list(problems.values())

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
 from neurons.runtime.errors import Problem
 from neurons.runtime.values import (
     PROJECT,
     YEAR,
+    CommandLine,
     Count,
     CountOrNone,
     Folder,
+    Form,
     Host,
     Hosts,
     Hotkeys,
@@ -33,428 +35,244 @@ from neurons.runtime.values import (
     Token,
     Url,
 )
-from neurons.wire.rules import SHORTEST_TARGET
 
-
-def _splits(text: str) -> str:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"it is no command line ({error}); close what is quoted") from error
-    if not words:
-        raise ValueError("it names no command")
-    return text
-
-
-def _setting(default: Any, group: str, form: str, text: str) -> Any:
-    """A field: which process it belongs to, the form of its value, and what it is for."""
-    return Field(default, description=text, json_schema_extra={"group": group, "form": form})
-
-
-FORK, API_USE, WALLET = "Publishing the fork", "Talking to the subnet", "Wallet"
-MEASURE, LOGS = "Measuring and claiming", "State and logs"
-VALIDATOR, SERVER = "Validator", "Validator API server"
-INFERENCE = "Inference server"
+GROUPS = {
+    "github_token": "Publishing the fork",
+    "validator_api_url": "Talking to the subnet",
+    "wallet_miner_name": "Wallet",
+    "target_sequence_length": "Measuring and claiming",
+    "state_dir": "State and logs",
+    "wallet_validator_name": "Validator",
+    "blocks_until_reveal": "Validator API server",
+    "miner_inference_port": "Inference server",
+}
+"""The headings of .env.example, by the setting that each stands before."""
 
 
 class Settings(BaseModel):
     """The settings of this run, checked. Secrets are SecretStr and print as stars."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     _warnings: tuple[Problem, ...] = PrivateAttr(())
 
-    github_token: Token | None = _setting(
-        None,
-        FORK,
-        "a GitHub token, `ghp_...` or `github_pat_...`",
-        "The token that creates the fork and pushes to it. Create it at GitHub under Settings, "
-        "Developer settings, Personal access tokens: a classic token with the scope "
-        "`public_repo`, or a fine-grained token with Contents and Administration read and write. "
-        "Required, with GITHUB_USERNAME, unless REPO_PATH or FORK_REMOTE is set.",
-    )
-    github_username: Name | None = _setting(
-        None, FORK, "a GitHub account name", "The account that owns the fork and the token."
-    )
-    github_fork_name: Name = _setting(
-        "flash-linear-attention", FORK, "a repository name", "The name of the fork."
-    )
-    github_upstream: Repository = _setting(
-        "troy12x/flash-linear-attention",
-        FORK,
-        "`owner/name`",
-        "The repository to fork. Validators time forks of this one.",
-    )
-    github_api_url: Url = _setting(
-        "https://api.github.com", FORK, "an https address", "The address of GitHub's REST API."
-    )
-    fork_branch: Name = _setting(
-        "quasar", FORK, "a branch name", "The branch of the fork that carries the kernels."
-    )
-    fork_scope: Literal["layer", "ops"] = _setting(
-        "layer",
-        FORK,
-        "layer or ops",
-        "layer publishes the operator's folder fla/ops/quasar and the layer that validators time. "
-        "ops publishes the folder alone, for validators that accept no other change. The miner "
-        "measures what it publishes.",
-    )
-    fork_remote: Remote | None = _setting(
-        None,
-        FORK,
-        "a file:// address or a path",
-        "A bare git repository to use instead of GitHub, for trials: validators on other machines "
-        "cannot clone it, and the API and the validator need ALLOW_FILE_FORKS=true.",
-    )
-    fork_upstream_url: Remote | None = _setting(
-        None,
-        FORK,
-        "an address that `git clone` takes",
-        "The address of the upstream repository if it is not GITHUB_UPSTREAM at GitHub.",
-    )
-    repo_path: Folder | None = _setting(
-        None,
-        FORK,
-        "the folder of a git checkout",
-        "An existing checkout of the fork, with its current branch. The miner pushes to its "
-        "`origin` with GITHUB_TOKEN, or with your ssh key if `origin` is an ssh address and no "
-        "token is set. It does not use git's credential helpers.",
-    )
-    publish_at: Literal["before_commit", "before_reveal"] = _setting(
-        "before_commit",
-        FORK,
-        "before_commit or before_reveal",
-        "When the kernels become public: before the commitment, or just before the reveal, which "
-        "keeps them private for about 20 minutes longer.",
-    )
-    validator_api_url: Url | None = _setting(
-        None,
-        API_USE,
-        "an https address; http on this machine",
-        "The subnet's validator API; see the subnet's documentation. Required.",
-    )
-    submission_mode: Literal["auto", "commit_reveal", "direct"] = _setting(
-        "auto",
-        API_USE,
-        "auto, commit_reveal or direct",
-        "commit_reveal hides the fork until a later block, so that nobody can copy it in time. "
-        "direct submits everything in one call. auto commits and reveals until this API shows a "
-        "sign of judging commitments before their reveal, when it cannot measure them; it then "
-        "submits directly for 48 hours, starting with the affected claim.",
-    )
-    netuid: Annotated[int, Field(ge=0, le=65535)] = _setting(
-        24,
-        API_USE,
-        "a whole number from 0 to 65535",
-        "The subnet's number on the chain (flag: --netuid).",
-    )
-    subtensor_network: Network = _setting(
-        "finney",
-        API_USE,
-        "finney, test, local, archive, devnet, a ws:// or wss:// address, or offline",
-        "The chain that holds the hotkey's registration (flag: --subtensor.network). offline "
-        "contacts no chain.",
-    )
-    reference_model: str = _setting(
-        "Qwen/Qwen2.5-0.5B-Instruct",
-        API_USE,
-        "the name of a model",
-        "The model with which the miner registers and which the inference servers load for logit "
-        "verification.",
-    )
-    wallet_miner_name: Name = _setting(
-        "quasar_miner", WALLET, "a wallet name", "The miner's wallet (flag: --wallet.name)."
-    )
-    wallet_hotkey: Name = _setting(
-        "default",
-        WALLET,
-        "a hotkey name",
-        "The wallet's hotkey, which signs (flag: --wallet.hotkey). The coldkey is not needed and "
-        "should not be on this machine.",
-    )
-    wallet_path: Folder = _setting(
-        Path("~/.bittensor/wallets").expanduser(),
-        WALLET,
-        "a folder",
-        "The folder of the wallets (flag: --wallet.path).",
-    )
-    target_sequence_length: Target | Literal["auto"] = _setting(
-        100_000,
-        MEASURE,
-        f"a whole number of tokens from {SHORTEST_TARGET}, or auto",
-        "The sequence length to submit. It determines the league and its multiplier. auto starts "
-        "with the league of the highest multiplier and takes the first length that fits into this "
-        "GPU's memory (flag: --target-seq-len).",
-    )
-    device: Literal["auto", "cuda", "cpu"] = _setting(
-        "auto",
-        MEASURE,
-        "auto, cuda or cpu",
-        "The device that runs the kernels; auto takes a GPU if there is one.",
-    )
-    claim_headroom: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = _setting(
-        0.0,
-        MEASURE,
-        "a share from 0 to 0.9",
-        "Share by which the claim stays below the limit that the measurements allow "
-        "(docs/honesty.md). A validator scores a claim 0 if it measures less than 90% of it. "
-        "Raise this if validators' GPUs may be more than 10% slower than yours.",
-    )
-    claim_runs: Annotated[int, Field(ge=1, le=20)] = _setting(
-        5,
-        MEASURE,
-        "a whole number from 1 to 20",
-        "Minimum number of processes that time the target. The miner takes at least 5, and on a "
-        "GPU up to 16 until the noise is known.",
-    )
-    bench_timeout_seconds: Seconds = _setting(
-        300.0,
-        MEASURE,
-        "seconds, above 0 and at most a year",
-        "Time limit of a measuring process.",
-    )
-    pytorch_cuda_alloc_conf: str | None = _setting(
-        None,
-        MEASURE,
-        "PyTorch's own syntax, such as expandable_segments:True",
-        "Passed to the measuring processes. Validators set nothing, so the default is empty.",
-    )
-    optimization_interval: Annotated[float, Field(ge=0, le=YEAR, allow_inf_nan=False)] = _setting(
-        300.0,
-        MEASURE,
-        "seconds, from 0 to a year",
-        "Pause between two checks for a new round or changed kernels (flag: "
-        "--optimization-interval).",
-    )
-    agent_iterations: CountOrNone = _setting(
-        0,
-        MEASURE,
-        "a whole number from 0",
-        "Number of tile sizes to try after each cycle while the miner is idle. Requires a GPU and "
-        "`scripts/install.sh tuning`. A gain beyond the noise is published with the next "
-        "submission. 0 disables the search (flag: --agent-iterations).",
-    )
-    tune_command: Annotated[str, AfterValidator(_splits)] | None = _setting(
-        None,
-        MEASURE,
-        "a command line, which no shell reads",
-        "Your own optimiser. It runs after each cycle in a copy of the kernels, which it may "
-        "change. The change is published if it keeps the subnet's rules, passes the correctness "
-        "check and is faster beyond the noise; otherwise the log gives the reason. Paths may be "
-        "relative to this folder.",
-    )
-    tune_seconds: Seconds = _setting(
-        600.0,
-        MEASURE,
-        "seconds, above 0 and at most a year",
-        "Time limit of a tuning command.",
-    )
-    state_dir: Folder = _setting(
-        PROJECT / "state",
-        LOGS,
-        "a folder",
-        "The folder of the journal, the clone, the reports and the log. Do not delete it: it "
-        "holds the salt of a commitment until its reveal.",
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
-        "INFO",
-        LOGS,
-        "DEBUG, INFO, WARNING or ERROR",
-        "The lowest level to log (flag for DEBUG: --logging.debug).",
-    )
-    log_format: Literal["console", "json"] = _setting(
-        "console",
-        LOGS,
-        "console or json",
-        "One line per event for people, or one JSON object per event.",
-    )
-    metrics_port: Port | None = _setting(
-        None,
-        LOGS,
-        "a port from 0 to 65535",
-        "Port of 127.0.0.1 for /metrics (Prometheus) and /healthz; empty for none. Requires "
-        "`scripts/install.sh metrics`.",
-    )
-    wallet_validator_name: Name = _setting(
-        "quasar_validator", VALIDATOR, "a wallet name", "The validator's wallet."
-    )
-    polling_interval: Seconds = _setting(
-        300.0,
-        VALIDATOR,
-        "seconds, above 0 and at most a year",
-        "Pause between two polls of the queue.",
-    )
-    sandbox: Literal["required", "preferred", "off"] = _setting(
-        "required",
-        VALIDATOR,
-        "required, preferred or off",
-        "required runs forks in a bubblewrap sandbox: no network, no files of this user, limits "
-        "on cores, memory, processes and disk. The validator does not start if the sandbox does "
-        "not work. preferred then runs forks with this user's rights, as off always does: only "
-        "for forks that you trust.",
-    )
-    fork_hosts: Hosts = _setting(
-        ("github.com",),
-        VALIDATOR,
-        "names of hosts with commas between, such as github.com",
-        "Hosts from which forks are cloned, over https and from public addresses only.",
-    )
-    allow_file_forks: bool = _setting(
-        False,
-        VALIDATOR,
-        "true or false",
-        "Whether the API accepts and the validator clones forks on this machine (file://; the API "
-        "also accepts http on loopback). Required for a home subnet without GitHub; set it for "
-        "both processes.",
-    )
-    set_weights: bool = _setting(
-        True,
-        VALIDATOR,
-        "true or false",
-        "Whether the validator sets the last round's shares as weights on the chain of "
-        "SUBTENSOR_NETWORK. Otherwise it only logs them.",
-    )
-    weights_interval: Seconds = _setting(
-        3600.0,
-        VALIDATOR,
-        "seconds, above 0 and at most a year",
-        "Interval after which unchanged weights are set again.",
-    )
-    enable_logit_verification: bool = _setting(
-        False,
-        VALIDATOR,
-        "true or false",
-        "Whether the validator compares a miner's inference server with the one at "
-        "REFERENCE_INFERENCE_URL by the logits of one step for the same prompt.",
-    )
-    inference_servers: Servers = _setting(
-        (),
-        VALIDATOR,
-        "hotkey=address pairs with commas between",
-        "Addresses of miners' inference servers. Hotkeys without an entry are not verified.",
-    )
-    reference_inference_url: Url = _setting(
-        "http://127.0.0.1:8001",
-        VALIDATOR,
-        "an http address on this machine, or an https one",
-        "The validator's own inference server, with the reference model.",
-    )
-    cosine_sim_threshold: Annotated[float, Field(ge=-1, le=1)] = _setting(
-        0.99,
-        VALIDATOR,
-        "a cosine from -1 to 1",
-        "Minimum cosine between the logits of two servers.",
-    )
-    max_abs_diff_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
-        0.1, VALIDATOR, "a number from 0", "Maximum difference between two servers in any logit."
-    )
-    blocks_until_reveal: CountOrNone = _setting(
-        100, SERVER, "a whole number from 0", "Blocks between a commitment and its reveal."
-    )
-    reveal_window_blocks: Count = _setting(
-        300,
-        SERVER,
-        "a whole number from 1",
-        "Number of blocks after that in which the reveal is accepted. Older commitments have "
-        "expired.",
-    )
-    block_time_seconds: Count = _setting(
-        12, SERVER, "whole seconds, from 1", "Length of a block on the server's clock."
-    )
-    database_url: SecretStr | None = _setting(
-        None,
-        SERVER,
-        "an SQLAlchemy address: sqlite:///file.db or postgresql://user:password@host/name",
-        "The database; by default an SQLite file in STATE_DIR.",
-    )
-    host: Host = _setting(
-        "127.0.0.1",
-        SERVER,
-        "an address of this machine",
-        "The address that the API listens on. Put a reverse proxy with TLS in front of any "
-        "address but loopback.",
-    )
-    port: Port = _setting(
-        8000, SERVER, "a port from 0 to 65535", "The API's port; 0 selects a free one."
-    )
-    validator_hotkeys: Hotkeys = _setting(
-        (),
-        SERVER,
-        "ss58 addresses with commas between",
-        "Hotkeys that may write verdicts: the registered validators. The inference server also "
-        "reads this setting: signed requests from these hotkeys go first and have places of their "
-        "own in the queue.",
-    )
-    uids_from_chain: bool = _setting(
-        False,
-        SERVER,
-        "true or false",
-        "Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK "
-        "every ten minutes. Otherwise it assigns uids itself.",
-    )
-    validator_stake: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _setting(
-        None,
-        SERVER,
-        "a number of tokens from 0",
-        "Hotkeys registered on that chain with at least this stake may also write verdicts.",
-    )
-    rate_limit: CountOrNone = _setting(
-        10,
-        SERVER,
-        "a whole number from 0",
-        "Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no "
-        "limit.",
-    )
-    trusted_proxies: Networks = _setting(
-        (),
-        SERVER,
-        "IP addresses or networks with commas between, or * for any",
-        "Reverse proxies whose X-Forwarded-For header is trusted; bans then count the addresses "
-        "in it. Behind any other proxy of this machine or network, bans count hotkeys.",
-    )
+    github_token: Token | None = None
+    """The token that creates the fork and pushes to it. Create it at GitHub under Settings,
+    Developer settings, Personal access tokens: a classic token with the scope `public_repo`, or a
+    fine-grained token with Contents and Administration read and write. Required, with
+    GITHUB_USERNAME, unless REPO_PATH or FORK_REMOTE is set.
+    """
+    github_username: Annotated[Name, Form("a GitHub account name")] | None = None
+    """The account that owns the fork and the token."""
+    github_fork_name: Annotated[Name, Form("a repository name")] = "flash-linear-attention"
+    """The name of the fork."""
+    github_upstream: Repository = "troy12x/flash-linear-attention"
+    """The repository to fork. Validators time forks of this one."""
+    github_api_url: Annotated[Url, Form("an https address")] = "https://api.github.com"
+    """The address of GitHub's REST API."""
+    fork_branch: Annotated[Name, Form("a branch name")] = "quasar"
+    """The branch of the fork that carries the kernels."""
+    fork_scope: Literal["layer", "ops"] = "layer"
+    """layer publishes the operator's folder fla/ops/quasar and the layer that validators time. ops
+    publishes the folder alone, for validators that accept no other change. The miner measures what
+    it publishes.
+    """
+    fork_remote: Annotated[Remote, Form("a file:// address or a path")] | None = None
+    """A bare git repository to use instead of GitHub, for trials: validators on other machines
+    cannot clone it, and the API and the validator need ALLOW_FILE_FORKS=true.
+    """
+    fork_upstream_url: Annotated[Remote, Form("an address that `git clone` takes")] | None = None
+    """The address of the upstream repository if it is not GITHUB_UPSTREAM at GitHub."""
+    repo_path: Annotated[Folder, Form("the folder of a git checkout")] | None = None
+    """An existing checkout of the fork, with its current branch. The miner pushes to its `origin`
+    with GITHUB_TOKEN, or with your ssh key if `origin` is an ssh address and no token is set. It
+    does not use git's credential helpers.
+    """
+    publish_at: Literal["before_commit", "before_reveal"] = "before_commit"
+    """When the kernels become public: before the commitment, or just before the reveal, which keeps
+    them private for about 20 minutes longer.
+    """
+    validator_api_url: Annotated[Url, Form("an https address; http on this machine")] | None = None
+    """The subnet's validator API; see the subnet's documentation. Required."""
+    submission_mode: Literal["auto", "commit_reveal", "direct"] = "auto"
+    """commit_reveal hides the fork until a later block, so that nobody can copy it in time. direct
+    submits everything in one call. auto commits and reveals until this API shows a sign of judging
+    commitments before their reveal, when it cannot measure them; it then submits directly for 48
+    hours, starting with the affected claim.
+    """
+    netuid: Annotated[int, Field(ge=0, le=65535), Form("a whole number from 0 to 65535")] = 24
+    """The subnet's number on the chain (flag: --netuid)."""
+    subtensor_network: Network = "finney"
+    """The chain that holds the hotkey's registration (flag: --subtensor.network). offline contacts
+    no chain.
+    """
+    reference_model: Annotated[str, Form("the name of a model")] = "Qwen/Qwen2.5-0.5B-Instruct"
+    """The model with which the miner registers and which the inference servers load for logit
+    verification.
+    """
+    wallet_miner_name: Annotated[Name, Form("a wallet name")] = "quasar_miner"
+    """The miner's wallet (flag: --wallet.name)."""
+    wallet_hotkey: Annotated[Name, Form("a hotkey name")] = "default"
+    """The wallet's hotkey, which signs (flag: --wallet.hotkey). The coldkey is not needed and
+    should not be on this machine.
+    """
+    wallet_path: Folder = Path("~/.bittensor/wallets").expanduser()
+    """The folder of the wallets (flag: --wallet.path)."""
+    target_sequence_length: Target | Literal["auto"] = 100_000
+    """The sequence length to submit. It determines the league and its multiplier. auto starts with
+    the league of the highest multiplier and takes the first length that fits into this GPU's memory
+    (flag: --target-seq-len).
+    """
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """The device that runs the kernels; auto takes a GPU if there is one."""
+    claim_headroom: Annotated[
+        float, Field(ge=0, le=0.9, allow_inf_nan=False), Form("a share from 0 to 0.9")
+    ] = 0.0
+    """Share by which the claim stays below the limit that the measurements allow (docs/honesty.md).
+    A validator scores a claim 0 if it measures less than 90% of it. Raise this if validators' GPUs
+    may be more than 10% slower than yours.
+    """
+    claim_runs: Annotated[int, Field(ge=1, le=20), Form("a whole number from 1 to 20")] = 5
+    """Minimum number of processes that time the target. The miner takes at least 5, and on a GPU up
+    to 16 until the noise is known.
+    """
+    bench_timeout_seconds: Seconds = 300.0
+    """Time limit of a measuring process."""
+    pytorch_cuda_alloc_conf: (
+        Annotated[str, Form("PyTorch's own syntax, such as expandable_segments:True")] | None
+    ) = None
+    """Passed to the measuring processes. Validators set nothing, so the default is empty."""
+    optimization_interval: Annotated[
+        float, Field(ge=0, le=YEAR, allow_inf_nan=False), Form("seconds, from 0 to a year")
+    ] = 300.0
+    """Pause between two checks for a new round or changed kernels (flag: --optimization-interval).
+    """
+    agent_iterations: CountOrNone = 0
+    """Number of tile sizes to try after each cycle while the miner is idle. Requires a GPU and
+    `scripts/install.sh tuning`. A gain beyond the noise is published with the next submission. 0
+    disables the search (flag: --agent-iterations).
+    """
+    tune_command: CommandLine | None = None
+    """Your own optimiser. It runs after each cycle in a copy of the kernels, which it may change.
+    The change is published if it keeps the subnet's rules, passes the correctness check and is
+    faster beyond the noise; otherwise the log gives the reason. Paths may be relative to this
+    folder.
+    """
+    tune_seconds: Seconds = 600.0
+    """Time limit of a tuning command."""
+    state_dir: Folder = PROJECT / "state"
+    """The folder of the journal, the clone, the reports and the log. Do not delete it: it holds the
+    salt of a commitment until its reveal.
+    """
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """The lowest level to log (flag for DEBUG: --logging.debug)."""
+    log_format: Literal["console", "json"] = "console"
+    """One line per event for people, or one JSON object per event."""
+    metrics_port: Port | None = None
+    """Port of 127.0.0.1 for /metrics (Prometheus) and /healthz; empty for none. Requires
+    `scripts/install.sh metrics`.
+    """
+    wallet_validator_name: Annotated[Name, Form("a wallet name")] = "quasar_validator"
+    """The validator's wallet."""
+    polling_interval: Seconds = 300.0
+    """Pause between two polls of the queue."""
+    sandbox: Literal["required", "preferred", "off"] = "required"
+    """required runs forks in a bubblewrap sandbox: no network, no files of this user, limits on
+    cores, memory, processes and disk. The validator does not start if the sandbox does not work.
+    preferred then runs forks with this user's rights, as off always does: only for forks that you
+    trust.
+    """
+    fork_hosts: Hosts = ("github.com",)
+    """Hosts from which forks are cloned, over https and from public addresses only."""
+    allow_file_forks: bool = False
+    """Whether the API accepts and the validator clones forks on this machine (file://; the API also
+    accepts http on loopback). Required for a home subnet without GitHub; set it for both processes.
+    """
+    set_weights: bool = True
+    """Whether the validator sets the last round's shares as weights on the chain of
+    SUBTENSOR_NETWORK. Otherwise it only logs them.
+    """
+    weights_interval: Seconds = 3600.0
+    """Interval after which unchanged weights are set again."""
+    enable_logit_verification: bool = False
+    """Whether the validator compares a miner's inference server with the one at
+    REFERENCE_INFERENCE_URL by the logits of one step for the same prompt.
+    """
+    inference_servers: Servers = ()
+    """Addresses of miners' inference servers. Hotkeys without an entry are not verified."""
+    reference_inference_url: Annotated[
+        Url, Form("an http address on this machine, or an https one")
+    ] = "http://127.0.0.1:8001"
+    """The validator's own inference server, with the reference model."""
+    cosine_sim_threshold: Annotated[float, Field(ge=-1, le=1), Form("a cosine from -1 to 1")] = 0.99
+    """Minimum cosine between the logits of two servers."""
+    max_abs_diff_threshold: Annotated[
+        float, Field(ge=0, allow_inf_nan=False), Form("a number from 0")
+    ] = 0.1
+    """Maximum difference between two servers in any logit."""
+    blocks_until_reveal: CountOrNone = 100
+    """Blocks between a commitment and its reveal."""
+    reveal_window_blocks: Count = 300
+    """Number of blocks after that in which the reveal is accepted. Older commitments have expired.
+    """
+    block_time_seconds: Annotated[Count, Form("whole seconds, from 1")] = 12
+    """Length of a block on the server's clock."""
+    database_url: (
+        Annotated[
+            SecretStr,
+            Form(
+                "an SQLAlchemy address: sqlite:///file.db or postgresql://user:password@host/name"
+            ),
+        ]
+        | None
+    ) = None
+    """The database; by default an SQLite file in STATE_DIR."""
+    host: Host = "127.0.0.1"
+    """The address that the API listens on. Put a reverse proxy with TLS in front of any address but
+    loopback.
+    """
+    port: Port = 8000
+    """The API's port; 0 selects a free one."""
+    validator_hotkeys: Hotkeys = ()
+    """Hotkeys that may write verdicts: the registered validators. The inference server also reads
+    this setting: signed requests from these hotkeys go first and have places of their own in the
+    queue.
+    """
+    uids_from_chain: bool = False
+    """Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK every
+    ten minutes. Otherwise it assigns uids itself.
+    """
+    validator_stake: (
+        Annotated[float, Field(ge=0, allow_inf_nan=False), Form("a number of tokens from 0")] | None
+    ) = None
+    """Hotkeys registered on that chain with at least this stake may also write verdicts."""
+    rate_limit: CountOrNone = 10
+    """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
+    """
+    trusted_proxies: Networks = ()
+    """Reverse proxies whose X-Forwarded-For header is trusted; bans then count the addresses in it.
+    Behind any other proxy of this machine or network, bans count hotkeys.
+    """
 
-    miner_inference_port: Port = _setting(
-        8001,
-        INFERENCE,
-        "a port from 0 to 65535",
-        "The inference server's port; 0 selects a free one.",
-    )
-    inference_host: Host = _setting(
-        "127.0.0.1",
-        INFERENCE,
-        "an address of this machine",
-        "The address that the inference server listens on. Put a reverse proxy in front of any "
-        "address but loopback.",
-    )
-    inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
-        "auto",
-        INFERENCE,
-        "auto, float32, float16 or bfloat16",
-        "The model's dtype; auto takes bfloat16 on a GPU and float32 on a CPU.",
-    )
-    max_prompt_tokens: Count = _setting(
-        2048, INFERENCE, "a whole number from 1", "Maximum number of tokens in a prompt."
-    )
-    max_new_tokens: Count = _setting(
-        1024,
-        INFERENCE,
-        "a whole number from 1",
-        "Maximum number of tokens that a request may generate.",
-    )
-    inference_compile: bool = _setting(
-        True,
-        INFERENCE,
-        "true or false",
-        "Whether torch.compile compiles decoding on a GPU while the server loads: faster tokens, "
-        "for up to a minute at the start.",
-    )
-    inference_queue: Count = _setting(
-        16,
-        INFERENCE,
-        "a whole number from 1",
-        "Maximum number of waiting requests. The server answers further ones with 503 and "
-        "Retry-After.",
-    )
+    miner_inference_port: Port = 8001
+    """The inference server's port; 0 selects a free one."""
+    inference_host: Host = "127.0.0.1"
+    """The address that the inference server listens on. Put a reverse proxy in front of any address
+    but loopback.
+    """
+    inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """The model's dtype; auto takes bfloat16 on a GPU and float32 on a CPU."""
+    max_prompt_tokens: Count = 2048
+    """Maximum number of tokens in a prompt."""
+    max_new_tokens: Count = 1024
+    """Maximum number of tokens that a request may generate."""
+    inference_compile: bool = True
+    """Whether torch.compile compiles decoding on a GPU while the server loads: faster tokens, for
+    up to a minute at the start.
+    """
+    inference_queue: Count = 16
+    """Maximum number of waiting requests. The server answers further ones with 503 and Retry-After.
+    """
 
     @property
     def warnings(self) -> tuple[Problem, ...]:

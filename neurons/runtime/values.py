@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -102,6 +105,16 @@ def _network(value: str) -> str:
     return value
 
 
+def _command_line(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"it is no command line ({error}); close what is quoted") from error
+    if not words:
+        raise ValueError("it names no command")
+    return text
+
+
 def _absolute(value: Path) -> Path:
     return PROJECT / value.expanduser()  # the same folder wherever the process is started
 
@@ -117,26 +130,72 @@ def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-Token = Annotated[SecretStr, AfterValidator(_token)]
+class Form(str):
+    """How a value is written, for errors and .env.example; part of an annotation."""
+
+
+def form_of(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Return how a value of this type is written; the last `Form` among its metadata counts."""
+    forms = [one for one in metadata if isinstance(one, Form)]
+    if forms:
+        return forms[-1]
+    words = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return form_of(words[0], words[1:])
+    if get_origin(annotation) is Literal:
+        return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    if annotation is bool:
+        return "true or false"
+    return ", or ".join(form_of(one) for one in words if one is not NoneType)
+
+
+Token = Annotated[
+    SecretStr, AfterValidator(_token), Form("a GitHub token, `ghp_...` or `github_pat_...`")
+]
 Url = Annotated[str, AfterValidator(_url)]
-Folder = Annotated[Path, AfterValidator(_absolute)]
+Folder = Annotated[Path, AfterValidator(_absolute), Form("a folder")]
 Name = Annotated[
     str,
     Field(pattern=r"^[\w.\-]+$"),
     AfterValidator(_not_placeholder),
     AfterValidator(_no_folder_sign),
 ]
-Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$")]
+Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$"), Form("`owner/name`")]
 Remote = Annotated[str, AfterValidator(_no_password)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Networks = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_networks)]
-Hosts = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hosts)]
-Hotkeys = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_hotkeys)]
-Servers = Annotated[tuple[str, ...], BeforeValidator(_words), AfterValidator(_servers)]
-Host = Annotated[str, AfterValidator(_host)]
-Network = Annotated[str, AfterValidator(_network)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=YEAR, allow_inf_nan=False)]
-Count = Annotated[int, Field(gt=0, le=MOST)]
-Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=MOST)]
-CountOrNone = Annotated[int, Field(ge=0, le=MOST)]
+Networks = Annotated[
+    Words,
+    AfterValidator(_networks),
+    Form("IP addresses or networks with commas between, or * for any"),
+]
+Hosts = Annotated[
+    Words,
+    AfterValidator(_hosts),
+    Form("names of hosts with commas between, such as github.com"),
+]
+Hotkeys = Annotated[Words, AfterValidator(_hotkeys), Form("ss58 addresses with commas between")]
+Servers = Annotated[
+    Words, AfterValidator(_servers), Form("hotkey=address pairs with commas between")
+]
+CommandLine = Annotated[
+    str, AfterValidator(_command_line), Form("a command line, which no shell reads")
+]
+Host = Annotated[str, AfterValidator(_host), Form("an address of this machine")]
+Network = Annotated[
+    str,
+    AfterValidator(_network),
+    Form("finney, test, local, archive, devnet, a ws:// or wss:// address, or offline"),
+]
+Port = Annotated[int, Field(ge=0, le=65535), Form("a port from 0 to 65535")]
+Seconds = Annotated[
+    float,
+    Field(gt=0, le=YEAR, allow_inf_nan=False),
+    Form("seconds, above 0 and at most a year"),
+]
+Count = Annotated[int, Field(gt=0, le=MOST), Form("a whole number from 1")]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST), Form("a whole number from 0")]
+Target = Annotated[
+    int,
+    Field(ge=SHORTEST_TARGET, le=MOST),
+    Form(f"a whole number of tokens from {SHORTEST_TARGET}"),
+]

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -19,9 +18,10 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
+from neurons.validator_api.competition.bans import ban_key
+from neurons.validator_api.competition.errors import Replayed
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
-from neurons.validator_api.middleware import ban_key
 from neurons.wire import protocol
 from neurons.wire.protocol import (
     ClaimRequest,
@@ -54,16 +54,10 @@ def _claimed(request: Request) -> tuple[str, str]:
     return hotkey, signature
 
 
-@lru_cache(maxsize=4096)
-def _is_credential(hotkey: str, signature: str) -> bool:
-    """Tell whether the signature is the hotkey's of its own address, which never changes."""
-    return verify(hotkey, hotkey, signature)
-
-
 def authenticated(request: Request) -> str:
     """Return the hotkey whose signature of its own address the headers carry, else 401."""
     hotkey, signature = _claimed(request)
-    if not _is_credential(hotkey, signature):
+    if not verify(hotkey, hotkey, signature):
         raise HTTPException(401, "Invalid signature")
     return hotkey
 
@@ -168,7 +162,7 @@ class ValidatorCall:
         """Take the nonce, once: a request that somebody sends again is refused with 401."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
-            raise HTTPException(401, "Nonce was used before")
+            raise Replayed("Nonce was used before")
         session.add(UsedNonce(hotkey=self.hotkey, nonce=self.nonce, expires_at=self.expires_at))
         session.flush()
 

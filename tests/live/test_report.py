@@ -60,97 +60,84 @@ def _kinds(entries: list[Entry], rows: list[Row], status: int | None = 0) -> lis
     return [finding.kind for finding in judge([cycle], rows)]
 
 
-def test_a_cycle_that_went_well_has_no_findings() -> None:
-    assert _kinds([_entry("VALIDATED")], [_row()]) == []
-
-
-def test_a_claim_that_was_submitted_twice_is_a_duplicate() -> None:
-    assert _kinds([_entry("VALIDATED")], [_row(1), _row(2)]) == ["duplicate"]
-
-
-def test_a_commitment_that_is_revealed_beside_its_direct_copy_is_a_duplicate() -> None:
-    entries = [_entry("PREMATURE", commitment_hash=HASH), _entry("VALIDATED", id=2)]
-    early = _row(1, commitment_hash=HASH, commit_hash=None, tokens_per_sec=0.0, is_revealed=False)
-    assert _kinds(entries, [early, _row(2)]) == []
-    revealed = _row(1, commitment_hash=HASH)
-    assert "duplicate" in _kinds(entries, [revealed, _row(2)])
-
-
-def test_two_commitments_that_live_are_a_duplicate() -> None:
-    waiting = {"is_revealed": False, "validated": False, "tokens_per_sec": 0.0, "commit_hash": None}
-    entries = [
-        _entry("COMMITTED", commitment_hash=HASH),
-        _entry("COMMITTED", id=2, commitment_hash="b"),
-    ]
-    rows = [_row(1, commitment_hash=HASH, **waiting), _row(2, commitment_hash="b", **waiting)]
-    assert _kinds(entries, rows).count("duplicate") == 1
-
-
-def test_the_same_claim_before_and_after_a_wipe_is_no_duplicate() -> None:
-    rows = [_row(1, life=1, present=False, validated=False), _row(1, life=2)]
-    assert _kinds([_entry("VALIDATED")], rows) == []
-
-
-@pytest.mark.parametrize("state", ["ABANDONED", "UNRANKED"])
-def test_a_row_that_waits_for_a_miner_that_gave_up_is_lost(state: str) -> None:
-    entry = _entry(state, reason="Round 1 ended before a validator looked at it.")
-    assert _kinds([entry], [_row(validated=False, score=None)]) == ["lost"]
-    gone = _row(validated=False, score=None, present=False)
-    assert _kinds([entry], [gone]) == []
-
-
-def test_a_row_that_the_journal_does_not_know_is_lost() -> None:
-    assert _kinds([_entry("VALIDATED")], [_row(), _row(2, tokens_per_sec=7.0)]) == ["lost"]
+OURS = {"commitment_hash": HASH}
+UNREVEALED = {"is_revealed": False, "tokens_per_sec": 0.0, "commit_hash": None}
+WAITING = {"validated": False, "score": None}
+GONE = {"present": False, "life": 0}
+ENDED = {"reason": "Round 1 ended before a validator looked at it."}
 
 
 @pytest.mark.parametrize(
-    ("state", "row"),
+    ("entries", "rows", "kinds"),
     [
-        ("VALIDATED", None),
-        ("VALIDATED", {"validated": False, "score": None}),
-        ("VALIDATED", {"score": 0.0}),
-        ("REJECTED", {}),
-        ("RANKED", {"commitment_hash": HASH, "is_revealed": False}),
-        ("RANKED", {"commitment_hash": HASH, "score": 0.0}),
-        ("PREMATURE", {"commitment_hash": HASH}),
-        ("UNRANKED", {"validated": False, "present": False}),
+        ([_entry("VALIDATED")], [_row()], []),
+        ([_entry("VALIDATED")], [_row(1), _row(2)], ["duplicate"]),
+        ([_entry("VALIDATED")], [_row(1, **GONE, validated=False), _row(1)], []),  # a wipe between
+        (
+            [_entry("PREMATURE", **OURS), _entry("VALIDATED", id=2)],
+            [_row(1, **OURS, **UNREVEALED), _row(2)],
+            [],
+        ),
+        (
+            [_entry("PREMATURE", **OURS), _entry("VALIDATED", id=2)],
+            [_row(1, **OURS), _row(2)],
+            ["duplicate", "false verdict"],
+        ),
+        (
+            [_entry("COMMITTED", **OURS), _entry("COMMITTED", id=2, commitment_hash="b")],
+            [
+                _row(1, **OURS, **UNREVEALED, **WAITING),
+                _row(2, commitment_hash="b", **UNREVEALED, **WAITING),
+            ],
+            ["duplicate", "unfinished", "unfinished"],
+        ),
+        ([_entry("ABANDONED", **ENDED)], [_row(**WAITING)], ["lost"]),
+        ([_entry("UNRANKED", **ENDED)], [_row(**WAITING)], ["lost"]),
+        ([_entry("ABANDONED", **ENDED)], [_row(**WAITING, **GONE)], []),
+        ([_entry("VALIDATED")], [_row(), _row(2, tokens_per_sec=7.0)], ["lost"]),
+        ([_entry("VALIDATED", score=0.9)], [_row()], ["false verdict"]),
+        ([_entry("VALIDATED", holds=("A redirect.",))], [_row()], ["needs a person"]),
+        ([_entry("FAILED")], [], ["unfinished"]),
     ],
 )
-def test_a_verdict_that_no_validator_gave_is_false(state: str, row: dict | None) -> None:
+def test_what_must_not_happen_is_found(
+    entries: list[Entry], rows: list[Row], kinds: list[str]
+) -> None:
+    assert _kinds(entries, rows) == kinds
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(78, "needs a person"), (None, "unfinished"), (0, "unfinished")]
+)
+def test_a_cycle_without_a_submission_is_found(status: int | None, kind: str) -> None:
+    assert _kinds([], [], status) == [kind]
+
+
+@pytest.mark.parametrize(
+    ("state", "row", "false"),
+    [
+        ("VALIDATED", None, True),
+        ("VALIDATED", {"validated": False, "score": None}, True),
+        ("VALIDATED", {"score": 0.0}, True),
+        ("VALIDATED", {}, False),
+        ("REJECTED", {}, True),
+        ("REJECTED", {"score": 0.0}, False),
+        ("RANKED", {**OURS, "is_revealed": False}, True),
+        ("RANKED", {**OURS, "score": 0.0}, True),
+        ("RANKED", {"score": 0.0}, False),
+        ("PREMATURE", OURS, True),
+        ("PREMATURE", {**OURS, "is_revealed": False, "score": 0.0}, False),
+        ("PREMATURE", {**OURS, "score": 0.0}, False),
+        ("UNRANKED", {"validated": False, "present": False}, True),
+        ("UNRANKED", {"score": 0.0}, False),
+    ],
+)
+def test_a_verdict_that_no_validator_gave_is_false(
+    state: str, row: dict | None, false: bool
+) -> None:
     rows = [] if row is None else [_row(**row)]
-    entry = _entry(state, commitment_hash=HASH if row and "commitment_hash" in row else None)
-    assert "false verdict" in _kinds([entry], rows)
-
-
-@pytest.mark.parametrize(
-    ("state", "row"),
-    [
-        ("VALIDATED", {}),
-        ("RANKED", {"score": 0.0}),
-        ("REJECTED", {"score": 0.0}),
-        ("PREMATURE", {"commitment_hash": HASH, "is_revealed": False, "score": 0.0}),
-        ("PREMATURE", {"commitment_hash": HASH, "score": 0.0}),
-        ("UNRANKED", {"score": 0.0}),
-    ],
-)
-def test_a_verdict_that_the_server_bears_out_is_none(state: str, row: dict) -> None:
-    entry = _entry(state, commitment_hash=row.get("commitment_hash"))
-    assert _kinds([entry], [_row(**row)]) == []
-
-
-def test_a_shown_score_that_is_not_the_servers_is_false() -> None:
-    assert _kinds([_entry("VALIDATED", score=0.9)], [_row()]) == ["false verdict"]
-
-
-def test_a_hold_counts_although_it_went_on_later() -> None:
-    assert _kinds([_entry("VALIDATED", holds=("A redirect.",))], [_row()]) == ["needs a person"]
-    assert _kinds([], [], status=78) == ["needs a person"]
-
-
-def test_what_did_not_end_is_unfinished() -> None:
-    assert _kinds([_entry("FAILED")], []) == ["unfinished"]
-    assert _kinds([_entry("VALIDATED")], [_row()], status=None) == ["unfinished"]
-    assert _kinds([], [], status=None) == ["unfinished"]
+    entry = _entry(state, commitment_hash=(row or {}).get("commitment_hash"))
+    assert ("false verdict" in _kinds([entry], rows)) is false
 
 
 def test_reads_the_public_table_of_every_life(tmp_path: Path) -> None:

@@ -56,20 +56,6 @@ def pins(python: str = THIS) -> dict[str, str]:
     return pinned
 
 
-@pytest.mark.parametrize("name", ["dependencies", "server", "miner", "inference"])
-def test_each_dependency_of_a_user_says_why_it_is_needed(name: str) -> None:
-    text = (PROJECT / "pyproject.toml").read_text()
-    listed = text.split(f"\n{name} = [\n")[1].split("\n]\n")[0].splitlines()
-    before = ["", *listed]
-    without = [
-        line
-        for previous, line in zip(before, listed, strict=False)
-        if line.strip().startswith('"') and " # " not in line and "#" not in previous.split('"')[0]
-    ]
-    assert len(listed) >= 3
-    assert without == []
-
-
 def needed_by_what_is_installed() -> Iterator[tuple[str, Requirement]]:
     """(package, what it asks for) of all installed packages that pyproject.toml leads to."""
     queue = [

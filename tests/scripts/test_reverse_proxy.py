@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import PROJECT
+from tests.processes import run
 
 
 @pytest.mark.skipif(
@@ -19,24 +19,15 @@ def test_nginx_accepts_the_documented_configuration(tmp_path: Path) -> None:
     page = (PROJECT / "docs/subnet.md").read_text()
     (block,) = re.findall(r"^```nginx\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     key, certificate = tmp_path / "key", tmp_path / "certificate"
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=a",
-    ]
-    subprocess.run([*words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    block = block.replace("/etc/ssl/api.key", str(key)).replace(
-        "/etc/ssl/api.pem", str(certificate)
-    )
-    block = block.replace("/var/cache/nginx/quasar", str(tmp_path / "cache"))
-    block = block.replace("listen 443", "listen 127.0.0.1:44300")
+    make = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1")
+    run(*make, "-subj", "/CN=a", "-keyout", key, "-out", certificate, check=True)
+    for documented, here in (
+        ("/etc/ssl/api.key", key),
+        ("/etc/ssl/api.pem", certificate),
+        ("/var/cache/nginx/quasar", tmp_path / "cache"),
+        ("listen 443", "listen 127.0.0.1:44300"),
+    ):
+        block = block.replace(documented, str(here))
     temporary = "".join(
         f"{name}_temp_path {tmp_path / name};\n"
         for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -46,9 +37,5 @@ def test_nginx_accepts_the_documented_configuration(tmp_path: Path) -> None:
     )
     (tmp_path / "nginx.conf").write_text(text)
     errors = ["-g", f"error_log {tmp_path / 'log'};"]
-    done = subprocess.run(
-        ["nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf", *errors],
-        capture_output=True,
-        text=True,
-    )
+    done = run("nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf", *errors)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import IN_QUEUE, UNJUDGED, Round, Submission, count
 from neurons.wire import protocol
@@ -153,11 +153,11 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    leaders = rounds.ranked_in(session, newest, limit // 2) if newest else []
+    leaders = ranking.ranked_in(session, newest, limit // 2) if newest else []
     leading = [place.submission for place in leaders]
     chosen = {row.id: row for row in [*leading, *latest]}
     shown = list(chosen.values())[:limit]
-    ranks = rounds.ranks_of(session, shown)
+    ranks = ranking.ranks_of(session, shown)
     return [_performer(row, ranks.get(row.id)) for row in shown]
 
 

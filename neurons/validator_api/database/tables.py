@@ -21,6 +21,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+ACTIVE = "active"
+COMPLETED = "completed"
+"""The status of a round."""
+
 
 class Base(DeclarativeBase):
     """Base of the tables."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from neurons.validator_api.pages.views import Speeds
+Speeds = Sequence[tuple[int, float]]
+"""Length in tokens and tokens per second, the shortest first."""
 
 WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 44

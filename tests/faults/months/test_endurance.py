@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
-from neurons.runtime import observe
 from neurons.runtime.errors import Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import COMMIT, REVEAL, ROUND, FakeValidatorApi, Fault
+from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, Fault
 from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
 
 
@@ -208,23 +207,3 @@ def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
     waiting = next(row for row in logs if row["event"] == "waiting")
     assert 60 <= waiting["seconds"] <= 72
     assert "slow down" in waiting["reason"]
-
-
-def test_before_reveal_is_not_called_public_before_it_is(miner: Miner) -> None:
-    with capture_logs() as logs:
-        run_cycle(miner(publish_at="before_reveal"))
-    (line,) = [row["event"] for row in logs if "PUBLISHED" in row["event"]]
-    assert "on this machine alone" in line
-
-
-def test_a_failed_look_is_one_line_with_the_pages_title(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
-    page = b"<html><head><title>503 Service Unavailable</title></head><body>nginx</body></html>"
-    fake_api.faults[ROUND].extend([Fault(502, page)] * 3)
-    observe.configure()
-    with capture_logs() as logs:
-        run_cycle(context)
-    said = [row for row in logs if "nginx" in str(row) or "Unavailable" in str(row)]
-    (line,) = [row for row in said if row["log_level"] != "debug"]
-    assert line["reason"] == "/get_current_round answered 502: 503 Service Unavailable"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.neurons.miner.miner_command import idle_environment
 from tests.processes import run_python, started, wait_for
 
 CYCLES = 2000 if os.environ.get("QUASAR_NIGHTLY") else 200
@@ -39,25 +40,7 @@ def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
 
 def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> None:
     """A real miner whose API is down, in its pause between two looks."""
-    (tmp_path / "wallets/w/hotkeys").mkdir(parents=True)
-    made = (
-        "from neurons.runtime.identity import create_throwaway; from pathlib import Path;"
-        f"create_throwaway(Path({str(tmp_path / 'wallets')!r}), 'w', 'h')"
-    )
-    assert run_python("-c", made).returncode == 0
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "ENV_FILE": "/dev/null",
-        "VALIDATOR_API_URL": "http://127.0.0.1:9",
-        "FORK_REMOTE": str(tmp_path / "fork.git"),
-        "WALLET_PATH": str(tmp_path / "wallets"),
-        "WALLET_MINER_NAME": "w",
-        "WALLET_HOTKEY": "h",
-        "STATE_DIR": str(tmp_path / "state"),
-        "SUBTENSOR_NETWORK": "offline",
-        "DEVICE": "cpu",
-    }
+    env = idle_environment(tmp_path)
     log = tmp_path / "log"
     with (
         log.open("w") as out,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from neurons.miner import __main__ as command_line
 from neurons.miner.context import Context
 from neurons.miner.journal import Journal
+from tests.neurons.miner.miner_command import BARE, Command
 from tests.neurons.miner.parts import FakeBench, FakeFork, Miner, Waits, make_context
 
 
@@ -57,3 +62,17 @@ def path(tmp_path: Path) -> Path:
 def log(path: Path) -> Iterator[Journal]:
     with Journal(path) as journal:
         yield journal
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The miner's command line in this process, in the bare environment and `environ`."""
+
+    def run(*arguments: str, main: Any = command_line.main, **environ: Any) -> Any:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", {**BARE, **environ})
+            status = main(list(arguments))
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run

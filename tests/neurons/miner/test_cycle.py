@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -109,20 +108,31 @@ def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
         cycle.abandon(ended, "again", 5.0)
 
 
-@pytest.mark.parametrize("state", sorted(cycle.CLOSED))
-def test_what_is_closed_is_neither_held_nor_failed(state: State) -> None:
-    closed = draft(state=state, **FULL)
-    with pytest.raises(IllegalTransition, match="cannot be held"):
-        cycle.hold(closed, "reason", "remedy", 1.0)
-    with pytest.raises(IllegalTransition, match="cannot fail"):
-        cycle.fail(closed, "reason", 1.0, 0.0)
-
-
-def test_a_failure_comes_back_after_its_pause() -> None:
-    failed = cycle.fail(draft(), "down", 1000.0, 0.5, after=60.0)
-    assert failed.retry_at == 1000.0 + cycle.backoff_seconds(1, 0.5, 60.0)
-    again = cycle.fail(cycle.resume(failed, 2000.0), "down", 2000.0, 1.0)
-    assert (again.attempts, again.retry_at) == (2, 2000.0 + 2 * cycle.RETRY_FIRST_SECONDS)
+@pytest.mark.parametrize("state", list(State))
+def test_only_what_is_live_can_be_held_fail_or_come_back(state: State) -> None:
+    submission = draft(state=state, resume_state=State.NEW, attempts=4, **FULL)
+    waits = state in (State.FAILED, State.HELD)
+    acts = {
+        "cannot be held": (
+            state in cycle.CLOSED or state is State.HELD,
+            lambda: cycle.hold(submission, "r", "m", 9.0),
+        ),
+        "cannot fail": (
+            state in cycle.CLOSED or waits,
+            lambda: cycle.fail(submission, "r", 9.0, 0.0),
+        ),
+        "no state to go back to": (not waits, lambda: cycle.resume(submission, 9.0)),
+        "is an end already": (
+            state in cycle.CLOSED,
+            lambda: cycle.abandon(submission, "enough", 9.0),
+        ),
+    }
+    for words, (refused, act) in acts.items():
+        if refused:
+            with pytest.raises(IllegalTransition, match=words):
+                act()
+        else:
+            assert act().updated_at == 9.0
 
 
 @given(
@@ -142,66 +152,17 @@ def test_row_07_pauses_grow_are_capped_and_honour_the_server(
 
 
 @pytest.mark.parametrize(
-    ("attempts", "ceiling"),
-    [*((n, 2.0**n) for n in range(1, 9)), (9, 300.0), (10, 300.0), (10_000, 300.0)],
+    ("attempts", "jitter", "after", "seconds"),
+    [
+        *((n, 1.0, None, 2.0**n) for n in range(1, 9)),
+        *((9, 1.0, None, 300.0), (10_000, 1.0, None, 300.0), (3, 0.5, None, 6.0)),
+        *((1, 0.25, 60.0, 60.25), (1, 0.25, 1e9, 3600.25), (8, 1.0, 60.0, 256.0)),
+    ],
 )
-def test_row_07_each_pause_is_twice_the_last_up_to_five_minutes(
-    attempts: int, ceiling: float
+def test_row_07_pauses_double_up_to_five_minutes_and_follow_the_server_for_an_hour(
+    attempts: int, jitter: float, after: float | None, seconds: float
 ) -> None:
-    assert cycle.backoff_seconds(attempts, 1.0) == ceiling
-    assert cycle.backoff_seconds(attempts, 0.5) == 0.75 * ceiling
-    assert cycle.backoff_seconds(attempts, 0.0) == 0.5 * ceiling
-
-
-def test_row_07_a_server_is_obeyed_for_an_hour_and_then_not_all_at_once() -> None:
-    assert cycle.backoff_seconds(1, 0.25, 60.0) == 60.25
-    assert cycle.backoff_seconds(1, 0.25, 3600.0) == 3600.25
-    assert cycle.backoff_seconds(1, 0.25, 1e9) == 3600.25
-    assert cycle.backoff_seconds(8, 1.0, 60.0) == 256.0
-
-
-def test_only_what_was_judged_early_and_never_ranked_was_never_revealed() -> None:
-    assert draft(state=State.PREMATURE).never_revealed
-    assert not draft(state=State.PREMATURE, weighted_score=1.0).never_revealed
-    assert not draft(state=State.RANKED).never_revealed
-
-
-def test_a_new_submission_says_nothing_that_has_not_happened() -> None:
-    submission = draft()
-    assert (submission.state, submission.auto_target) == (State.NEW, False)
-    assert (submission.attempts, submission.created_at, submission.updated_at) == (0, 0, 0)
-    given = ("hotkey", "target_sequence_length", "mode", "publish_at", "api_url")
-    others = set(vars(submission)) - {*given, "id", "state", "auto_target", "attempts"}
-    assert not any(getattr(submission, name) for name in others)
-
-
-def test_a_submission_cannot_be_changed_behind_the_machine() -> None:
-    with pytest.raises(FrozenInstanceError):
-        draft().state = State.VALIDATED  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("state", [s for s in State if s not in cycle.CLOSED])
-def test_what_lives_is_failed_held_and_abandoned_where_that_means_something(state: State) -> None:
-    live = draft(state=state, attempts=4, **FULL)
-    assert not live.closed
-    assert cycle.abandon(live, "enough", 9.0).state is State.ABANDONED
-    if state is State.HELD:
-        with pytest.raises(IllegalTransition, match="cannot be held"):
-            cycle.hold(live, "r", "m", 9.0)
-    else:
-        held = cycle.hold(live, "r", "m", 9.0)
-        assert (held.state, held.reason, held.remedy, held.updated_at) == ("HELD", "r", "m", 9.0)
-    if state in (State.HELD, State.FAILED):
-        with pytest.raises(IllegalTransition, match="cannot fail"):
-            cycle.fail(live, "r", 9.0, 0.0)
-        with pytest.raises(IllegalTransition, match="no state to go back to"):
-            cycle.resume(live, 9.0)
-    else:
-        failed = cycle.fail(live, "r", 9.0, 0.0)
-        assert (failed.attempts, failed.resume_state, failed.updated_at) == (5, state, 9.0)
-        assert cycle.resume(failed, 10.0).attempts == 5  # the pause ran out
-        with pytest.raises(IllegalTransition, match="no state to go back to"):
-            cycle.resume(live, 9.0)
+    assert cycle.backoff_seconds(attempts, jitter, after) == seconds
 
 
 def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:

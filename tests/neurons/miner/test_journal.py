@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -121,34 +121,6 @@ def test_history_is_bounded(log: Journal, monkeypatch: pytest.MonkeyPatch) -> No
     assert log.live(HOTKEY, 1) == live
 
 
-def test_history_is_kept_as_long_as_docs_say(log: Journal) -> None:
-    """Of 5,001 events the newest 5,000 stay when a submission closes; nothing is dropped before."""
-    first = new(log)
-    rows = [(first.id, float(at), "noted", "NEW", None) for at in range(2, 5001)]
-    log._database.execute("BEGIN")
-    log._database.executemany(
-        "INSERT INTO events (submission, at, kind, state, note) VALUES (?, ?, ?, ?, ?)", rows
-    )
-    log._database.execute("COMMIT")
-    close(log, first)  # its event is the last of 5,001
-    kept = log.events(first.id)
-    assert (len(kept), kept[0].at) == (5000, 2.0)
-    assert kept[-1].state is State.VALIDATED
-
-
-def test_the_newest_thousand_ends_are_kept_and_every_live_one(log: Journal) -> None:
-    """An end past a thousand takes the oldest one away, whatever lives beside them."""
-    live, last = new(log, target=1), new(log, target=2)
-    log._database.execute("BEGIN")
-    for target in range(3, 1003):
-        row = draft(target_sequence_length=target, state=State.REJECTED)
-        log._database.execute(journal._INSERT, journal._values(row))
-    log._database.execute("COMMIT")
-    close(log, last)  # the oldest of 1,001
-    kept = [one.target_sequence_length for one in log.latest(2000)]
-    assert kept == [*range(1002, 2, -1), live.target_sequence_length]
-
-
 def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
     """Without a target, those count whose target the miner has chosen itself."""
     drafts = [
@@ -177,22 +149,6 @@ def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
     assert [event.state for event in log.events(first.id)] == [State.NEW, State.VALIDATED]
     with pytest.raises(LookupError, match="no submission 99"):
         log.get(99)
-
-
-def test_a_list_has_the_newest_thousand(log: Journal) -> None:
-    log._database.execute("BEGIN")
-    for target in range(1, 1003):
-        row = draft(target_sequence_length=target, round_id=1)
-        log._database.execute(journal._INSERT, journal._values(row))
-    log._database.execute("COMMIT")
-    for found in (log.live_submissions(), log.in_round(HOTKEY, 1)):
-        assert [one.target_sequence_length for one in found] == list(range(1002, 2, -1))
-
-
-def test_history_cannot_be_rewritten(log: Journal) -> None:
-    (event,) = log.events(new(log).id)
-    with pytest.raises(FrozenInstanceError):
-        event.at = 2.0  # type: ignore[misc]
 
 
 def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journal) -> None:

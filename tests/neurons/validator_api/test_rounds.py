@@ -17,7 +17,7 @@ from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
-from neurons.validator_api.database.tables import Miner, Round, Submission
+from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Round, Submission
 from neurons.wire import rules
 from neurons.wire.protocol import HIGHEST_CLAIM
 from tests import postgresql
@@ -65,7 +65,7 @@ class Standing:
             session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
         session.flush()
         times = {"start_time": START, "end_time": START + timedelta(hours=48)}
-        for number, status in ((1, rounds.COMPLETED), (2, rounds.ACTIVE)):
+        for number, status in ((1, COMPLETED), (2, ACTIVE)):
             session.add(Round(id=number, round_number=number, status=status, **times))
         session.flush()
         for round_id, (number, hotkey, speed, changes) in listed:
@@ -82,11 +82,11 @@ class Standing:
         now = session.get_one(Round, 2)
         now.baseline_submission_id = baseline[0] if baseline else None
         session.flush()
-        ranked = rounds.standing(session, now)
+        ranked = ranking.standing(session, now)
         of_round = session.scalars(select(Submission).where(Submission.round_id == 2)).all()
         ranks = {place.submission.id: place.rank for place in ranked}
-        assert rounds.ranks_of(session, of_round) == ranks  # every way to a rank agrees
-        assert rounds.standing(session, now, 2) == ranked[:2]
+        assert ranking.ranks_of(session, of_round) == ranks  # every way to a rank agrees
+        assert ranking.standing(session, now, 2) == ranked[:2]
         return ranked
 
 
@@ -119,45 +119,68 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
         assert weighted == pytest.approx(rules.weighted_score(speed, length), rel=1e-12)
 
 
-def test_what_was_never_revealed_weighs_nothing() -> None:
-    assert ranking.weighted(Submission(target_sequence_length=300_000)) == 0.0
-
-
-def test_the_multiplier_decides_before_the_speed(standing: Standing) -> None:
-    slow = row(1, "a", 100.0, target_sequence_length=1_000_000)
-    fast = row(2, "b", 290.0)
-    assert order(standing([fast, slow])) == [1, 2]
-
-
-def test_the_earlier_commit_wins_a_tie_then_the_lower_id(standing: Standing) -> None:
-    late = row(1, "a", 100.0, created_at=START + timedelta(hours=1))
-    early = row(2, "b", 100.0, created_at=START)
-    twin = row(3, "c", 100.0, created_at=START)
-    assert order(standing([twin, late, early])) == [2, 3, 1]
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("rows", "expected"),
     [
-        {"score": 0.0},
-        {"score": -1.0},
-        {"score": None},
-        {"validated_at": None},
-        {"is_revealed": False},
-        {"verification_passed": False},
+        pytest.param(
+            [row(2, "b", 290.0), row(1, "a", 100.0, target_sequence_length=1_000_000)],
+            [1, 2],
+            id="the multiplier before the speed",
+        ),
+        pytest.param(
+            [
+                row(3, "c", 100.0, created_at=START),
+                row(1, "a", 100.0, created_at=START + timedelta(hours=1)),
+                row(2, "b", 100.0, created_at=START),
+            ],
+            [2, 3, 1],
+            id="the earlier commit, then the lower number",
+        ),
+        pytest.param(
+            [
+                row(1, "a", 1.7e308, target_sequence_length=1_000_000),  # the product overflows
+                row(2, "b", 1.0),
+                row(3, "c", HIGHEST_CLAIM),
+            ],
+            [3, 2],
+            id="nothing beyond the highest claim",
+        ),
+        *(
+            pytest.param([row(1, "a", 900.0, **change), row(2, "b", 1.0)], [2], id=str(change))
+            for change in (
+                {"score": 0.0},
+                {"score": -1.0},
+                {"score": None},
+                {"validated_at": None},
+                {"is_revealed": False},
+                {"verification_passed": False},
+            )
+        ),
     ],
 )
-def test_what_nobody_confirmed_does_not_rank(standing: Standing, change: dict[str, Any]) -> None:
-    assert order(standing([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
+def test_which_submissions_rank_and_in_which_order(
+    standing: Standing, rows: list[Row], expected: list[int]
+) -> None:
+    assert order(standing(rows)) == expected
 
 
 def test_what_the_round_before_has_ranked_does_not_rank_again(standing: Standing) -> None:
     assert order(standing([row(2, "b", 1.0)], before=[row(1, "a", 900.0)])) == [2]
 
 
-def test_only_what_beats_the_baseline_ranks(standing: Standing) -> None:
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        (row(9, "z", 100.0), [3]),
+        (row(9, "z", 1.7e308), [3, 2, 1]),  # beyond the highest claim
+        (row(9, "z", 500.0, score=0.0), [3, 2, 1]),  # refuted since
+    ],
+)
+def test_only_what_beats_a_valid_baseline_ranks(
+    standing: Standing, baseline: Row, expected: list[int]
+) -> None:
     rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
-    assert order(standing(rows, baseline=row(9, "z", 100.0))) == [3]
+    assert order(standing(rows, baseline=baseline)) == expected
 
 
 def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -> None:
@@ -174,20 +197,6 @@ def test_from_the_fifth_hotkey_on_nothing_is_earned(standing: Standing) -> None:
     ranked = standing([row(number, f"key{number}", 100.0 - number) for number in range(1, 9)])
     assert [place.rank for place in ranked] == list(range(1, 9))
     assert [place.weight for place in ranked] == [0.60, 0.25, 0.10, 0.05, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_nothing_beyond_the_ceiling_ranks(standing: Standing) -> None:
-    beyond = row(1, "a", 1.7e308, target_sequence_length=1_000_000)  # their product overflows
-    assert order(standing([beyond, row(2, "b", 1.0), row(3, "c", HIGHEST_CLAIM)])) == [3, 2]
-
-
-def test_nothing_beyond_the_ceiling_is_a_baseline(standing: Standing) -> None:
-    assert order(standing([row(2, "b", 1.0)], baseline=row(1, "a", 1.7e308))) == [2]
-
-
-def test_a_refuted_baseline_need_not_be_beaten(standing: Standing) -> None:
-    refuted = row(1, "a", 500.0, score=0.0)
-    assert order(standing([row(2, "b", 1.0)], baseline=refuted)) == [2]
 
 
 def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:

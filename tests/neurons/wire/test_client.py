@@ -57,55 +57,28 @@ def test_credentials_go_to_the_four_routes_that_need_them(
             assert request.headers["signature"] == Key().sign(HOTKEY)
 
 
-REPLIES = [
-    (401, "Missing Hotkey or Signature headers", outcomes.Unauthorized),
-    (401, "Invalid signature format. Expected hex string", outcomes.Unauthorized),
-    (401, "Invalid signature", outcomes.Unauthorized),
-    (401, "Authentication error: no ss58 address", outcomes.Busy),
-    (401, "Authentication error: Keypair was removed in bittensor 11", outcomes.Busy),
-    (422, "field required", outcomes.Refused),
-    (403, "Hotkey mismatch", outcomes.HotkeyMismatch),
-    (403, "IP address banned: IP banned for 23.5 more hours", outcomes.Banned),
-    (403, "Only validators may do this", outcomes.Forbidden),
-    (404, "Miner not registered", outcomes.NotRegistered),
-    (404, "Submission not found", outcomes.SubmissionNotFound),
-    (404, "Not Found", outcomes.ForeignPage),
-    (405, "Method Not Allowed", outcomes.ForeignPage),
-    (409, "Commitment hash already exists. Use a different salt.", outcomes.AlreadyCommitted),
-    (409, "Submission already revealed", outcomes.AlreadyRevealed),
-    (409, "This round is closed for you", outcomes.Refused),
-    (425, "Cannot reveal yet. Wait 4 blocks (~0 minutes)", outcomes.TooEarly),
-    (400, "Commitment verification failed. Hash mismatch.", outcomes.HashMismatch),
-    (400, "Invalid league", outcomes.Refused),
-    (408, "timeout", outcomes.ReplyLost),
-    (413, "too large", outcomes.Refused),
-    (429, "Rate limit exceeded", outcomes.Busy),
-    (500, "boom", outcomes.ServerFault),
-    (502, "bad gateway", outcomes.ServerFault),
-    (503, "maintenance", outcomes.Busy),
-    (504, "gateway timeout", outcomes.ServerFault),
-    (302, "moved", outcomes.ForeignPage),
-]
-
-
-@pytest.mark.parametrize(("status", "detail", "outcome"), REPLIES)
-@pytest.mark.parametrize("route", ["/reveal_submission", "/get_current_round"])
-def test_each_status_has_its_type(
+@pytest.mark.parametrize(
+    ("status", "outcome", "asked"),
+    [
+        (400, outcomes.Refused, 1),
+        (408, outcomes.ReplyLost, 3),
+        (429, outcomes.Busy, 1),
+        (500, outcomes.ServerFault, 3),
+        (503, outcomes.Busy, 1),
+    ],
+)
+def test_a_get_is_sent_again_where_the_server_failed_and_a_post_never(
     client: ApiClient,
     fake_api: FakeValidatorApi,
-    route: str,
     status: int,
-    detail: str,
     outcome: type[Exception],
+    asked: int,
 ) -> None:
-    fake_api.faults[route].extend([Fault(status, detail)] * 3)
-    with pytest.raises((Held, Retry)) as caught:
-        every_call(client)[route]()
-    assert type(caught.value) is outcome
-    assert str(status) in str(caught.value) or status == 302
-    lost = issubclass(outcome, (outcomes.ReplyLost, outcomes.ServerFault))
-    repeated = route == "/get_current_round" and lost
-    assert fake_api.count(route) == (3 if repeated else 1)
+    for route, count in (("/get_current_round", asked), ("/reveal_submission", 1)):
+        fake_api.faults[route].extend([Fault(status, "no")] * count)
+        with pytest.raises(outcome, match=str(status)):
+            every_call(client)[route]()
+        assert fake_api.count(route) == count
 
 
 NGINX = b"""<html>
@@ -137,23 +110,6 @@ def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
         assert f"answered {status}: 404 Not Found (" in caught.value.reason
 
 
-@pytest.mark.parametrize(
-    ("detail", "seconds"),
-    [
-        ("IP address banned: IP banned for 23.5 more hours", 23.5 * 3600),
-        ("IP address banned: IP banned for 0.0 more hours", 0.0),
-        ("IP address banned: no reason given", 3600.0),
-    ],
-)
-def test_row_08_a_ban_names_its_end(
-    client: ApiClient, fake_api: FakeValidatorApi, detail: str, seconds: float
-) -> None:
-    fake_api.faults["/commit_submission"].append(Fault(403, detail))
-    with pytest.raises(outcomes.Banned) as caught:
-        client.commit(COMMITMENT)
-    assert caught.value.after == seconds
-
-
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(
     client: ApiClient, fake_api: FakeValidatorApi, route: str
@@ -163,11 +119,6 @@ def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(
     with pytest.raises(outcomes.ReplyLost):
         every_call(client)[route]()
     assert fake_api.count(route) == (1 if route in SIGNED else 3)
-
-
-def test_a_get_survives_a_reset(client: ApiClient, fake_api: FakeValidatorApi) -> None:
-    fake_api.faults["/get_current_round"].append(RESET)
-    assert client.current_round().id == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
@@ -181,35 +132,7 @@ def test_row_07_what_was_never_sent_is_told_apart(host: str) -> None:
         client.commit(COMMITMENT)
 
 
-@pytest.mark.parametrize(
-    ("value", "least", "most"),
-    [
-        ("7", 7, 7),
-        ("Wed, 21 Oct 2099 07:28:00 GMT", 1e9, 4e9),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 0),
-    ],
-)
-@pytest.mark.parametrize("status", [429, 503, 500])
-def test_row_07_retry_after_in_seconds_and_as_a_date(
-    client: ApiClient,
-    fake_api: FakeValidatorApi,
-    status: int,
-    value: str,
-    least: float,
-    most: float,
-) -> None:
-    fake_api.faults["/commit_submission"].append(Fault(status, "", {"Retry-After": value}))
-    with pytest.raises(Retry) as caught:
-        client.commit(COMMITMENT)
-    assert least <= float(caught.value.after or 0) <= most
-
-
-@pytest.mark.parametrize("value", ["soon", "-1", "1e3", "\u00b2", "Wed, 99 Foo 2099", ""])
-def test_a_senseless_retry_after_is_no_pause(value: str) -> None:
-    assert outcomes.retry_after(value, 0.0) is None
-
-
-def test_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeValidatorApi) -> None:
+def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeValidatorApi) -> None:
     later = {"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}
     fake_api.faults["/commit_submission"].append(Fault(503, "", later))
     with serve(fake_api) as url:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests import PROJECT
-from tests.processes import HANG
+from tests.processes import HANG, run
 
 PYPROJECT = """\
 [build-system]
@@ -116,6 +116,17 @@ class Checkout:
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=HANG)
         return process.returncode, out, err
+
+    def install(self, *extras: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run scripts/install.sh by itself."""
+        env = os.environ | {"PATH": f"{self.tools}:{os.environ['PATH']}", "PIP_NO_INDEX": "1"}
+        env |= {"PYTHON": self.python} | environment
+        return run(self.root / "scripts/install.sh", *extras, env=env)
+
+    def change_dependencies(self) -> None:
+        """Make the present installation out of date."""
+        with (self.root / "pyproject.toml").open("a") as pyproject:
+            pyproject.write("# changed\n")
 
     def builds(self) -> int:
         """How many times the project was installed."""

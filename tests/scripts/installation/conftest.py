@@ -15,7 +15,7 @@ from tests.processes import run, wait_for
 from tests.scripts.installation.checkout import Checkout
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _quick_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have virtual environments be copies of one, which takes a twentieth of the time."""
     folder = tmp_path_factory.mktemp("python")

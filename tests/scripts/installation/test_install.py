@@ -29,11 +29,9 @@ NOBODY = 65534
 
 
 def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Checkout) -> None:
-    env = os.environ | {"PIP_NO_INDEX": "1", "PYTHON": checkout.python}
-    run(checkout.root / "scripts/install.sh", "dev", env=env, check=True)
+    assert checkout.install("dev").returncode == 0
     assert "extras=dev\n" in checkout.stamp()
-    with (checkout.root / "pyproject.toml").open("a") as pyproject:
-        pyproject.write("# changed\n")
+    checkout.change_dependencies()
     assert checkout.run()[0] == 0
     assert checkout.builds() == 2
     assert "extras=dev,miner\n" in checkout.stamp()
@@ -41,13 +39,10 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
 
 @pytest.mark.parametrize("word", ["-x", "devv", "dev,"])
 def test_what_is_no_extra_is_refused_and_not_remembered(checkout: Checkout, word: str) -> None:
-    env = os.environ | {"PIP_NO_INDEX": "1", "PYTHON": checkout.python}
-    script = checkout.root / "scripts/install.sh"
-    refused = run(script, "dev", word, env=env)
+    refused = checkout.install("dev", word)
     assert refused.returncode == EX_CONFIG
     assert f"no extra '{word}': give some of dev miner server" in refused.stderr
     assert not (checkout.root / ".venv").exists()
-    assert checkout.run()[0] == 0
 
 
 def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: Checkout) -> None:
@@ -59,7 +54,7 @@ def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: C
 
 
 def test_its_help_installs_nothing(checkout: Checkout) -> None:
-    shown = run(checkout.root / "scripts/install.sh", "--help")
+    shown = checkout.install("--help")
     assert shown.returncode == 0
     assert shown.stdout.endswith("Extras: dev miner server\n")
     assert not (checkout.root / ".venv").exists()
@@ -298,8 +293,7 @@ def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(
         assert f"PyTorch's CPU build is taken from {address}" in err
         # an update finds it there and asks nobody again
         asked.clear()
-        with (needing_torch.root / "pyproject.toml").open("a") as pyproject:
-            pyproject.write("# changed\n")
+        needing_torch.change_dependencies()
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
         assert (status, asked) == (0, []), err
         assert needing_torch.builds() == 2
@@ -358,11 +352,9 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(
         assert status == 0, err
     # an update takes little more than what is there
     show_free(needing_torch, 1)
-    with (needing_torch.root / "pyproject.toml").open("a") as pyproject:
-        pyproject.write("# changed\n")
+    needing_torch.change_dependencies()
     assert needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)[0] == 0
-    env = os.environ | {"PATH": f"{needing_torch.tools}:{os.environ['PATH']}"}
-    refused = run(needing_torch.root / "scripts/install.sh", "dev", env=env | {"PYTHON": ""})
+    refused = needing_torch.install("dev", PYTHON="")
     assert refused.returncode == EX_CONFIG
     assert "the cpu installation with dev,miner needs about 2 GB" in refused.stderr
 
@@ -376,8 +368,7 @@ def test_a_new_installation_needs_room_for_its_build_and_extras(
     show_free(checkout, need - 1)
     if gpu:
         checkout.tool("nvidia-smi", "echo GPU 0")
-    env = os.environ | {"PATH": f"{checkout.tools}:{os.environ['PATH']}", "PYTHON": checkout.python}
-    refused = run(checkout.root / "scripts/install.sh", extra, env=env)
+    refused = checkout.install(extra)
     assert refused.returncode == EX_CONFIG
     assert f"needs about {need} GB" in refused.stderr
     assert not (checkout.root / ".venv").exists()

@@ -16,7 +16,8 @@ from neurons.miner import __main__ as miner
 from neurons.miner.command_line import doctor, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.journal import Journal
-from neurons.runtime.identity import ChainUnreachable, registered_uid
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import ChainUnreachable, load_identity, registered_uid
 from neurons.runtime.settings import Settings
 
 NOBODY = 65534
@@ -115,8 +116,12 @@ def test_settings_and_a_copy_of_another_user_are_told(capsys: pytest.CaptureFixt
         settings.touch(mode=0)
         Journal(copy).close()
         copy.chmod(0)
+        wallet = folder / "wallets/w"
+        wallet.mkdir(parents=True, mode=0o700)
         folder.chmod(0o711)
         with as_another_user():
+            with pytest.raises(ConfigError, match="out of this user's reach"):
+                load_identity("w", "h", folder / "wallets")
             assert miner.main(["--env-file", str(settings), *flags, "status"]) == 78
             assert miner.main(["--env-file", os.devnull, *flags, "restore", str(copy)]) == 78
         assert not (folder / "new").exists()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from neurons.miner.command_line.status import deadline_of, next_action
+from neurons.miner.command_line.status import Status, deadline_of, next_action
 from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, State
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
-from tests.neurons.miner.miner_command import run
+from tests.neurons.miner.miner_command import BARE, Command
 from tests.neurons.miner.parts import COMMITTING, draft, new
 from tests.processes import started
 
@@ -34,13 +34,23 @@ def test_status_says_what_comes_next(state: State) -> None:
         assert "77" in said
 
 
+def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path: Path) -> None:
+    text = Status(
+        tmp_path, False, draft(target_sequence_length=0, auto_target=True), None
+    ).as_text()
+    assert "target    auto" in text
+    assert "league" not in text
+
+
 def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
     assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
     assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
 
 
-def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: Path) -> None:
+def test_status_shows_the_configured_hotkey_whatever_another_one_left(
+    command: Command, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
     wallets = tmp_path / "wallets"
     hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
@@ -50,12 +60,12 @@ def test_status_shows_the_configured_hotkey_whatever_another_one_left(tmp_path: 
         journal.transition(left, replace(left, state=State.COMMITTED, **COMMITTING))
     settings |= {"WALLET_PATH": str(wallets), "WALLET_MINER_NAME": "mine"}
     settings["VALIDATOR_API_URL"] = "https://api.example.org"
-    shown = run("status", **settings).stdout
+    shown = command("status", **settings).stdout
     lines = shown.splitlines()
     assert f"({own.id} here" in lines[1]
     other = f"submission {left.id} of the hotkey {hotkeys['theirs']} is COMMITTED"
     assert [other in line for line in lines] == [False] * (len(lines) - 1) + [True]
-    as_json = json.loads(run("status", "--json", **settings).stdout)
+    as_json = json.loads(command("status", "--json", **settings).stdout)
     assert as_json["submission"]["hotkey"] == hotkeys["mine"]
     assert [one["hotkey"] for one in as_json["others"]] == [hotkeys["theirs"]]
 
@@ -68,8 +78,7 @@ def test_foreign_words_reach_a_terminal_as_text(tmp_path: Path, words: tuple[str
         held = replace(one, state=State.HELD, reason=hostile, remedy=hostile, updated_at=2.0)
         journal.transition(one, held)
     ours, theirs = pty.openpty()
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TERM": "xterm", "COLUMNS": "200"}
-    env |= {"ENV_FILE": "/dev/null", "STATE_DIR": str(tmp_path), "SUBTENSOR_NETWORK": "offline"}
+    env = {**BARE, "TERM": "xterm", "COLUMNS": "200", "STATE_DIR": str(tmp_path)}
     env["VALIDATOR_API_URL"] = "https://api.example.org"
     with started("-m", "neurons.miner", "status", *words, env=env, stdout=theirs, stderr=theirs):
         shown = ""

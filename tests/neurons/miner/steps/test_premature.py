@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,31 +12,24 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.premature import warn_of_early_judgement
-from neurons.miner.steps import follow
 from neurons.runtime.process import Stopped
-from neurons.wire.rules import weighted_score
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
     PENDING,
     REVEAL,
-    ROUND,
     STATS,
     SUBMIT,
-    WEIGHTS,
     FakeValidatorApi,
     Fault,
-    Request,
 )
 from tests.neurons.miner.parts import (
-    HOTKEY,
     SETTLED,
     FakeBench,
     FakeFork,
     Miner,
     Waits,
     states,
-    stop_after,
 )
 
 
@@ -77,6 +68,9 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(
     assert fake_api.count(REVEAL) == 0  # what nobody measured is not put into the ranking
     assert [row["is_revealed"] for row in fake_api.rows] == [False, True]
     assert sum("judges commitments before" in row["event"] for row in logs) == 1
+    status = read_status(context.settings.state_dir)
+    assert "SUBMISSION_MODE=auto submits directly" in status.as_text()
+    assert status.as_json()["judges_early_at"] > 0
 
 
 def test_from_then_on_this_api_gets_direct_submissions(
@@ -87,20 +81,6 @@ def test_from_then_on_this_api_gets_direct_submissions(
     assert run_cycle(miner()).mode == "direct"
     assert fake_api.count(COMMIT) == 1
     assert fake_api.count(SUBMIT) == 2
-
-
-def test_status_shows_what_the_api_was_seen_to_do(context: Context) -> None:
-    run_cycle(context)
-    status = read_status(context.settings.state_dir)
-    assert "may judge commitments before their reveal" in status.as_text()
-    assert "SUBMISSION_MODE=auto submits directly" in status.as_text()
-    assert status.as_json()["judges_early_at"] > 0
-
-
-def test_another_api_is_not_held_responsible(context: Context) -> None:
-    context.journal.note_early_judgement("https://elsewhere.example", time.time())
-    context.waiter = Waits(stop_after(1))
-    assert run_cycle(context).mode == "commit_reveal"
 
 
 def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
@@ -142,26 +122,6 @@ def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_sam
     assert fake_api.count(REVEAL) == 0
 
 
-def test_a_refusal_behind_the_reveal_does_not_undo_it(
-    miner: Miner, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
-    fake_api.lists_unrevealed = False  # so that nobody sees what is judged before
-
-    def spoil(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            fake_api.rows[0].update(validated=True)
-            fake_api.faults[ROUND].append(Fault(400, "no"))
-        return answer
-
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
-    done = run_cycle(context)
-    assert fake_api.count(REVEAL) == 1
-    assert not fake_api.faults[ROUND]
-    assert not {State.FAILED, State.HELD} & set(states(context, done.id))
-
-
 def test_before_reveal_is_pushed_before_its_direct_submission(
     miner: Miner, kernels: FakeFork
 ) -> None:
@@ -193,78 +153,6 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     assert "whether it was measured is unknown" in str(done.reason)
 
 
-def test_weights_that_fail_for_a_moment_hide_no_rank(
-    context: Context, patient: FakeValidatorApi
-) -> None:
-    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
-    done = run_cycle(context)
-    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
-    assert not patient.faults[WEIGHTS]
-
-
-def test_a_reveal_whose_reply_was_lost_may_have_been_judged_since(
-    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second reveal is answered with 409; nobody can tell when a validator took it."""
-    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
-    patient.faults[REVEAL].append(LOST)
-
-    def judge(_: float) -> None:
-        for row in patient.rows:
-            if row["is_revealed"] and not row["validated"]:
-                patient.judge(row, 1.0)
-
-    waits.then = judge
-    done = run_cycle(context)
-    assert done.state is State.UNRANKED
-    assert "may have been judged before" in str(done.reason)
-    assert done.judged_early_at is None
-
-
-def test_a_look_that_failed_behind_the_reveal_is_made_again(
-    miner: Miner, patient: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Judged while a look before the reveal hung: the first look behind it cannot be read."""
-    context = miner(submission_mode="commit_reveal")
-    check = context.fork.verify
-
-    def judge_meanwhile(commit: str) -> None:
-        check(commit)
-        if patient.rows:
-            patient.faults[STATS].extend([Fault(500, "down")] * 6)
-            for row in patient.rows:
-                row["validated"] = row["judged_early"] = True
-
-    monkeypatch.setattr(context.fork, "verify", judge_meanwhile)
-    done = run_cycle(context)
-    assert (done.state, done.rank) == (State.PREMATURE, 1)
-
-
-def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
-    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first look behind the reveal misses it, as a list may be a moment behind."""
-    carry_out = patient._carry_out
-
-    def hide(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            patient.rows[0].update(validated=True)
-        return answer
-
-    def show(_: float) -> None:
-        if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
-            patient.rows[0].update(validated=False)
-            patient.faults[STATS].extend([Fault(500, "down")] * 3)
-
-    monkeypatch.setattr(patient, "_carry_out", hide)
-    waits.then = show
-    done = run_cycle(context)
-    assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
-    assert not patient.faults[STATS]
-    assert done.judged_early_at is None
-
-
 def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
     context: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
@@ -286,21 +174,6 @@ def test_a_database_that_was_emptied_is_no_early_judge(
     assert "lost it" in str(done.reason)
     assert context.journal.judges_early(url, time.time()) is None
     assert run_cycle(context).state is State.RANKED
-
-
-def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
-    miner: Miner, fake_api: FakeValidatorApi, url: str
-) -> None:
-    context = miner(waiter=Waits(stop_after(1)))
-    committed = run_cycle(context)
-    assert committed.state is State.COMMITTED
-    context.note(context.journal.get(1), judged_early_at=5.0)
-    context.journal.note_early_judgement(url, time.time())
-    context.journal.close()
-    again = miner()
-    assert run_cycle(again).state is State.RANKED
-    assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
-    assert fake_api.count(REVEAL) == 0
 
 
 def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(
@@ -330,31 +203,12 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
     assert run_cycle(context).state is State.UNRANKED
 
 
-@pytest.mark.parametrize(("ahead", "rank"), [(0.0, 2), (1.0, 3)])
-def test_of_equal_claims_the_earlier_one_has_the_better_place(
-    context: Context, patient: FakeValidatorApi, ahead: float, rank: int
-) -> None:
-    """A submission that was held may be judged after a newer one of another target."""
-    first = run_cycle(context)
-    again = replace(first, submission_id=None, weighted_score=None, rank=None)
-    held = context.journal.insert(replace(again, target_sequence_length=1024, state=State.REVEALED))
-    equal = weighted_score(float(held.tokens_per_sec or 0), 1024)
-    context.journal.insert(replace(held, state=State.RANKED, weighted_score=equal + ahead))
-    patient.weights = [{"uid": 0, "hotkey": HOTKEY, "weight": 0.1 * n} for n in (6, 3, 1)]
-    done = follow.run(held, context)
-    assert first.weighted_score == equal
-    assert (done.state, done.rank) == (State.RANKED, rank)
-
-
-@pytest.mark.parametrize("began", [1, 3])  # a clock that was wrong puts the old round behind
 def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
-    context: Context, patient: FakeValidatorApi, bench: FakeBench, began: int
+    context: Context, patient: FakeValidatorApi, bench: FakeBench
 ) -> None:
     """Rounds count from 1 again: a faster submission of the old round 1 is not in this one."""
-    patient.databases = began
     assert run_cycle(context).rank == 1
     patient.wipe()
-    patient.databases = 2
     bench.factor = 0.9
     second = run_cycle(context)
     assert (second.state, second.rank, second.round_id) == (State.RANKED, 1, 1)
@@ -401,24 +255,25 @@ def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(
     assert context.journal.judges_early(url, clock[0]) is None
 
 
-@pytest.mark.parametrize("shows_scores", [True, False])
+@pytest.mark.parametrize(
+    ("shows_scores", "verdict", "state", "sign"),
+    [
+        (True, 0.0, State.REJECTED, True),
+        (False, 1.0, State.RANKED, True),
+        (True, 1.0, State.VALIDATED, False),
+    ],
+)
 def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
-    context: Context, patient: FakeValidatorApi, url: str, shows_scores: bool
+    context: Context,
+    patient: FakeValidatorApi,
+    shows_scores: bool,
+    verdict: float,
+    state: State,
+    sign: bool,
 ) -> None:
     """The public validator fetches five rows and measures them one by one."""
-    patient.shows_scores = shows_scores
-    patient.verdict = 0.0 if shows_scores else 1.0
+    patient.shows_scores, patient.verdict = shows_scores, verdict
     first = run_cycle(context)
-    wanted = State.REJECTED if shows_scores else State.RANKED
-    assert (first.mode, first.state) == ("commit_reveal", wanted)
-    assert context.journal.judges_early(url, time.time()) is not None
+    assert (first.mode, first.state) == ("commit_reveal", state)
     patient.round_id, patient.verdict = 2, 1.0
-    assert run_cycle(context).mode == "direct"
-
-
-def test_a_score_above_0_is_no_sign_of_early_judgement(
-    context: Context, patient: FakeValidatorApi, url: str
-) -> None:
-    patient.shows_scores = True
-    assert run_cycle(context).state is State.VALIDATED
-    assert context.journal.judges_early(url, time.time()) is None
+    assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")

@@ -136,13 +136,12 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
     assert done.content_digest == kernels.digest()
 
 
-@pytest.mark.parametrize("owner", ["aaron", "zoe"])
 def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
-    miner: Miner, kernels: FakeFork, fake_api: FakeValidatorApi, owner: str
+    miner: Miner, kernels: FakeFork, fake_api: FakeValidatorApi
 ) -> None:
     committed = run_cycle(miner(waiter=Waits(stop_after(1))))
     assert committed.state is State.COMMITTED
-    was, kernels.url = kernels.url, f"https://github.com/{owner}/fork"
+    was, kernels.url = kernels.url, "https://github.com/zoe/fork"
     held = run_cycle(miner())
     assert (held.id, held.state, fake_api.count(REVEAL)) == (committed.id, State.HELD, 0)
     assert held.reason == f"The settings name the fork {kernels.url}, the commitment {was}."
@@ -176,12 +175,6 @@ def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPat
     kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
     assert len(kept) == 2
     assert Path(str(done.report)).name in kept
-
-
-def test_one_gate_stands_for_all_processes(miner: Miner, bench: FakeBench) -> None:
-    run_cycle(miner(claim_runs=3, target_sequence_length=512))
-    assert bench.checks == [2048]
-    assert bench.calls.count(512) == 5
 
 
 def performer(**fields: Any) -> Performer:
@@ -226,20 +219,6 @@ def test_the_verdict_says_no_more_than_the_api_shows(
     found = conclude(submission, row, place)
     assert (found.state, found.rank, found.weight) == (state, rank, weight)
     assert (found.reason is None) is (state is State.VALIDATED)
-
-
-@pytest.mark.parametrize(
-    ("score", "state"),
-    [
-        (-0.5, State.REJECTED),
-        (0.0, State.REJECTED),
-        (1e-9, State.VALIDATED),
-        (2.0, State.VALIDATED),
-    ],
-)
-def test_a_score_above_zero_is_a_pass(score: float, state: State) -> None:
-    found = conclude(draft(reveal_block=5, queued_at=1.0), performer(score=score, rank=3), PLACE)
-    assert (found.state, found.score) == (state, score)
 
 
 @pytest.mark.parametrize(

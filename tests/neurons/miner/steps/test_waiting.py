@@ -31,16 +31,28 @@ SINCE_BOOT = 50_000.0
 """What a monotonic clock may show at first."""
 
 
-@pytest.mark.parametrize("since_boot", [5.0, SINCE_BOOT])
-def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_round_every_five(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch, since_boot: float
-) -> None:
-    clock = [since_boot]
-    module = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("neurons.miner.steps.follow.time", module)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock of the steps that wait, as its only entry."""
+    shown = [SINCE_BOOT]
+    module = SimpleNamespace(monotonic=lambda: shown[0])
+    for step in ("follow", "commit"):
+        monkeypatch.setattr(f"neurons.miner.steps.{step}.time", module)
+    return shown
+
+
+@pytest.fixture
+def revealed(context: Context, fake_api: FakeValidatorApi) -> None:
+    """A submission that waits for its verdict."""
     fake_api.verdict = None
     context.waiter = Waits(stop_after(2))
     assert run_cycle(context).state is State.REVEALED
+
+
+@pytest.mark.usefixtures("revealed")
+def test_a_long_wait_is_logged_every_ten_minutes_and_the_round_read_every_five(
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
+) -> None:
     asked, stop, looks = fake_api.count(ROUND), stop_after(21), []
 
     def a_minute_passes(seconds: float) -> None:
@@ -56,41 +68,11 @@ def test_who_waits_for_a_validator_says_so_every_ten_minutes_and_asks_for_the_ro
     assert [row["queue"] for row in said] == [1, 1, 1]  # at 0, 10 and 20 minutes
 
 
-def test_the_periods_of_asking_and_of_telling_are_five_and_ten_minutes_to_the_second(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("revealed")
+def test_the_round_is_read_after_forty_looks_without_result_and_then_every_five_minutes(
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
 ) -> None:
-    clock, pauses = [SINCE_BOOT], iter([299.5, 0.5, 299.5, 0.5])
-    asked: list[tuple[int, int]] = []
-    module = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("neurons.miner.steps.follow.time", module)
-    fake_api.verdict = None
-    context.waiter = Waits(stop_after(2))
-    assert run_cycle(context).state is State.REVEALED
-    before = fake_api.count(ROUND)
-
-    def time_passes(_: float) -> None:
-        told = sum(row["event"] == "queued for a validator" for row in logs)
-        asked.append((fake_api.count(ROUND) - before, told))
-        pause = next(pauses, None)
-        if pause is None:
-            raise Stopped("enough")
-        clock[0] += pause
-
-    context.waiter = Waits(time_passes)
-    with capture_logs() as logs:
-        run_cycle(context)
-    assert asked == [(1, 1), (1, 1), (2, 1), (2, 1), (3, 2)]
-
-
-def test_the_round_is_asked_for_after_forty_looks_that_told_nothing_and_then_every_five_minutes(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, asked = [SINCE_BOOT], []
-    module = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("neurons.miner.steps.follow.time", module)
-    fake_api.verdict = None
-    context.waiter = Waits(stop_after(2))
-    assert run_cycle(context).state is State.REVEALED
+    asked: list[int] = []
 
     def a_quarter_of_a_minute_passes(_: float) -> None:
         asked.append(fake_api.count(ROUND))
@@ -130,28 +112,6 @@ def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
     assert waits.seconds[: len(blocks)] == pytest.approx(blocks)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "told"),
-    [
-        (98, [(97, 19), (72, 14), (47, 9), (22, 4)]),
-        (99, [(98, 20), (73, 15), (48, 10), (23, 5)]),
-    ],
-)
-def test_the_wait_for_the_block_is_told_every_25_blocks(
-    context: Context, fake_api: FakeValidatorApi, blocks: int, told: list[tuple[int, int]]
-) -> None:
-    fake_api.blocks_until_reveal = blocks
-
-    def blocks_pass(_: float) -> None:
-        fake_api.block += 4  # and one by the look
-
-    context.waiter = Waits(blocks_pass)
-    with capture_logs() as logs:
-        assert run_cycle(context).state is State.VALIDATED
-    said = [row for row in logs if row["event"] == "waiting for the reveal block"]
-    assert [(row["blocks_left"], row["minutes_left"]) for row in said] == told
-
-
 def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
     context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,19 +129,6 @@ def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
     assert waits.seconds.count(1.0) == 4
 
 
-def test_when_it_was_first_seen_in_the_queue_is_kept(
-    miner: Miner, fake_api: FakeValidatorApi
-) -> None:
-    context = miner(submission_mode="direct")
-    fake_api.verdict = None
-    began, seen = time.time(), []
-    for moment in (began, began + 60):
-        context.now = lambda now=moment: now  # type: ignore[misc]
-        context.waiter = Waits(stop_after(2))
-        seen.append(run_cycle(context).queued_at)
-    assert seen == [began, began]
-
-
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
 def test_a_row_of_some_seconds_before_the_submission_may_be_it(
     miner: Miner, fake_api: FakeValidatorApi, url: str, earlier: float, state: State
@@ -196,26 +143,10 @@ def test_a_row_of_some_seconds_before_the_submission_may_be_it(
     assert (done.state, fake_api.count(SUBMIT)) == (state, 1)
 
 
-@pytest.mark.parametrize(("earlier", "state"), [(5.0, State.VALIDATED), (5.01, State.UNRANKED)])
-def test_the_clock_of_a_server_that_tells_no_date_is_taken_to_be_right(
-    miner: Miner, fake_api: FakeValidatorApi, earlier: float, state: State
-) -> None:
-    context, began = miner(submission_mode="direct"), float(int(time.time()))
-    context.now, fake_api.clock = (lambda: began), (lambda: began - earlier)
-    fake_api.faults[SUBMIT].append(LOST)
-    with serve(fake_api, date="soon") as address:
-        context.client = ApiClient(address, context.identity)
-        done = run_cycle(context)
-        context.client.close()
-    assert (done.state, fake_api.count(SUBMIT)) == (state, 1)
-
-
 def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_minutes(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
 ) -> None:
-    clock, looks, pauses = [SINCE_BOOT], [], iter([119.5, 0.5])
-    module = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("neurons.miner.steps.commit.time", module)
+    looks, pauses = [], iter([119.5, 0.5])
     fake_api.faults[COMMIT].append(Fault(409, "Commitment hash already exists."))
 
     def time_passes(_: float) -> None:

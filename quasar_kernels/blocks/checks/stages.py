@@ -1,4 +1,4 @@
-"""The gates G0 to G4: are kernels there, is a model causal, does it begin well, learn, balance?"""
+"""The model checks G0 to G4: kernels, causality, entropy at the start, learning, balance."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from harness.gates.branches import looked_at
-from harness.gates.findings import Finding, Verdict, graded
-from harness.gates.training import BATCH, TOKENS, draw, train
 from quasar_kernels.blocks import HybridBlock
+from quasar_kernels.blocks.checks.branches import looked_at
+from quasar_kernels.blocks.checks.findings import Finding, Verdict, graded
+from quasar_kernels.blocks.checks.training import BATCH, TOKENS, draw, train
 
 LEAK = {False: 1e-4, True: 2e-2}
 """How much of their RMS earlier logits may change with later tokens, by whether autocast is on."""
@@ -28,8 +28,8 @@ HURT = 1e-3
 """Nats by which the loss rises without a branch that is of use."""
 
 
-def gates(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
-    """Look at a model, on its device, gate by gate; its parameters stay as they are.
+def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
+    """Check a model on its device, stage by stage; its parameters stay as they are.
 
     Args:
         model: takes tokens `[B, T]` int64, returns logits `[B, T, vocabulary]`, and has

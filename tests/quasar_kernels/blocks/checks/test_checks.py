@@ -1,4 +1,4 @@
-"""The gates: models of blocks pass, and each fault that a gate is for makes it fail."""
+"""Sound models of blocks pass the checks, and each kind of fault fails its check."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from harness.__main__ import main
-from harness.gates import checks, command
-from harness.gates.command import build, look
-from harness.gates.findings import Finding, Gates, Verdict, worst
-from harness.gates.training import draw
 from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
+from quasar_kernels.blocks.checks import command, stages
+from quasar_kernels.blocks.checks.command import build, look
+from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict, worst
+from quasar_kernels.blocks.checks.training import draw
 from quasar_kernels.blocks.language.model import Sizes
 from tests import PROJECT
 
 CPU = torch.device("cpu")
-MODELS = "tests.harness.gates.models"
+MODELS = "tests.quasar_kernels.blocks.checks.models"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def found(name, steps=100):
 
 
 def failed(name, steps=100):
-    """What fails, by gate and name."""
+    """What fails, by stage and name."""
     return {(f.gate, f.what) for f in found(name, steps).findings if f.verdict is Verdict.FAIL}
 
 
@@ -77,7 +77,7 @@ def test_a_plain_model_passes_what_it_has():
         ("Broken", {("G1", "runs")}),
     ],
 )
-def test_what_is_wrong_fails_its_gate_and_no_other(name, what):
+def test_what_is_wrong_fails_its_check_and_no_other(name, what):
     assert failed(name) == what
 
 
@@ -89,7 +89,7 @@ def test_nan_passes_nothing_that_computes():
 
 
 def test_too_few_logits_fail():
-    findings = list(checks.forward(build(f"{MODELS}:Narrow"), 32, CPU))
+    findings = list(stages.forward(build(f"{MODELS}:Narrow"), 32, CPU))
     assert (findings[0].what, findings[0].verdict) == ("shape", Verdict.FAIL)
 
 
@@ -110,7 +110,7 @@ def test_a_branch_that_drowns_another_fails():
 def test_branches_that_differ_are_a_warning():
     model = build(f"{MODELS}:hybrid")
     model.get_parameter("blocks.0.fusion.gains").data[0] *= 2
-    told = {f.verdict for f in checks.balance(model, 32, CPU)}
+    told = {f.verdict for f in stages.balance(model, 32, CPU)}
     assert told == {Verdict.WARN}
 
 
@@ -140,7 +140,7 @@ def test_a_gpu_without_kernels_is_a_warning(monkeypatch, name, remedy, on_gpu, v
 
     monkeypatch.setattr(HybridBlock, "backends", backends)
     monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
-    (finding,) = checks.kernels(model)
+    (finding,) = stages.kernels(model)
     told = f"{name}: why; {remedy}" if remedy else f"{name}: why"
     assert (finding.verdict, finding.told) == (verdict, told)
     assert asked == [torch.bfloat16 if on_gpu else None]  # as autocast has it there
@@ -153,7 +153,7 @@ def test_each_kind_of_branch_is_told_once(monkeypatch):
         return {kind: Backend(name, "why", "") for kind, name in next(kinds).items()}
 
     monkeypatch.setattr(HybridBlock, "backends", backends)
-    found = list(checks.kernels(torch.nn.Sequential(build("quasar"), build("quasar"))))
+    found = list(stages.kernels(torch.nn.Sequential(build("quasar"), build("quasar"))))
     assert [(one.what, one.told) for one in found] == [("a", "cuda: why"), ("b", "triton: why")]
 
 
@@ -195,7 +195,7 @@ def test_a_model_is_looked_at_where_it_is_asked_for(monkeypatch, gpu, asked, dev
 
     def record(name, model, steps, device):
         looked.append((name, model.sizes, steps, device.type))
-        return Gates(
+        return ModelChecks(
             model=name, device=device.type, torch="", steps=steps, verdict="WARN", findings=()
         )
 

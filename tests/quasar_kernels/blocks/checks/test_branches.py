@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.gates import checks
-from harness.gates.branches import Block, Branch, looked_at
-from harness.gates.training import HELD_OUT, draw
+from quasar_kernels.blocks.checks import stages
+from quasar_kernels.blocks.checks.branches import Block, Branch, looked_at
+from quasar_kernels.blocks.checks.training import HELD_OUT, draw
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def test_a_branch_has_its_own_gradient_and_strength(model: LanguageModel) -> Non
 def test_a_block_of_one_branch_has_nothing_to_balance() -> None:
     model = LanguageModel(Sizes(VOCABULARY, 16, 2, 1, ("mamba2",), state=16))
     assert looked_at(model, VOCABULARY, CPU)[1] == []
-    assert list(checks.balance(model, VOCABULARY, CPU)) == []
+    assert list(stages.balance(model, VOCABULARY, CPU)) == []
 
 
 def test_the_ratio_is_of_the_largest_and_the_smallest() -> None:

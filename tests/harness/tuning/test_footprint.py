@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 
-from benchmarks.tuning.footprint import footprint, launched
+from harness.tuning.footprint import footprint, launched
 
 
 def kernel(name: str, warps: int, shared: int) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""The mini-training of the gates beside a loop written anew."""
+"""The mini-training against an independent loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from harness.gates.training import HELD_OUT, Course, draw, train
-from tests.harness.gates.models import VOCABULARY, Plain
+from quasar_kernels.blocks.checks.training import HELD_OUT, Course, draw, train
+from tests.quasar_kernels.blocks.checks.models import VOCABULARY, Plain
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The mini-training of the gates: a task that asks for the token before the last."""
+"""The mini-training of the model checks: a task that asks for the token before the last."""
 
 from __future__ import annotations
 

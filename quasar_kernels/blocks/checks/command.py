@@ -1,4 +1,4 @@
-"""`python -m harness gates`: does a model of blocks run, begin right, learn, and balance?"""
+"""`python -m harness gates`: does a model of blocks run, start right, learn, and balance?"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gates.findings import Gates, Verdict, worst
 from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
+from quasar_kernels.blocks.checks.findings import ModelChecks, Verdict, worst
 from quasar_kernels.blocks.language.settings import Sizes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
 
 
 class ModelError(ValueError):
-    """--model names nothing that the gates can look at; the text says what it may be."""
+    """--model names no model; the message says what it may name."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m harness gates",
         description="Look at a model: kernels (G0), forward pass (G1), entropy at the start (G2), "
         "a mini-training (G3), and the balance of its branches (G4).",
-        epilog="Exit status: 0 where nothing fails, 1 where a gate does, 2 for usage.",
+        epilog="Exit status: 0 where nothing fails, 1 where a check does, 2 for usage.",
     )
     parser.add_argument("--model", default="+".join(MIXERS),
                         help="branches of a small model, joined by + (the default has all), or "
@@ -74,19 +74,19 @@ def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
     return model
 
 
-def look(name: str, model: nn.Module, steps: int, device: torch.device) -> Gates:
-    """Put a model through the gates, with a line for each finding on stdout."""
+def look(name: str, model: nn.Module, steps: int, device: torch.device) -> ModelChecks:
+    """Check a model, with a line for each finding on stdout."""
     import torch
 
-    from harness.gates.checks import gates
+    from quasar_kernels.blocks.checks.stages import check_model
 
     findings = []
-    for finding in gates(model.to(device), steps, device):
+    for finding in check_model(model.to(device), steps, device):
         findings.append(finding)
         words = f"{finding.gate}  {finding.verdict.value}  {finding.what}: {finding.told}"
         sys.stdout.write(f"{words}\n")
         sys.stdout.flush()
-    return Gates(
+    return ModelChecks(
         model=name, device=device.type, torch=torch.__version__, steps=steps,
         verdict=worst(findings), findings=tuple(findings),
     )  # fmt: skip

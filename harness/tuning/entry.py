@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.operator.inputs import WIDTH
+from harness.tuning.inputs import WIDTH
 from quasar_kernels.contract import QUASAR_DIR
 
 TUNED = Path(QUASAR_DIR) / "triton_kernels/tuned.json"

@@ -1,4 +1,4 @@
-"""What the gates find, as data: a verdict each, with its figures."""
+"""Results of the model checks: a verdict each, with its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(str, Enum):
 
 
 class Finding(BaseModel):
-    """One thing that a gate looked at."""
+    """The result of one check."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,7 +28,7 @@ class Finding(BaseModel):
     figures: dict[str, float] = Field(default={}, description="by name; null where not finite")
 
 
-class Gates(BaseModel):
+class ModelChecks(BaseModel):
     """All findings on one model."""
 
     model_config = ConfigDict(frozen=True)

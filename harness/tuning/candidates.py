@@ -10,13 +10,36 @@ from typing import Any
 
 import torch
 
-from benchmarks.clocks import graph_ms, soak
-from benchmarks.operator.inputs import WIDTH, layer_like
-from benchmarks.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
-from benchmarks.tuning.study import Objective, Refused, Report, Tiles
-from benchmarks.tuning.tune import LIMITS, errors_of
 from harness.analysis.ab_compare import Block, take_block
+from harness.tuning.clock import graph_ms, poison, soak
+from harness.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
+from harness.tuning.inputs import NOISE, WIDTH, correlated, layer_like
+from harness.tuning.study import Objective, Refused, Report, Tiles
 from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+LIMITS = {"layer": 6e-3, "correlated": 9e-3}
+"""Largest accepted relative RMS error in bf16, by kind of input."""
+CHECKED_TOKENS = 4000
+
+
+def errors_of(chunk: Any, tiles: Any) -> dict[str, float]:
+    """Return the relative RMS errors by kind of input; outputs are poisoned before the call.
+
+    Args:
+        chunk: the module `fla.ops.quasar.chunk`.
+        tiles: its `Tiles`.
+    """
+    layer = layer_like(CHECKED_TOKENS)
+    kinds = {"layer": layer, "correlated": correlated(layer, NOISE["correlated 10%"])}
+    errors = {}
+    for kind, inputs in kinds.items():
+        expected = quasar_chunked(*inputs)[0]
+        plan = chunk.plan_segments(inputs[0], None, tiles, 5)
+        poison()
+        found = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
+        errors[kind] = relative_rms(found, expected)
+    return errors
 
 
 class Candidates:
@@ -78,7 +101,7 @@ class Candidates:
         self.footprint = {}
         try:
             with launched() as kernels:
-                errors = errors_of(self._chunk, [chosen])[chosen]
+                errors = errors_of(self._chunk, chosen)
         except Exception as error:  # too many resources, or a fault of the compiler
             text = (str(error).splitlines() or [""])[0]
             raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error

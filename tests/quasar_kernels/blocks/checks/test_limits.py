@@ -1,4 +1,4 @@
-"""Where the limits of the gates lie: figures on both sides of each, made by hand."""
+"""The limits of the model checks: figures on both sides of each, made by hand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.gates import checks
-from harness.gates.branches import Block, Branch
-from harness.gates.findings import Finding, Gates, Verdict
-from harness.gates.training import Course
+from quasar_kernels.blocks.checks import stages
+from quasar_kernels.blocks.checks.branches import Block, Branch
+from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict
+from quasar_kernels.blocks.checks.training import Course
 
 CPU = torch.device("cpu")
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
@@ -35,7 +35,7 @@ class Known(nn.Module):
 
 
 def causal(model: nn.Module) -> Finding:
-    shape, finite, leak = checks.forward(model, VOCABULARY, CPU)
+    shape, finite, leak = stages.forward(model, VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict, finite.figures["not_finite"]) == (PASS, PASS, 0)
     return leak
 
@@ -48,7 +48,7 @@ def test_a_leak_is_a_share_of_what_the_logits_are(effect: float, verdict: Verdic
 
 
 def test_a_leak_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEAK", {False: 0.0})
+    monkeypatch.setattr(stages, "LEAK", {False: 0.0})
     assert causal(Known(0.0)).verdict is PASS
 
 
@@ -77,24 +77,24 @@ def test_bf16_on_a_gpu_may_leak_more(
     assert causal(Known(effect)).verdict is verdict
 
 
-def test_logits_that_are_not_finite_are_counted_and_a_wrong_shape_ends_the_gate() -> None:
+def test_logits_that_are_not_finite_are_counted_and_a_wrong_shape_ends_the_check() -> None:
     class Narrow(Known):
         def forward(self, tokens: Tensor) -> Tensor:
             logits = super().forward(tokens)[:, 1:]
             logits[2, 3, :3] = torch.tensor([math.nan, math.inf, -math.inf])
             return logits
 
-    shape, finite = checks.forward(Narrow(0.0), VOCABULARY, CPU)
+    shape, finite = stages.forward(Narrow(0.0), VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict, finite.figures) == (FAIL, FAIL, {"not_finite": 3})
     assert shape.told == "[8, 31, 32], and [8, 32, 32] are asked for"
 
 
-def test_more_logits_than_are_asked_for_end_the_gate_as_well() -> None:
+def test_more_logits_than_are_asked_for_end_the_check_as_well() -> None:
     class Wide(Known):
         def forward(self, tokens: Tensor) -> Tensor:
             return torch.cat([super().forward(tokens)] * 2, -1)
 
-    shape, finite = checks.forward(Wide(0.0), VOCABULARY, CPU)
+    shape, finite = stages.forward(Wide(0.0), VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict) == (FAIL, PASS)
 
 
@@ -106,7 +106,7 @@ def test_the_entropy_at_the_start_is_within_a_twentieth_of_all(even: int, verdic
             logits[..., :even] = 3.0
             return logits
 
-    found = checks.beginning(Even(), VOCABULARY, CPU)
+    found = stages.beginning(Even(), VOCABULARY, CPU)
     assert found.verdict is verdict
     assert found.figures["entropy"] == pytest.approx(math.log(even), abs=1e-5)
     assert found.figures["share"] == pytest.approx(math.log(even) / math.log(32), abs=1e-5)
@@ -115,15 +115,15 @@ def test_the_entropy_at_the_start_is_within_a_twentieth_of_all(even: int, verdic
 
 
 def test_an_entropy_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = checks.beginning(Known(0.0), VOCABULARY, CPU).figures["share"]
+    share = stages.beginning(Known(0.0), VOCABULARY, CPU).figures["share"]
     assert share < 0.95
-    monkeypatch.setattr(checks, "ENTROPY", abs(share - 1))
-    assert checks.beginning(Known(0.0), VOCABULARY, CPU).verdict is PASS
+    monkeypatch.setattr(stages, "ENTROPY", abs(share - 1))
+    assert stages.beginning(Known(0.0), VOCABULARY, CPU).verdict is PASS
 
 
 def learned(monkeypatch: pytest.MonkeyPatch, course: Course) -> list[Finding]:
-    monkeypatch.setattr(checks, "train", lambda *_: course)
-    return list(checks.learning(nn.Linear(1, 1), VOCABULARY, 1, CPU))
+    monkeypatch.setattr(stages, "train", lambda *_: course)
+    return list(stages.learning(nn.Linear(1, 1), VOCABULARY, 1, CPU))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_quarter_of_the_loss_has_to_go(
 
 
 def test_a_fall_of_just_what_is_bearable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "BEARABLE_FALL", 0.125)
+    monkeypatch.setattr(stages, "BEARABLE_FALL", 0.125)
     loss, *_ = learned(monkeypatch, Course([8.0, *[7.0] * 10], [1.0]))
     assert (loss.verdict, loss.figures["fall"]) == (WARN, 0.125)
 
@@ -190,8 +190,8 @@ def test_branches_differ_by_three_at_most_and_one_that_is_ten_times_another_fail
     monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
 ) -> None:
     found = blocks((ratio, 1.0, 0.0), (1.0, 2.0, 0.0))
-    monkeypatch.setattr(checks, "looked_at", lambda *_: (0.0, found))
-    added, gradients = checks.balance(nn.Linear(1, 1), VOCABULARY, CPU)
+    monkeypatch.setattr(stages, "looked_at", lambda *_: (0.0, found))
+    added, gradients = stages.balance(nn.Linear(1, 1), VOCABULARY, CPU)
     assert (added.verdict, gradients.verdict) == (verdict, PASS)
     assert added.figures == {"m0": ratio, "m1": 1.0, "ratio": ratio}
     assert gradients.figures == {"m0": 1.0, "m1": 2.0, "ratio": 2.0}
@@ -205,17 +205,17 @@ def test_the_loss_rises_without_a_branch(
     monkeypatch: pytest.MonkeyPatch, without: float, verdict: Verdict
 ) -> None:
     found = blocks((1.0, 1.0, without), (1.0, 1.0, 0.25))
-    monkeypatch.setattr(checks, "looked_at", lambda *_: (0.0, found))
-    first, second = checks.ablations(nn.Linear(1, 1), VOCABULARY, CPU)
+    monkeypatch.setattr(stages, "looked_at", lambda *_: (0.0, found))
+    first, second = stages.ablations(nn.Linear(1, 1), VOCABULARY, CPU)
     assert (first.verdict, first.figures) == (verdict, {"loss": 0.0, "rise": without})
     assert second.verdict is PASS
-    monkeypatch.setattr(checks, "looked_at", lambda *_: (0.125, found))
-    assert list(checks.ablations(nn.Linear(1, 1), VOCABULARY, CPU))[1].figures["rise"] == 0.125
+    monkeypatch.setattr(stages, "looked_at", lambda *_: (0.125, found))
+    assert list(stages.ablations(nn.Linear(1, 1), VOCABULARY, CPU))[1].figures["rise"] == 0.125
 
 
 def test_what_was_found_stays_as_it_is() -> None:
     found = causal(Known(0.0))
-    whole = Gates(model="m", device="cpu", torch="", steps=1, verdict=PASS, findings=(found,))
+    whole = ModelChecks(model="m", device="cpu", torch="", steps=1, verdict=PASS, findings=(found,))
     with pytest.raises(ValueError, match="frozen"):
         whole.verdict = FAIL  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):

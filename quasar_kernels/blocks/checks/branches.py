@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.gates.training import HELD_OUT, draw, loss_of
 from quasar_kernels.blocks import HybridBlock
+from quasar_kernels.blocks.checks.training import HELD_OUT, draw, loss_of
 
 
 class Branch(NamedTuple):

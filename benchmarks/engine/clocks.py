@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor
 
-Call = Callable[[], object]
+from harness.tuning.clock import Call, graph_ms, replayed, steady
+from harness.tuning.clock import poison as poison
+from harness.tuning.clock import soak as soak
 
 ROTATED_BYTES = 256 << 20
 """States taken in turn when decoding: far more than an L2 cache holds, where 64 sets suffice."""
@@ -39,38 +40,10 @@ def free_workspaces() -> int:
     return before - torch.cuda.memory_allocated()
 
 
-def poison() -> None:
-    """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
-    free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    junk = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 12, 1 << 18, free // 8)]
-    del junk
-
-
-def soak(seconds: float = 0.3) -> None:
-    """Keep the GPU busy, so that its clocks are those of sustained work."""
-    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop:
-        for _ in range(8):
-            torch.mm(x, x)
-        torch.cuda.synchronize()
-
-
 def product_tflops(dtype: torch.dtype, size: int = 8192) -> float:
     """Rate of a product of two `size` x `size` matrices of noise, TFLOP/s."""
     a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
     return 2 * size**3 / graph_ms(lambda: torch.mm(a, b)) / 1e9
-
-
-def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
-    """Median time of one call, in milliseconds, when a CUDA graph replays all of `calls`.
-
-    Replays follow one another without a gap, at least three milliseconds a time, after `warm`
-    seconds of the same, so that the clocks are those of this very work.
-    """
-    calls = calls if isinstance(calls, Sequence) else (calls,)
-    with _replayed(calls) as replay:
-        return _steady(replay, 3, repeats, warm) / len(calls)
 
 
 def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
@@ -80,39 +53,13 @@ def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
     come down yet to what the power limit leaves of them.
     """
     found = []
-    with _replayed([call]) as replay:
+    with replayed([call]) as replay:
         for _ in range(repeats):
             torch.cuda.synchronize()
             time.sleep(rest)
             replay(3)
             found.append(replay(10))
     return median(found)
-
-
-@contextmanager
-def _replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
-    """Give a function that replays all calls so many times and returns milliseconds a time."""
-    for _ in range(2):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-
-    def replay(times: int) -> float:
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(times):
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) / times
-
-    yield replay
-    graph.reset()
 
 
 def eager_ms(
@@ -134,16 +81,7 @@ def eager_ms(
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3 / times
 
-    return _steady(loop, least_ms, repeats, warm) / len(calls)
-
-
-def _steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
-    """Median of what `run(times)` returns, milliseconds a time, once `warm` seconds have passed."""
-    run(2)
-    once = run(3)
-    times = max(1, round(least_ms / once))
-    run(max(1, round(warm * 1e3 / once)))
-    return median(run(times) for _ in range(repeats))
+    return steady(loop, least_ms, repeats, warm) / len(calls)
 
 
 def states_in_turn(nbytes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.markdown import table
+from benchmarks.report.markdown import table
 
 
 class Criterion(NamedTuple):

@@ -1,4 +1,4 @@
-"""Small models for the gates: a good one, and one that is wrong in each way that they look for."""
+"""Small models for the checks: a good one, and one with each fault that they find."""
 
 from __future__ import annotations
 
