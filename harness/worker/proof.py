@@ -261,7 +261,7 @@ def _verify(
     keys = fill_keys(torch.empty_like(digests), row.seed)[chosen]
     before = torch.cat((torch.zeros_like(digests[:1]), digests[:-1]))[chosen]
     at_once = _SEGMENT // RUN
-    parts = zip(keys.split(at_once), before.split(at_once), strict=True)
+    parts = zip(torch.split(keys, at_once), torch.split(before, at_once), strict=True)
     sums = torch.cat([_sums(chain, weights, x, chain.factors(*part)) for part in parts])
     apart = digests[chosen] - sums
     error, where = checker.limits.layer / STEP, f"{count} of {calls} calls"
