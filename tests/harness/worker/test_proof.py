@@ -148,7 +148,7 @@ def test_outputs_within_the_error_of_a_layer_are_verified(
 
 def test_one_token_in_2048_may_be_left_out() -> None:
     """It gains half a thousandth."""
-    assert verified(without(1 / 2048), BF16, length=8192) == ""
+    assert verified(without(1 / 2048), BF16, length=8192, calls=1) == ""
 
 
 @pytest.mark.parametrize(("change", "dtype"), WRONG)
@@ -160,12 +160,12 @@ def test_one_false_digest_of_many_is_found() -> None:
     """Calls behind it need not wait for those before: a row in two parts takes half as long."""
     weights, x = proof._draw_weights(CPU), drawn((1, RUN, CHANNELS), 6, CPU)
     chain = Chain.draw(RUN, proof._size(weights, CPU), 7, CPU)
-    keys, digests = fill_keys(torch.empty(200, CHANNELS), 8), [torch.zeros(CHANNELS)]
-    for call in range(200):
+    keys, digests = fill_keys(torch.empty(120, CHANNELS), 8), [torch.zeros(CHANNELS)]
+    for call in range(120):
         y = next(
             proof._outputs(weights, x, chain.factors(keys[call : call + 1], digests[-1][None]))
         )
-        digests.append(0 * digests[0] if call == 99 else chain.sums(y).round()[0])
+        digests.append(0 * digests[0] if call == 60 else chain.sums(y).round()[0])
     row = proof.Row(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
     with pytest.raises(WorkerError, match="digests: largest difference"):
         proof._verify(chain, weights, x, row)
