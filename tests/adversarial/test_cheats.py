@@ -19,8 +19,6 @@ FOLDER = Path(__file__).with_name("cheats")
 TOKENS = 512
 IDLE = "the timed calls did not compute the layer"
 DIGESTS = f"{IDLE}: digests"
-TOO_FAST = f"{DIGESTS}|which no layer can"
-"""A cheat that computes nothing is caught by its digests, or by how many calls fit into a row."""
 
 OPERATORS = {
     "wrong_decay": "operator: relative RMS error",
@@ -69,15 +67,16 @@ TIMED = {
     "ComputesItsProofBeforehand": DIGESTS,
 }
 PROVEN = {
-    "ForgesItsDigests": TOO_FAST,
+    "ForgesItsDigests": DIGESTS,
     "ForgesByBatches": DIGESTS,
-    "ForgesByALoop": TOO_FAST,
-    "ForgesAPreparedRow": TOO_FAST,
+    "ForgesByHalves": DIGESTS,
+    "ForgesByALoop": DIGESTS,
+    "ForgesAPreparedRow": DIGESTS,
     "ForgesSolvedDigests": "digests: size",
     "ForgesEveryOtherCall": DIGESTS,
     "ForgesOneCallInFour": DIGESTS,
     "ForgesByWindows": DIGESTS,
-    "ForgesAllButTheLast": TOO_FAST,
+    "ForgesAllButTheLast": DIGESTS,
     "PreparesItsProjections": DIGESTS,
     "KeepsItsWeights": DIGESTS,
     "LeavesChannelsOut": DIGESTS,
@@ -87,11 +86,13 @@ PROVEN = {
 }
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose honest calls take at least 30 ms: nothing in their process makes them faster."""
+MANY_CALLS = {"ForgesByHalves"}
+"""Cheats that compute some hundred calls in each row."""
 CHEATS = [
     *(("check", "operators", name, 64) for name in OPERATORS),
     *(("check", "layers", name, 64) for name in LAYERS),
     *(("time", "timed", name, TOKENS) for name in TIMED),
-    *(("prove", "proven", name, TOKENS) for name in PROVEN),
+    *(("prove", "proven", name, 64 if name in MANY_CALLS else TOKENS) for name in PROVEN),
 ]
 REASONS = {**OPERATORS, **LAYERS, **TIMED, **PROVEN}
 
@@ -164,5 +165,4 @@ def test_no_clock_of_the_subject_makes_it_faster(verdicts: dict[str, str], name:
 
 @pytest.mark.parametrize("name", [name for _, _, name, _ in CHEATS])
 def test_row_26_a_cheat_is_caught_for_its_reason(verdicts: dict[str, str], name: str) -> None:
-    found = any(reason in verdicts[name] for reason in REASONS[name].split("|"))
-    assert found, verdicts[name] or "not caught"
+    assert REASONS[name] in verdicts[name], verdicts[name] or "not caught"
