@@ -6,7 +6,6 @@ import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -34,10 +33,9 @@ class Candidates:
         if not torch.cuda.is_available():
             raise SystemExit("tiles are searched on an NVIDIA GPU, and torch finds none here")
         mount()
-        from fla.ops.quasar import chunk
-        from fla.ops.quasar.triton_kernels import tuning
+        from fla.ops.quasar.triton_kernels import scan, tuning
 
-        self._chunk, self._lengths = chunk, lengths
+        self._scan, self._lengths = scan, lengths
         found = torch.cuda.get_device_properties(0)
         self.gpu = {"gpu": found.name, "capability": f"{found.major}.{found.minor}"}
         self.name = f"{found.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
@@ -78,7 +76,7 @@ class Candidates:
         self.footprint = {}
         try:
             with launched() as kernels:
-                errors = errors_of(self._chunk, [chosen])[chosen]
+                errors = errors_of(self._scan, [chosen])[chosen]
         except Exception as error:  # too many resources, or a fault of the compiler
             text = (str(error).splitlines() or [""])[0]
             raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
@@ -88,8 +86,6 @@ class Candidates:
                 raise Refused(f"wrong on {kind} inputs: {errors[kind]:.1e} is over {limit:.1e}")
 
     def _ms(self, tiles: Tiles, tokens: int) -> float:
-        inputs: Any = self._inputs[tokens]
-        plan = self._chunk.plan_segments(inputs[0], None, self._of(**tiles), None)
-        return graph_ms(
-            functools.partial(self._chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03
-        )
+        inputs = self._scan.ScanInputs.of(*self._inputs[tokens])
+        plan = self._scan.plan_segments(inputs.v, None, self._of(**tiles), None)
+        return graph_ms(functools.partial(self._scan.forward, inputs, plan=plan), warm=0.03)

@@ -49,7 +49,7 @@ def variants(base: Any) -> Iterator[Any]:
             yield tiles
 
 
-def errors_of(chunk: Any, tried: Sequence[Any]) -> dict[Any, dict[str, float]]:
+def errors_of(scan: Any, tried: Sequence[Any]) -> dict[Any, dict[str, float]]:
     """Relative RMS errors of every variant by kind of input, its outputs poisoned beforehand."""
     layer = layer_like(CHECK_TOKENS)
     errors: dict[Any, dict[str, float]] = {tiles: {} for tiles in tried}
@@ -59,22 +59,22 @@ def errors_of(chunk: Any, tried: Sequence[Any]) -> dict[Any, dict[str, float]]:
     }.items():
         oracle = quasar_chunked(*inputs)[0]
         for tiles in tried:
-            plan = chunk.plan_segments(inputs[0], None, tiles, 5)
+            plan = scan.plan_segments(inputs[0], None, tiles, 5)
             poison()
-            out = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
+            out = scan.forward(scan.ScanInputs.of(*inputs), plan=plan).o
             errors[tiles][kind] = relative_rms(out, oracle)
     return errors
 
 
 def timed(
-    chunk: Any, tokens: int, tried: Mapping[Any, dict[str, float]], segments: Sequence[int | None]
+    scan: Any, tokens: int, tried: Mapping[Any, dict[str, float]], segments: Sequence[int | None]
 ) -> list[dict[str, Any]]:
     """Time each variant, given with its errors, at a length that has room for its segments."""
-    inputs, rows = layer_like(tokens), []
+    call, rows = scan.ScanInputs.of(*layer_like(tokens)), []
     for tiles, n in itertools.product(tried, segments):
         if n is None or n * 2 * tiles.chunk <= tokens:
-            plan = chunk.plan_segments(inputs[0], None, tiles, n)
-            ms = graph_ms(functools.partial(chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03)
+            plan = scan.plan_segments(call.v, None, tiles, n)
+            ms = graph_ms(functools.partial(scan.forward, call, plan=plan), warm=0.03)
             row = {"tokens": tokens, "ms": round(ms, 4), "segments": n, **tiles._asdict()}
             rows.append(row | {f"error_{kind}": error for kind, error in tried[tiles].items()})
     return rows
@@ -100,20 +100,19 @@ def main() -> None:
     segments = [None, *(int(n) for n in args.segments.split(",") if n)]
 
     mount()
-    from fla.ops.quasar import chunk
-    from fla.ops.quasar.triton_kernels import tuning
+    from fla.ops.quasar.triton_kernels import scan, tuning
 
     torch.manual_seed(0)
     tiles = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))
     tried = list(itertools.islice(variants(tiles), 1 if args.default_only else None))
-    errors = errors_of(chunk, tried)
+    errors = errors_of(scan, tried)
     passed = {
         tiles: found
         for tiles, found in errors.items()
         if all(found[kind] <= limit for kind, limit in LIMITS.items())
     }
     soak(2)
-    rows = [row for tokens in lengths for row in timed(chunk, tokens, passed, segments)]
+    rows = [row for tokens in lengths for row in timed(scan, tokens, passed, segments)]
     for tiles in tried:
         if tiles not in passed:
             print(f"rejected {tuple(tiles)} errors {errors[tiles]}")

@@ -9,21 +9,23 @@ The layer records one autograd node. The shapes decide how much it saves for the
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, torch_private
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, begin, finish, gated, positions, project
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.forward import run_layer, takes
 from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
-from fla.ops.quasar.layer.node import apply_layer
+from fla.ops.quasar.layer.library import gated, positions, project
+from fla.ops.quasar.layer.node import record_layer
 from fla.ops.quasar.layer.products import packed
 from fla.ops.quasar.layer.replay import replayed
-from fla.ops.quasar.layer.weights import Weights
 from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
@@ -193,35 +195,24 @@ class QuasarAttention(nn.Module):
         dtype, weights = _compute_dtype(x), self._weights()
         backend = requested_backend() if x.is_cuda else "torch"
         call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens, backend)
-        by_kernels = self.mode == "chunk" and call.takes(x, weights)
+        if self.mode == "chunk" and takes(call, x, weights):
+            run = record_layer if torch.is_grad_enabled() else run_layer
+            return run(call, self, x, weights)
+        if torch.is_grad_enabled():
+            return recomputed(functools.partial(self._mix_in_steps, call), x, *weights)
+        return self._mix_in_steps(call, x, *weights)
+
+    def _mix_in_steps(self, call, x, *weights):
+        """Run a call for which there are no kernels of the whole layer."""
 
         def compute(x, *tensors):
-            weights = Weights(*tensors)
-            if by_kernels:
-                return begin(call, x, weights)
-            return [self._forward_with_states(x, weights, dtype, cu_seqlens)[0]], ()
+            y, _, _ = self._forward_with_states(x, Weights(*tensors), call.dtype, call.cu_seqlens)
+            return [y], ()
 
-        def copied(x):
-            return call.copied_as(x, weights) if by_kernels else dtype
-
-        def run(x, *weights):
-            # the segments of packed sequences are cut on the host
-            owner = self if cu_seqlens is None else None
-            settings = (backend, *self._settings())
-
-            def end(*rest):  # outside of the graph, so that y needs no copy
-                return finish(call, x, Weights(*weights), rest) if rest else None
-
-            y, last = replayed(
-                owner, compute, (x,), weights, dtype, settings, finish=end, copied=copied
-            )
-            return y[0] if y else last
-
-        if not torch.is_grad_enabled():
-            return run(x, *weights)
-        if by_kernels:
-            return apply_layer(call, run, self, x, weights)
-        return recomputed(run, x, *weights)
+        owner = self if call.cu_seqlens is None else None
+        settings = (call.backend, *self._settings())
+        (y,), _ = replayed(owner, compute, (x,), weights, call.dtype, settings)
+        return y
 
     def _mix_cached(self, x, cu_seqlens, cache, keep, length):
         """Run from the cached states, if there are any, and store the new ones if `keep`."""
@@ -275,7 +266,7 @@ class QuasarAttention(nn.Module):
                 x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
             )
             if parts:
-                torch._foreach_copy_(parts, conv_state.split(self.key_dim, dim=1))
+                torch_private.copy_all(parts, conv_state.split(self.key_dim, dim=1))
             return [y], ()
 
         tensors = (*weights, *(parts or ()), state)

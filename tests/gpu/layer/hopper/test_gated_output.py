@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
-from fla.ops.quasar.layer.hopper.program import PROGRAM
+from fla.ops.quasar.layer.hopper.program import PROGRAM, Vector, WeightLayout, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
-from fla.ops.quasar.layer.hopper.weight_tiles import Vector, WeightLayout, swizzle_weights
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fla.ops.quasar.gate import fused_quasar_gate
+from fla.ops.quasar.scan import StepSizes
 
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
@@ -136,7 +137,7 @@ def _block(q, k, v, beta, g, state, scale, C):
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
 
-    if beta.ndim == 1:
+    if not StepSizes.of(beta).per_token:
         alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
     else:
         alpha = beta.unsqueeze(-1)
