@@ -88,6 +88,6 @@ def brief(most: int = 0, settled: bool = False) -> Iterator[None]:
         measure: Any = do_bench
         return measure(call, warmup=WARM_MS, rep=TIMED_MS, quantiles=quantiles)
 
-    done_by = property(lambda self: timed)
+    done_by = property(lambda _: timed)
     with patch.multiple(Autotuner, do_bench=done_by, prune_configs=few):
         yield
