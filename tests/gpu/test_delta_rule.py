@@ -59,9 +59,13 @@ def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
     def run(*leaves):
         given = type(x)(*leaves[:count], *x[count:])
         return chunk(
-            given, gated, initial_state=leaves[-1], output_final_state=True, scale=0.5,
+            given,
+            gated,
+            initial_state=leaves[-1],
+            output_final_state=True,
+            scale=0.5,
             cu_seqlens=cu,
-        )  # fmt: skip
+        )
 
     def exact(*leaves):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)

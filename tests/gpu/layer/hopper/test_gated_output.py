@@ -38,9 +38,7 @@ def run(o, narrow, gate, bias, norm, out, eps=EPS):
 
 
 def exact(o, narrow, gate, bias, norm, out, eps=EPS):
-    o, narrow, gate, bias, norm, out = (
-        x.double() for x in (o, narrow, gate, bias, norm, out)
-    )  # fmt: skip
+    o, narrow, gate, bias, norm, out = (x.double() for x in (o, narrow, gate, bias, norm, out))
     scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
     gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
     return F.linear((o * scale * norm * gates).flatten(1), out)

@@ -144,7 +144,7 @@ def cuda_forward(
     Raises:
         CudaUnavailableError: as `scan_forward`.
     """
-    program = _choose(backend, *inputs[:3], cuda_scan.step_options(inputs)).program
+    program = _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(

@@ -74,7 +74,7 @@ def chunk_quasar(
     *,
     scale: float = 1.0,
     use_qk_l2norm_in_kernel: bool = False,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention (arXiv 2512.12602) to whole sequences.
 
@@ -147,7 +147,14 @@ def run_chunks(
     return scan_forward(inputs, output_final_state, backend=backend)[:2]
 
 
-def _check_shapes(q, k, v, beta, initial_state, cu_seqlens) -> None:
+def _check_shapes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+) -> None:
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
             f"q, k and v must share one shape [B, T, H, S]; got {tuple(q.shape)}, "

@@ -27,7 +27,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     The search through all arguments takes 7 of the 85 us of a short call of the layer.
     """
-    return super(torch.autograd.Function, function).apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc] # is there
 
 
 def without_ownership(x: torch.Tensor) -> torch.Tensor:

@@ -196,7 +196,7 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
             STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
         )  # fmt: skip
 
-    if G is not None:
+    if G is not None and d_states is not None:
         launch_state_grad(map_only=True)
         _scan(plan, G, d_states, None, k.dtype, backward=True)
     launch_state_grad(map_only=False)
