@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, Problem, QuasarError
+from neurons.runtime.loading import environment
 
 PACKAGES = Path("/usr/lib/postgresql")
 INSTALL_SERVER = "apt install postgresql"
@@ -54,7 +55,7 @@ class Server:
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self._folder = programs, folder
         self._user = SERVICE_USER if os.geteuid() == 0 else None
-        self._environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+        self._environment = {"PATH": environment()["PATH"], "LC_ALL": "C.UTF-8"}
         self.process: subprocess.Popen[bytes]
 
     def make(self, settings: str) -> None:

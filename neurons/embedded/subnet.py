@@ -23,10 +23,10 @@ from neurons.embedded.log_tail import LogTail
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.child import Child
 from neurons.runtime.errors import EX_CONFIG, ConfigError, Problem, QuasarError
-from neurons.runtime.git.bare import make_remote
+from neurons.runtime.git.clone import make_remote
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import OFFLINE, Identity, create_throwaway
-from neurons.runtime.loading import find_env_file, load_settings
+from neurons.runtime.loading import environment, find_env_file, load_settings
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
@@ -141,7 +141,7 @@ class EmbeddedSubnet:
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         if settings.device == "cpu":
             # Threads that spin for one another make timings on a shared CPU differ tenfold.
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            environment().setdefault("OMP_NUM_THREADS", "1")
         folder = settings.state_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.identity: Identity = create_throwaway(settings.wallet_path, MINER)
@@ -282,7 +282,7 @@ def choose_port(file: Path) -> int:
 def common_environment(settings: Settings) -> dict[str, str]:
     """Return what every process of an embedded run has in its environment."""
     return {
-        **child_environment(os.environ, device=settings.device),
+        **child_environment(environment(), device=settings.device),
         "ENV_FILE": os.devnull,
         **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
     }

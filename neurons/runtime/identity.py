@@ -6,7 +6,6 @@ bittensor is imported when first used: half a second that `status` and `doctor` 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 from harness.measuring.process import die_with_parent
 from neurons.runtime.errors import ConfigError, Problem, QuasarError
+from neurons.runtime.loading import environment
 
 CHAIN_SECONDS = 20.0
 WEIGHTS_SECONDS = 180.0
@@ -227,7 +227,7 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
             capture_output=True,
             text=True,
             timeout=seconds,
-            env={**os.environ, "PYTHONPATH": str(_PROJECT)},
+            env={**environment(), "PYTHONPATH": str(_PROJECT)},
             check=False,
         )
     except subprocess.TimeoutExpired:

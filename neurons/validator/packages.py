@@ -22,6 +22,7 @@ from pathlib import Path
 from harness.measuring.process import Confinement
 from harness.measuring.runner import PROJECT, MeasurementError, call, child_environment
 from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.loading import environment
 
 CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
 PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
@@ -134,7 +135,7 @@ def _ask_worker() -> tuple[list[str], list[str], str]:
     with tempfile.TemporaryDirectory(prefix="path-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", _LOOK],
-            env=child_environment(os.environ, device="cpu"),
+            env=child_environment(environment(), device="cpu"),
             cwd=folder,
             capture_output=True,
             text=True,

@@ -18,7 +18,6 @@ from pydantic import SecretStr
 
 from neurons.miner.publishing.overlay import Overlay
 from neurons.runtime.errors import ConfigError, Held, Problem
-from neurons.runtime.git.bare import make_remote
 from neurons.runtime.git.checkout import changed_files, checkout_config
 from neurons.runtime.git.clone import (
     check_out,
@@ -26,6 +25,7 @@ from neurons.runtime.git.clone import (
     is_clone,
     is_damaged,
     make_clone,
+    make_remote,
     read_heads,
     set_aside,
 )

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from harness.imports import install_command
 from neurons.miner.command_line import commands, doctor, kernel_checks, machine_checks
-from neurons.miner.command_line.findings import failure
+from neurons.miner.command_line.machine_checks import failure
 from neurons.runtime.flags import Given
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
@@ -110,6 +110,13 @@ def test_what_the_miner_would_refuse_to_publish_is_a_failure(
     assert check.remedy
 
 
+@pytest.fixture
+def no_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no child that imports torch."""
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+
+
+@pytest.mark.usefixtures("no_software")
 def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> None:
     def found(command: str) -> list[tuple[str, str]]:
         checks = machine_checks.machine(settings.model_copy(update={"tune_command": command}))
@@ -122,6 +129,7 @@ def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> No
     assert (level, program) == ("ok", str(PROJECT / "START_MINER.sh"))
 
 
+@pytest.mark.usefixtures("no_software")
 def test_metrics_without_their_library_are_a_failure(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from harness.measuring.runner import MeasurementError
 from neurons.miner.command_line import kernel_checks
-from neurons.miner.command_line.findings import Finding
 from neurons.miner.command_line.kernel_checks import compile_kernels, find_paths
+from neurons.miner.command_line.machine_checks import Finding
 from quasar_kernels import compile_failures as known
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
 from quasar_kernels.mount import mount

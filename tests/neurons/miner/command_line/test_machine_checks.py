@@ -13,7 +13,7 @@ import pytest
 from harness.measuring.runner import MeasurementError
 from harness.report import Environment
 from neurons.miner.command_line import machine_checks
-from neurons.miner.command_line.findings import ok
+from neurons.miner.command_line.machine_checks import ok
 from neurons.runtime.machine import Gpu
 from tests.harness.samples import environment
 
