@@ -20,7 +20,7 @@ SCRIPT = PROJECT / "scripts/home_subnet.py"
 @pytest.mark.skipif(
     not (PROJECT / ".venv/quasar-install").exists(), reason="the start scripts would install first"
 )
-def test_separate_processes_reach_a_verdict(tmp_path: Path) -> None:
+def test_separate_processes_reach_a_verdict(tmp_path):
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7"}
     bare["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
@@ -36,7 +36,7 @@ def port_of(file: Path) -> str:
     return next(line for line in file.read_text().splitlines() if line.startswith("PORT="))[5:]
 
 
-def test_the_commands_are_said_with_their_settings(tmp_path: Path) -> None:
+def test_the_commands_are_said_with_their_settings(tmp_path):
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(PROJECT)}
     first, second = (run_python(SCRIPT, tmp_path / "home", env=env, check=True) for _ in range(2))
     assert first.stdout == second.stdout  # what was made is not made anew
@@ -49,7 +49,7 @@ def test_the_commands_are_said_with_their_settings(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "notes").touch()
     done = run_python(SCRIPT, tmp_path / "notes")
     assert done.returncode == 1

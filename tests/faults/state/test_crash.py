@@ -12,7 +12,6 @@ from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
 from neurons.wire.protocol import commitment_hash
-from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import HOTKEY, make_context
 from tests.processes import run_python
 
@@ -40,9 +39,7 @@ def live(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_row_01_a_killed_miner_finishes_the_same_submission(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
+def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_api, moment):
     died = live(tmp_path, url, moment)
     assert died.returncode == -signal.SIGKILL, died.stderr
     with Journal(tmp_path / "journal.sqlite") as journal:
@@ -66,9 +63,7 @@ def test_row_01_a_killed_miner_finishes_the_same_submission(
 
 
 @pytest.mark.parametrize("moment", DIRECT)
-def test_row_01_a_killed_direct_submission_is_made_once(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
+def test_row_01_a_killed_direct_submission_is_made_once(tmp_path, url, fake_api, moment):
     died = live(tmp_path, url, moment, "direct")
     assert died.returncode == -signal.SIGKILL, died.stderr
     done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
@@ -77,9 +72,7 @@ def test_row_01_a_killed_direct_submission_is_made_once(
     assert fake_api.count("/submit_kernel") == 1
 
 
-def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(tmp_path, url, fake_api):
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
         assert live(tmp_path, url, moment).returncode == -signal.SIGKILL
     last = live(tmp_path, url, "never")

@@ -59,7 +59,7 @@ def typed(shell: str, home: Path, *, until: str, keys: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", RC_FILES)
-def test_the_documented_line_completes_in_another_folder(shell: str, tmp_path: Path) -> None:
+def test_the_documented_line_completes_in_another_folder(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")
     (tmp_path / RC_FILES[shell]).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def test_the_documented_line_completes_in_another_folder(shell: str, tmp_path: P
     assert "not found" not in shown
 
 
-def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path: Path) -> None:
+def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path):
     names = ("START_MINER.sh", "scripts/before_install.sh", "scripts/help/miner.txt")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path: Path
     assert "nothing is installed" in done.stderr
 
 
-def test_completions_are_commands_and_flags() -> None:
+def test_completions_are_commands_and_flags():
     words = {"sta": ["status"], "--netu": ["--netuid"], "status --hi": ["--history"]}
     for typed_words, expected in words.items():
         env = {
