@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from benchmarks import autotuning, commands
+from benchmarks import autotuning
+from benchmarks.engine import commands
 
 FLAG = "--compile"
 """A module's command is given this, its arguments, and the place and number of a share."""

@@ -7,10 +7,10 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from harness.report import Environment
-from harness.report import Frozen as Frozen
-from harness.report import NotNegative as NotNegative
-from harness.report import Positive as Positive
+from harness.hardware.machine import Environment
+from harness.hardware.machine import Frozen as Frozen
+from harness.hardware.machine import NotNegative as NotNegative
+from harness.hardware.machine import Positive as Positive
 from harness.source import tree_commit
 
 ROOT = Path(__file__).resolve().parent.parent

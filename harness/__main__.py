@@ -15,15 +15,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import ab_compare, history, profile
 from harness.analysis.stats import markdown, show_table
-from harness.measuring.runner import MeasurementError, probe
-from harness.measuring.series import Policy, Series
+from harness.measuring.plan import EachLength
+from harness.measuring.runner import MeasurementError, Options, probe
+from harness.measuring.sampler import Policy, Recorder, Sampler
 from harness.measuring.trees import whole_tree
-from harness.report import Measurement, Report, build_report, report_schema, write_report
+from harness.report import Report, build_report, report_schema, write_report
+from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, ends_quietly, printable
 from harness.workload import LENGTHS, WORKLOAD, lengths_for
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
         "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
-        "`profile` shows where the time of a call goes; `gates` looks at a model of blocks.",
+        "`profile` shows where the time of a call goes; `gates` checks a model of blocks.",
     )
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path,
@@ -70,30 +72,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(kw_only=True)
-class _PrintedSeries(Series):
-    """Prints its progress on stderr; the closing table has the failures."""
+@dataclass
+class _Printer(Recorder):
+    """Prints the progress on stderr; the closing table has the failures."""
 
     progress: Progress
+    runs: int
     debug: bool = False
     last_log: str = ""
 
-    def started(self, length: int) -> None:
-        self.progress.doing(f"{length:,} tokens: the gate, then run 1 of {self.policy.runs}")
+    def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
+        number = sum(sample.length == missing[0] for sample in samples) + 1
+        self.progress.doing(f"{missing[0]:,} tokens: run {number} of {self.runs}")
 
-    def measured(self, measurement: Measurement) -> None:
-        runs, gate = self.of(measurement.length), measurement.gate
-        if gate is not None and len(runs) == 1:
-            text = f"green, {len(gate.checks)} checks in {gate.seconds:.1f} s"
-            self.progress.say(f"{measurement.length:>9} tokens: gate {text}")
-        speed = f"{measurement.tokens_per_sec:,.0f} tokens/s"
-        run = f"run {len(runs)} of {self.policy.runs}"
-        self.progress.say(f"{measurement.length:>9} tokens: {run}: {speed}")
-        self.progress.doing(f"{measurement.length:,} tokens: run {len(runs) + 1}")
+    def checked(self, correctness: Correctness) -> None:
+        figures = f"{len(correctness.checks)} checks in {correctness.seconds:.1f} s"
+        self.progress.say(f"{correctness.longest:>9} tokens: correct, {figures}")
+
+    def accepted(self, sample: Sample, number: int) -> None:
+        speed = f"{sample.tokens_per_sec:,.0f} tokens/s"
+        self.progress.say(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
-        if error.kind not in self.policy.left_out:
-            return  # it ends the series; main() prints it
         same = error.log_tail == self.last_log  # one fault of the tree fails every length
         self.last_log = error.log_tail
         text = "the same" if same else error.explain(debug=self.debug)
@@ -102,8 +102,9 @@ class _PrintedSeries(Series):
 
 def _measure(
     arguments: argparse.Namespace, tree: Path, progress: Progress
-) -> tuple[Report, Series]:
-    environment = probe(device=arguments.device)
+) -> tuple[Report, Sampler]:
+    options = Options(arguments.device, arguments.timeout)
+    environment = probe(options)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
     progress.say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
@@ -111,23 +112,24 @@ def _measure(
         progress.say("no GPU: short lengths only, and no figure for a GPU follows from them")
     lengths = arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device)
     policy = Policy(
-        runs=arguments.runs,
-        gated=not arguments.ungated,
+        checked=not arguments.ungated,
         cold=lengths if arguments.cold_cache else (),
         left_out=frozenset({"timeout", "out_of_memory", "gate", "crash", "protocol"}),
-        too_long=frozenset({"out_of_memory"}),
     )
-    series = _PrintedSeries(
-        *(tree, policy, device, arguments.timeout), progress=progress, debug=arguments.debug
+    recorder = _Printer(progress, arguments.runs, arguments.debug)
+    sampler = Sampler(
+        tree=tree, options=replace(options, device=device), policy=policy, recorder=recorder
     )
-    series.run(lengths)
-    protocol = WORKLOAD.describe(device)
+    sampler.run(EachLength(lengths, arguments.runs, too_long=frozenset({"out_of_memory"})))
     commit = tree_commit(arguments.tree)
-    return build_report(protocol, commit, series.measurements, series.failures), series
+    protocol = WORKLOAD.describe(device)
+    return build_report(protocol, commit, sampler.samples, sampler.failures), sampler
 
 
 def _gates(words: Sequence[str]) -> int:
-    from harness.gates.command import main  # it imports torch, as no other command does
+    from quasar_kernels.blocks.checks.command import (
+        main,
+    )  # it imports torch, as no other command does
 
     return main(words)
 
@@ -162,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with whole_tree(arguments.tree) as tree, progress:
             broken = check_tree(tree)
-            report, series = _measure(arguments, tree, progress)
+            report, sampler = _measure(arguments, tree, progress)
     except MeasurementError as error:
         progress.say(error.explain(debug=arguments.debug))
         return 1
@@ -170,15 +172,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         digest = write_report(arguments.json, report)
         progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
     if arguments.markdown:
-        arguments.markdown.write_text(markdown(series.measurements, series.failures))
-    show_table(series.measurements, series.failures)
+        arguments.markdown.write_text(markdown(sampler.samples, sampler.failures))
+    show_table(sampler.samples, sampler.failures)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:
         sys.stdout.write(
             f"A VALIDATOR REJECTS THIS TREE by its rules: {printable(str(violation))}\n"
         )
-    return 1 if series.failures or (broken and report.checked) else 0
+    return 1 if sampler.failures or (broken and report.checked) else 0
 
 
 if __name__ == "__main__":

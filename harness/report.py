@@ -1,4 +1,4 @@
-"""What a measurement says, as schema-checked models, and the report file that keeps it."""
+"""The report file: all samples of a tree on one machine, with a digest of the content."""
 
 from __future__ import annotations
 
@@ -9,184 +9,92 @@ import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.hardware.machine import Environment as Environment
-from harness.hardware.machine import Frozen as Frozen
-from harness.hardware.machine import NotNegative as NotNegative
-from harness.hardware.machine import Positive as Positive
-from harness.hardware.machine import Snapshot as Snapshot
-from harness.hardware.machine import Telemetry as Telemetry
-
-Kind = Literal[
-    "timeout",
-    "out_of_memory",
-    "limit",
-    "gate",
-    "import",
-    "crash",
-    "protocol",
-    "disturbed",
-    "stopped",
-]
+from harness.hardware.machine import Environment, Frozen
+from harness.sample import Failure, Sample
 
 
 class ReportError(Exception):
     """A report file cannot be trusted: missing, torn, altered or of another schema."""
 
 
-class Check(Frozen):
-    """The worst figure of one kind that the correctness gate found, beside its limit.
-
-    `value` is None when the figure is not a finite number, which never passes.
-    """
-
-    name: str
-    where: str = Field(description="the length or the tensor that gave this figure")
-    value: Annotated[float, Field(allow_inf_nan=False)] | None
-    limit: Annotated[float, Field(allow_inf_nan=False)]
-    at_least: bool = Field(default=False, description="the limit is a smallest value")
-    passed: bool
-
-    def worse_than(self, other: Check) -> bool:
-        """Tell whether this figure of the same kind is further on the wrong side."""
-        if self.value is None or other.value is None:
-            return self.value is None
-        return self.value < other.value if self.at_least else self.value > other.value
-
-    def __str__(self) -> str:
-        relation = ">=" if self.at_least else "<="
-        value = "not finite" if self.value is None else f"{self.value:.3g}"
-        return f"{self.name} ({self.where}) is {value}, must be {relation} {self.limit:g}"
-
-
-class GateResult(Frozen):
-    """What the correctness gate found on `source_digest`, on inputs from the secret `seed`."""
-
-    passed: bool
-    checks: tuple[Check, ...]
-    device: str
-    dtype: str
-    longest: int = Field(description="longest sequence compared with the oracle, in tokens")
-    seconds: NotNegative
-    seed: str
-    source_digest: str
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        """The checks that did not pass."""
-        return tuple(check for check in self.checks if not check.passed)
-
-
-class Measurement(Frozen):
-    """One cold process that ran the validator's loop at one length."""
-
-    length: int = Field(gt=0, description="sequence length in tokens")
-    tokens_per_sec: Positive
-    vram_mb: NotNegative = Field(description="peak memory allocated, MiB; 0 on a CPU")
-    elapsed_seconds: Positive = Field(description="all timed calls together")
-    host_seconds: NotNegative | None = Field(
-        default=None, description="of these, until the last call had returned to the host"
-    )
-    process_seconds: NotNegative | None = Field(
-        default=None, description="from the process's start to its last timed call, waits left out"
-    )
-    call_seconds: tuple[Positive, ...] = Field(
-        default=(), description="single calls after the loop by CUDA events, each with a cold L2"
-    )
-    runs: int = Field(gt=0, description="timed calls between the two synchronizes")
-    first_call_seconds: NotNegative = Field(description="the first call, compilation included")
-    import_seconds: NotNegative = Field(description="importing the layer, after torch")
-    cache: Literal["shared", "cold"] = Field(description="kernel caches at the start")
-    source_file: str = Field(description="fla.ops.quasar.chunk as loaded, relative to the tree")
-    layer_file: str
-    source_digest: str = Field(description="SHA-256 over the files below the tree's fla folder")
-    gate: GateResult | None = Field(description="None: the code was not checked")
-    telemetry: Telemetry | None = None
-    environment: Environment | None = None
-    started_at: datetime
-
-
-class Failure(Frozen):
-    """A length that gave no measurement."""
-
-    length: int = Field(gt=0)
-    kind: Kind
-    reason: str
-
-
 class Report(Frozen):
     """A whole run of the harness over one tree."""
 
     schema_version: Literal[1, 2, 3] = Field(
-        default=3, description="1: each gate in full; 2: less of the machine and of single calls"
+        default=3, description="1: each check in full; 2: less of the machine and of single calls"
     )
     protocol: str
     commit: str | None = Field(description="commit of the tree, `-dirty` when it has changes")
-    checked: bool = Field(description="false when any measurement skipped the gate")
+    checked: bool = Field(description="false when any sample skipped the correctness check")
     created_at: datetime
     environment: Environment | None
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[Sample, ...]
     failures: tuple[Failure, ...] = ()
 
-    def by_length(self) -> dict[int, list[Measurement]]:
-        """Return the measurements, each with its machine, by sequence length, in their order."""
-        groups: dict[int, list[Measurement]] = {}
-        for measurement in self.measurements:
-            whole = measurement.model_copy(update={"environment": self.environment})
-            groups.setdefault(measurement.length, []).append(whole)
+    def by_length(self) -> dict[int, list[Sample]]:
+        """Return the samples, each with its machine, by sequence length, in their order."""
+        groups: dict[int, list[Sample]] = {}
+        for sample in self.measurements:
+            whole = sample.model_copy(update={"environment": self.environment})
+            groups.setdefault(sample.length, []).append(whole)
         return groups
 
 
 def build_report(
     protocol: str,
     commit: str | None,
-    measurements: Sequence[Measurement],
+    samples: Sequence[Sample],
     failures: Sequence[Failure] = (),
 ) -> Report:
-    """Return a report whose environment is said once.
+    """Return a report that states the environment once.
 
     Raises:
-        ValueError: the measurements come from different machines or software.
+        ValueError: the samples come from different machines or software.
     """
-    environments = [m.environment for m in measurements if m.environment is not None]
+    environments = [one.environment for one in samples if one.environment is not None]
     if any(environment != environments[0] for environment in environments):
-        raise ValueError("measurements of different environments cannot share one report")
+        raise ValueError("samples of different environments cannot share one report")
     return Report(
         protocol=protocol,
         commit=commit,
-        checked=all(m.gate is not None for m in measurements),
+        checked=all(one.correctness is not None for one in samples),
         created_at=datetime.now(timezone.utc),
         environment=environments[0] if environments else None,
-        measurements=tuple(m.model_copy(update={"environment": None}) for m in measurements),
+        measurements=tuple(one.model_copy(update={"environment": None}) for one in samples),
         failures=tuple(failures),
     )
 
 
-def _folded(report: Report) -> dict[str, Any]:
-    """Return what a file holds: each gate once, and in a measurement its place among them."""
+def _to_file(report: Report) -> dict[str, Any]:
+    """Return the content of a file: each correctness check once, in `gates`.
+
+    In a sample, `gate` is the place of its check among them.
+    """
     body, gates = report.model_dump(mode="json"), list[Any]()
-    for measurement in body["measurements"]:
-        gate = measurement["gate"]
+    for sample in body["measurements"]:
+        sample["gate"] = gate = sample.pop("correctness")
         if gate is not None:
             if gate not in gates:
                 gates.append(gate)
-            measurement["gate"] = gates.index(gate)
+            sample["gate"] = gates.index(gate)
     return {**body, "schema_version": 3, "gates": gates}
 
 
-def _unfolded(body: dict[str, Any]) -> Report:
-    """Return the report that a file holds, of any version.
+def _from_file(body: dict[str, Any]) -> Report:
+    """Return the report in a file of any version.
 
     Raises:
         ValidationError, LookupError, TypeError: the fields do not fit.
     """
     gates = body.pop("gates", [])
-    for measurement in body["measurements"]:
-        if isinstance(measurement["gate"], int):
-            measurement["gate"] = gates[measurement["gate"]]
+    for sample in body["measurements"]:
+        gate = sample["gate"]
+        del sample["gate"]
+        sample["correctness"] = gates[gate] if isinstance(gate, int) else gate
     return Report.model_validate(body)
 
 
@@ -203,7 +111,7 @@ def write_report(path: Path, report: Report) -> str:
     Raises:
         OSError: the folder cannot be written.
     """
-    body = _folded(report)
+    body = _to_file(report)
     digest = _digest(body)
     text = json.dumps({"sha256": digest, "report": body}, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +153,7 @@ def load_report(path: Path) -> Report:
     if document.get("sha256") != _digest(body):
         raise ReportError(f"{path}: its content does not match its sha256; {remedy}")
     try:
-        return _unfolded(body)
+        return _from_file(body)
     except (ValidationError, LookupError, TypeError) as error:
         raise ReportError(f"{path}: its fields do not fit; {remedy}") from error
 
@@ -256,13 +164,16 @@ def report_schema() -> dict[str, Any]:
     definitions = schema.pop("$defs", {})
     schema["properties"]["gates"] = {
         "type": "array",
-        "items": {"$ref": "#/$defs/GateResult"},
-        "description": "each gate once",
+        "items": {"$ref": "#/$defs/Correctness"},
+        "description": "each correctness check once",
     }
-    definitions["Measurement"]["properties"]["gate"] = {
+    sample = definitions["Sample"]
+    del sample["properties"]["correctness"]
+    sample["properties"]["gate"] = {
         "anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}],
         "description": "its place in gates; null: the code was not checked",
     }
+    sample["required"].append("gate")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Report file",

@@ -77,12 +77,12 @@ def judge_checkout(
     best = ""
     for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
         passed = passed and finding.passed
-        told = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.told}"
+        told = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
         print(printable(told), flush=True)  # a fork's file has any name
         if finding.log:
             print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
-        if finding.measurement is not None and not best:  # the longest comes first
-            speed, length = finding.measurement.tokens_per_sec, finding.measurement.length
+        if finding.sample is not None and not best:  # the longest comes first
+            speed, length = finding.sample.tokens_per_sec, finding.sample.length
             league, multiplier = league_of(length)
             best = f"weighted score {weighted_score(speed, length):,.0f}"
             best += f" at {length} tokens; league {league}, multiplier {multiplier}"

@@ -15,20 +15,25 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.ab_compare import (
-    LEAST_BLOCKS,
     BlockPrinter,
     Comparison,
     plot,
     table,
 )
-from harness.measuring.runner import Measure, MeasurementError, check, measure
-from harness.report import GateResult
+from harness.analysis.difference import LEAST_BLOCKS
+from harness.measuring.runner import (
+    CheckTree,
+    Measure,
+    MeasurementError,
+    Options,
+    check,
+    measure,
+)
 from harness.terminal import Progress, ends_quietly
-from harness.workload import WORKLOAD
 from neurons.miner.proposal import Refused, lay_out
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.settings import Settings
@@ -56,9 +61,8 @@ def clone(folder: Path, address: str) -> None:
 
 def runs_here(fork: Path, length: int, device: str, timer: Measure, *, debug: bool) -> Path | None:
     """Return the fork if it can be timed on this machine; say why where it cannot."""
-    seconds = WORKLOAD.timeout_seconds
     try:
-        timer(fork, length, device=device, gate=False, timeout=seconds, stop=None, cold_cache=False)
+        timer(fork, length, Options(device), cross_check=False)
     except MeasurementError as error:
         print(f"the public fork cannot be timed here: {error.explain(debug=debug)}", flush=True)
         return None
@@ -70,7 +74,7 @@ def main(
     argv: Sequence[str] | None = None,
     *,
     timer: Measure = measure,
-    checker: Callable[..., GateResult] = check,
+    checker: CheckTree = check,
 ) -> int:
     """Set up, compare, and write what was found; return the exit status."""
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
@@ -99,7 +103,7 @@ def main(
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
             ours, beside = Path(name, "ours"), Path(name, "beside")
             lay_out(given.fork, OVERLAY, OVERLAY, "layer", ours)
-            gate = checker(ours, max(lengths), device=given.device)
+            gate = checker(ours, max(lengths), Options(given.device))
             print(f"correctness gate: {'green' if gate.passed else 'RED'}", flush=True)
             for failed in gate.failed[:3]:
                 print(f"  {failed}")
@@ -109,9 +113,9 @@ def main(
                 given.fork.resolve(), min(lengths), given.device, timer, debug=given.debug
             )
             comparison = Comparison(
-                *(given.device, given.blocks),
-                gated=False,
-                timer=timer,
+                *(Options(given.device), given.blocks),
+                checked=False,
+                measure=timer,
                 on_block=BlockPrinter(Progress(), given.blocks),
             )
             found = []

@@ -1,97 +1,13 @@
-"""Search the tiles of the Triton kernels for this GPU, and write what wins beyond the noise.
-
-    scripts/install.sh tuning
-    python scripts/step2_kernel_tuning.py [--trials N] [--seconds N] [--lengths 16384,1000000]
-
-Trials are kept in tuning.sqlite: a run that ends, however it ends, is taken up by the next one,
-and several GPUs of one kind may search in it at once. Every candidate is compared with the float64
-definition before it is timed. The result has what an entry of tuned.json needs, with its evidence;
---overlay enters it there, which is what a miner with AGENT_ITERATIONS does in idle time.
-"""
+"""Search the tiles of the Triton kernels for this GPU: the same as `python -m harness.tuning`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks are not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also without an installation
 
-from harness.analysis.ab_compare import BLOCKS
-from harness.imports import install_command
-from harness.terminal import ends_quietly
-
-EX_CONFIG = 78
-
-
-def lengths(text: str) -> list[int]:
-    """Return the lengths in a text such as 512,1024, shortest first.
-
-    Raises:
-        argparse.ArgumentTypeError: it is another text.
-    """
-    found = sorted(int(part) for part in text.split(",") if part.isdecimal() and int(part))
-    if len(found) != len(text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
-    return found
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=100, help="of the whole study (100)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for this run (600)")
-    parser.add_argument("--lengths", type=lengths, default="16384,100000,1000000", help="in tokens")
-    parser.add_argument("--storage", default="tuning.sqlite", help="SQLite file, or a database URL")
-    parser.add_argument("--out", type=Path, default=Path("tuned-here.json"))
-    parser.add_argument("--start", type=json.loads, default={},
-                        help='JSON of fields to start from, such as {"chunk": 32}')  # fmt: skip
-    parser.add_argument("--more", type=int, help="trials of this run, instead of --trials")
-    parser.add_argument("--overlay", type=Path,
-                        help="kernels whose tuned.json is read and gets what wins")  # fmt: skip
-    return parser.parse_args(argv)
-
-
-@ends_quietly
-def main(argv: list[str] | None = None) -> int:
-    """Search, compare the best tiles with the start, write the result; return the exit status."""
-    given = parse(argv)
-    try:
-        import optuna  # noqa: F401 # `--help` works without it
-    except ImportError:
-        sys.stderr.write(f"The search needs Optuna. Run {install_command('optuna')}.\n")
-        return EX_CONFIG
-    from benchmarks.tuning.candidates import Candidates
-    from benchmarks.tuning.entry import TUNED, tiles_of, with_tiles
-    from benchmarks.tuning.study import best_tiles, conclude, done, open_study, search
-
-    candidates = Candidates(given.lengths)
-    data = given.overlay and given.overlay / TUNED
-    kept = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
-    start = {**candidates.shipped, **kept, **given.start}
-    storage = given.storage if "://" in given.storage else Path(given.storage)
-    study = open_study(storage, candidates.name)
-    before = done(study)
-    trials = given.trials if given.more is None else before + given.more
-    search(
-        *(study, start, candidates.objective(start)),
-        trials=trials,
-        seconds=given.seconds,
-        footprint=lambda: candidates.footprint,
-    )
-    print(f"{candidates.name}: {before} trials before, {done(study)} now")
-    blocks = candidates.compare(start, best_tiles(study), BLOCKS)
-    tiles, found, evidence = conclude(study, blocks)
-    print(f"A is the start, B the best of the search. {found}")
-    result = {**candidates.gpu, "tiles": tiles, "lengths": given.lengths, "evidence": evidence}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    if data and evidence["taken"]:
-        entered = with_tiles(json.loads(data.read_text()), result)
-        data.write_text(json.dumps(entered, indent=2) + "\n")
-    print(f"{'taken' if evidence['taken'] else 'the start stays'}: {tiles}\nwritten to {given.out}")
-    return 0
-
+from harness.tuning.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

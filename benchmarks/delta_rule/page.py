@@ -19,10 +19,10 @@ from benchmarks.delta_rule.results import (
     lead,
     share_of_best,
 )
-from benchmarks.documents import page
-from benchmarks.limits import summary
-from benchmarks.markdown import facts, milliseconds, not_timed, records
+from benchmarks.engine.limits import summary
 from benchmarks.operator.results import Timing
+from benchmarks.report.documents import page
+from benchmarks.report.markdown import facts, milliseconds, not_timed, records
 from benchmarks.results import DATA, told
 
 RUN, LIBRARIES_RUN = DATA / "delta-rule.json", DATA / "delta-rule-libraries.json"

@@ -18,9 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks import autotuning, clocks, commands, compiling
-from benchmarks.clocks import eager_ms, free, graph_ms
-from benchmarks.commands import say
+from benchmarks import autotuning, compiling
 from benchmarks.delta_rule.calls import (
     NAMES,
     TENSORS,
@@ -45,7 +43,10 @@ from benchmarks.delta_rule.results import (
     delta_rule_criteria,
     joined,
 )
-from benchmarks.limits import missed
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.clocks import eager_ms, free, graph_ms
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import missed
 from benchmarks.operator.implementations import timing
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks import commands
-from benchmarks.commands import say
+from benchmarks.engine import commands
+from benchmarks.engine.commands import say
 from benchmarks.gpu_tests.results import GpuTests, Outcome, failures
 from benchmarks.results import ROOT, origin, write
 

@@ -21,17 +21,17 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks import commands
+from benchmarks.engine import commands
+from benchmarks.engine.limits import missed
 from benchmarks.honesty.page import acceptance_limits
 from benchmarks.honesty.results import Acceptance, Agreement
 from benchmarks.layer.trees import TREES, make_tree
-from benchmarks.limits import missed
 from benchmarks.results import ROOT, write
 from harness.claim import derive_claim
-from harness.measuring.runner import call, child_environment, probe
-from harness.measuring.series import Policy
-from harness.measuring.together import ShortSeries, processes_at_once
-from harness.report import Environment
+from harness.hardware.machine import Environment
+from harness.measuring.plan import ForClaim
+from harness.measuring.runner import Options, call, child_environment, probe
+from harness.measuring.sampler import Policy, Sampler, processes_at_once
 from harness.source import tree_commit
 from harness.workload import VALIDATOR_LENGTHS
 
@@ -72,11 +72,14 @@ def validator_runs(
     return found
 
 
-def series_of(tree: Path, machine: Environment) -> ShortSeries:
-    """Return an empty series as the miner has it."""
-    soak = partial(call, "harness.worker.machine.soak:soak", 12.0, device="cuda", timeout=60.0)
-    return ShortSeries(
-        *(tree, Policy(samples=3), machine.device),
+def sampler_of(tree: Path, machine: Environment) -> Sampler:
+    """Return a sampler without samples as the miner has it."""
+    options = Options("cuda", 60.0)
+    soak = partial(call, "harness.worker.machine.soak:soak", 12.0, options=options)
+    return Sampler(
+        tree=tree,
+        options=Options(machine.device),
+        policy=Policy(attempts=3),
         soak=soak if machine.device == "cuda" else None,
         at_once=processes_at_once(machine),
     )
@@ -86,22 +89,23 @@ def judge(tree: Path, target: int, runs: int, compared: Sequence[int]) -> Accept
     """Measure, claim, and let the other loop judge both."""
     began = time.monotonic()
     machine = probe()
-    series = series_of(tree, machine)
-    series.run_for(target, VALIDATOR_LENGTHS)
+    at_once = processes_at_once(machine)
+    sampler = sampler_of(tree, machine)
+    sampler.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once))
     cycle = time.monotonic() - began
-    claim = derive_claim({target: series.of(target)}, target)
+    claim = derive_claim({target: sampler.of(target)}, target)
     commands.say(f"measured in {cycle:.0f} s: {claim}")
 
     began = time.monotonic()
-    again = series_of(tree, probe())
-    again.measurements = list(series.measurements)
-    again.run_for(target, VALIDATOR_LENGTHS, more=1)
+    again = sampler_of(tree, probe())
+    again.samples = list(sampler.samples)
+    existing = len(sampler.of(target))
+    again.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once, confirming=existing))
     confirm = time.monotonic() - began
     commands.say(f"confirmed in {confirm:.0f} s")
 
     for tokens in compared:
-        series.run_for(tokens, ())
-    at_once = processes_at_once(machine)
+        sampler.run(ForClaim(tokens, at_once=at_once))
     wanted = [target] * runs + [n for n in compared if n != target for _ in range(COMPARED_RUNS)]
     found = validator_runs(tree, wanted, machine.device, at_once)
     speeds = {n: tuple(speed for tokens, speed in found if tokens == n) for n in set(wanted)}
@@ -116,10 +120,10 @@ def judge(tree: Path, target: int, runs: int, compared: Sequence[int]) -> Accept
         agreements=tuple(
             Agreement(
                 tokens=n,
-                harness=median(m.tokens_per_sec for m in series.of(n)),
+                harness=median(m.tokens_per_sec for m in sampler.of(n)),
                 validator=median(speeds[n]),
-                host_share=max((m.host_seconds or 0) / m.elapsed_seconds for m in series.of(n)),
-                cold_call_ms=_cold_ms(series, n),
+                host_share=max((m.host_seconds or 0) / m.elapsed_seconds for m in sampler.of(n)),
+                cold_call_ms=_cold_ms(sampler, n),
             )
             for n in compared
         ),
@@ -129,8 +133,8 @@ def judge(tree: Path, target: int, runs: int, compared: Sequence[int]) -> Accept
     )
 
 
-def _cold_ms(series: ShortSeries, tokens: int) -> float | None:
-    calls = [seconds for m in series.of(tokens) for seconds in m.call_seconds]
+def _cold_ms(sampler: Sampler, tokens: int) -> float | None:
+    calls = [seconds for m in sampler.of(tokens) for seconds in m.call_seconds]
     return median(calls) * 1e3 if calls else None
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.documents import page
+from benchmarks.engine.limits import Criterion, summary
 from benchmarks.honesty.results import Acceptance, ClaimSimulation, load
-from benchmarks.limits import Criterion, summary
-from benchmarks.markdown import facts, milliseconds, table
+from benchmarks.report.documents import page
+from benchmarks.report.markdown import facts, milliseconds, table
 from benchmarks.results import DATA as GPU_DATA
 from benchmarks.results import ROOT, told
 from harness.claim.derive import ACCEPTED_SHARE

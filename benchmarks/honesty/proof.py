@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import commands
+from benchmarks.engine import commands
 from benchmarks.honesty.acceptance import validator_runs
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT
-from harness.measuring.runner import MeasurementError, measure, probe
+from harness.measuring.runner import MeasurementError, Options, measure, probe
 from harness.source import tree_commit
 
 LENGTHS = {"cuda": (512, 16_384, 100_000, 1_000_000), "cpu": (512, 2048)}
@@ -90,7 +90,7 @@ def agreement(trees: dict[str, Path], tokens: int, device: str, runs: int) -> di
         found["loop"] += [speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)]
         for name, tree in trees.items():
             try:
-                speed = measure(tree, tokens, device=device, gate=False, proven=True).tokens_per_sec
+                speed = measure(tree, tokens, Options(device), proven=True).tokens_per_sec
             except MeasurementError as error:
                 commands.say(f"{name}, {tokens:,} tokens: {error}")
                 continue

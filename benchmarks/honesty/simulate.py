@@ -22,7 +22,7 @@ from benchmarks.honesty.shapes import SHAPES, Runs, Shape
 from benchmarks.results import ROOT
 from harness.claim import RUNS_MOST, derive_claim, is_settled
 from harness.claim.derive import ACCEPTED_SHARE
-from harness.report import GateResult, Measurement
+from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 
 LENGTH = 65_536
@@ -32,18 +32,18 @@ UNDISTURBED = 1e8
 LEAST_RUNS = 3
 DRAWS = 1_000_000
 
-_GATE = GateResult(
+_CHECK = Correctness(
     passed=True, checks=(), device="cuda", dtype="bfloat16", longest=LENGTH, seconds=0, seed="",
     source_digest="",
 )  # fmt: skip
-_RUN = Measurement(
+_RUN = Sample(
     length=LENGTH, tokens_per_sec=UNDISTURBED, vram_mb=0, elapsed_seconds=1, runs=10,
     first_call_seconds=0, import_seconds=0, cache="shared", source_file="", layer_file="",
-    source_digest="", gate=_GATE, started_at=datetime.fromtimestamp(0, timezone.utc),
+    source_digest="", correctness=_CHECK, started_at=datetime.fromtimestamp(0, timezone.utc),
 )  # fmt: skip
 
 
-def measurements(runs: Runs, trial: int) -> list[Measurement]:
+def measurements(runs: Runs, trial: int) -> list[Sample]:
     """Return the runs of one trial as the harness would report them."""
     second = 10 * LENGTH / UNDISTURBED  # ten calls
     return [
@@ -58,7 +58,7 @@ def measurements(runs: Runs, trial: int) -> list[Measurement]:
     ]
 
 
-def claim(taken: list[Measurement]) -> tuple[float, int]:
+def claim(taken: list[Sample]) -> tuple[float, int]:
     """Return the claim and the runs that it took, of those that would be taken one by one."""
     count = next(
         n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(taken[:n])

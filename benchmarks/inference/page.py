@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.documents import page
+from benchmarks.engine.limits import Criterion, summary
 from benchmarks.inference.results import InferenceRun
-from benchmarks.limits import Criterion, summary
-from benchmarks.markdown import facts, records
+from benchmarks.report.documents import page
+from benchmarks.report.markdown import facts, records
 from benchmarks.results import DATA, load, told
 
 RUN = DATA / "inference.json"

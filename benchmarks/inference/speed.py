@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks import commands
-from benchmarks.commands import say
+from benchmarks.engine import commands
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import missed
 from benchmarks.inference.page import SERVER, STATIC, criteria, shown
 from benchmarks.inference.results import InferenceRun, Row
-from benchmarks.limits import missed
 from benchmarks.results import origin, write
 from neurons.inference_server.model import DTYPES, Decoder
 from neurons.inference_server.sample import SMALL

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import commands
-from benchmarks.clocks import free
-from benchmarks.commands import say
+from benchmarks.engine import commands
+from benchmarks.engine.clocks import free
+from benchmarks.engine.commands import say
 from benchmarks.layer.calls import DEVICE, exact, gradient_errors, output
 from benchmarks.layer.results import (
     Exchange,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from benchmarks.engine.limits import Criterion
 from benchmarks.layer.results import LayerAccuracy
-from benchmarks.limits import Criterion
 from harness.report import Report
 
 SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}

@@ -7,17 +7,18 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.documents import RESULTS, filled
+from benchmarks.engine.limits import Criterion, limits_table, missed
 from benchmarks.layer.limits import criteria
 from benchmarks.layer.results import LayerAccuracy, LayerProfile
 from benchmarks.layer.tables.accuracy import accuracy_tables
 from benchmarks.layer.tables.bound import shares_of_bound
 from benchmarks.layer.tables.steps import profile_table
 from benchmarks.layer.training_results import Training, training_criteria, training_tables
-from benchmarks.limits import Criterion, limits_table, missed
-from benchmarks.markdown import facts, table
+from benchmarks.report.documents import RESULTS, filled
+from benchmarks.report.markdown import facts, table
 from benchmarks.results import DATA, ROOT, load, versions
-from harness.report import Measurement, Report, load_report
+from harness.report import Report, load_report
+from harness.sample import Sample
 from quasar_kernels.line_plot import Line, line_plot
 
 PROFILES = ("layer-profile", "layer-profile-ops")
@@ -31,7 +32,7 @@ TREES = {
 }
 """Label and colour of each report."""
 
-Value = Callable[[Sequence[Measurement]], float | None]
+Value = Callable[[Sequence[Sample]], float | None]
 Reports = Mapping[str, Report]
 
 
@@ -158,7 +159,9 @@ def gates(reports: Reports) -> str:
     for name, (label, _) in TREES.items():
         report = reports[name]
         counts = sorted({len(runs) for runs in report.by_length().values()})
-        passed = sorted({m.gate.longest for m in report.measurements if m.gate is not None})
+        passed = sorted(
+            {m.correctness.longest for m in report.measurements if m.correctness is not None}
+        )
         checked = "not checked"
         if passed:
             checked = f"passed the correctness gate at {', '.join(f'{n:,}' for n in passed)} tokens"

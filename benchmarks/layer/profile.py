@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from benchmarks import clocks, commands
+from benchmarks.engine import clocks, commands
 from benchmarks.layer.calls import DEVICE
 from benchmarks.layer.results import Launch, LayerProfile
 from benchmarks.layer.trees import TREES, make_tree

@@ -15,17 +15,23 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
-from benchmarks import commands
+from benchmarks.engine import commands
 from benchmarks.layer.trees import TREES, make_tree
 from benchmarks.results import ROOT
-from harness.measuring.runner import MeasurementError, check, measure, probe
-from harness.measuring.series import Policy, Series
-from harness.report import Failure, GateResult, Kind, Measurement, build_report, write_report
+from harness.measuring.runner import (
+    MeasurementError,
+    Options,
+    check,
+    confirm,
+    measure,
+    probe,
+    require_passed,
+)
+from harness.report import build_report, write_report
+from harness.sample import Correctness, Failure, Sample
 from harness.source import tree_commit
 from harness.workload import WORKLOAD
 
@@ -38,63 +44,83 @@ def say(name: str, length: int, text: str) -> None:
     print(f"{name:>12} {length:>8} {text}", flush=True)
 
 
-def gate(name: str, tree: Path, length: int, device: str) -> GateResult | Failure:
+def check_tree(name: str, tree: Path, length: int, device: str) -> Correctness | Failure:
     """Check one tree at one length."""
     try:
-        found = check(tree, length, device=device)
+        result = check(tree, length, Options(device))
     except MeasurementError as error:
-        say(name, length, f"gate: {error.kind}: {error.reason}")
+        say(name, length, f"check: {error.kind}: {error.reason}")
         return Failure(length=length, kind=error.kind, reason=error.reason)
-    failed = "; ".join(map(str, found.failed))
-    say(name, length, f"gate of {found.seconds:.1f} s: {failed or 'green'}")
-    return found
+    failed = "; ".join(map(str, result.failed))
+    say(name, length, f"check of {result.seconds:.1f} s: {failed or 'passed'}")
+    return result
 
 
-@dataclass(kw_only=True)
-class TreeSeries(Series):
-    """The measurements of one tree; a length is timed behind the gate of the next of `gates`."""
+@dataclass
+class TreeSamples:
+    """The samples of one tree; a length is timed after the check of the next of `checks`."""
 
     name: str
-    gates: Mapping[int, GateResult | Failure]
+    tree: Path
+    checks: Mapping[int, Correctness | Failure]
+    gpu_lock: Path
+    options: Options
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
-    def gate_of(self, length: int) -> bool | GateResult:
-        """Return the gate of the next length, or of the longest; False where there are none."""
-        if not self.gates:
-            return False
-        gate = self.gates[min((n for n in self.gates if n >= length), default=max(self.gates))]
-        if isinstance(gate, Failure):
-            raise MeasurementError(gate.reason, gate.kind)
-        return gate
+    def take(self, length: int, cold_cache: bool) -> None:
+        """Take one sample; a failure costs the length its earlier ones."""
+        try:
+            sample = self._sample(length, cold_cache=cold_cache)
+        except MeasurementError as error:
+            self.samples[:] = [one for one in self.samples if one.length != length]
+            self.failures.append(Failure(length=length, kind=error.kind, reason=error.reason))
+            say(self.name, length, f"{error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+        else:
+            self.samples.append(sample)
+            say(self.name, length, f"{sample.tokens_per_sec / 1e6:.3f} M tokens/s")
 
-    def measured(self, measurement: Measurement) -> None:
-        """Say how fast it was."""
-        say(self.name, measurement.length, f"{measurement.tokens_per_sec / 1e6:.3f} M tokens/s")
+    def _sample(self, length: int, *, cold_cache: bool) -> Sample:
+        correctness = self._check_of(length)
+        sample = measure(
+            *(self.tree, length, self.options),
+            cross_check=correctness is not None,
+            cold_cache=cold_cache,
+            gpu_lock=self.gpu_lock,
+        )
+        return sample if correctness is None else confirm(sample, correctness)
 
-    def failed(self, length: int, error: MeasurementError) -> None:
-        """Say why there is no speed."""
-        say(self.name, length, f"{error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+    def _check_of(self, length: int) -> Correctness | None:
+        """Return the check of the next length, or of the longest; None where there are none."""
+        if not self.checks:
+            return None
+        place = min((n for n in self.checks if n >= length), default=max(self.checks))
+        result = self.checks[place]
+        if isinstance(result, Failure):
+            raise MeasurementError(result.reason, result.kind)
+        return require_passed(result)
 
 
 def time_tree(
-    name: str, tree: Path, gates: Mapping[int, GateResult | Failure], turn: Path, device: str
-) -> TreeSeries:
+    name: str, tree: Path, checks: Mapping[int, Correctness | Failure], gpu_lock: Path, device: str
+) -> TreeSamples:
     """Time a tree at its lengths, in rounds whose processes start together."""
     plan = TREES[name]
-    policy = Policy(plan.runs, cold=plan.cold, left_out=frozenset(get_args(Kind)))
-    timed = partial(measure, turn=turn)
-    series = TreeSeries(tree, policy, device, measure=timed, name=name, gates=gates)
+    measured = TreeSamples(name, tree, checks, gpu_lock, Options(device))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for already in range(max(plan.runs, plan.short_runs)):
-            failed = {failure.length for failure in series.failures}
-            list(pool.map(series.take, [n for n in plan.due(already) if n not in failed]))
-    return series
+            failed = {failure.length for failure in measured.failures}
+            due = [n for n in plan.due(already) if n not in failed]
+            cold = [already == 0 and n in plan.cold for n in due]
+            list(pool.map(measured.take, due, cold))
+    return measured
 
 
-def report(series: Series, path: Path, commit: str | None) -> None:
+def report(measured: TreeSamples, path: Path, commit: str | None) -> None:
     """Write a tree's report."""
-    kept = sorted(series.measurements, key=lambda m: m.length)
+    kept = sorted(measured.samples, key=lambda m: m.length)
     protocol = WORKLOAD.describe(probe().device)
-    write_report(path, build_report(protocol, commit, kept, series.failures))
+    write_report(path, build_report(protocol, commit, kept, measured.failures))
 
 
 def run(module: str, *arguments: object) -> None:
@@ -111,7 +137,9 @@ def benchmark(names: Sequence[str], fork: Path, out: Path, commit: str | None) -
         folder = Path(name)
         trees = {name: make_tree(fork, folder / name, TREES[name]) for name in names}
         gates = {
-            name: {n: pool.submit(gate, name, trees[name], n, device) for n in TREES[name].gates}
+            name: {
+                n: pool.submit(check_tree, name, trees[name], n, device) for n in TREES[name].gates
+            }
             for name in names
         }
         if on_gpu and "overlay" in names:
@@ -119,8 +147,8 @@ def benchmark(names: Sequence[str], fork: Path, out: Path, commit: str | None) -
         pool.shutdown()  # nothing else runs while something is timed
         for name in names:
             checked = {length: found.result() for length, found in gates[name].items()}
-            series = time_tree(name, trees[name], checked, folder / "turn", device)
-            report(series, out / f"{name}.json", commit)
+            measured = time_tree(name, trees[name], checked, folder / "gpu-lock", device)
+            report(measured, out / f"{name}.json", commit)
             profile = TREES[name].profile
             if on_gpu and profile is not None:
                 run("profile", *settings, "--tree", name, "--out", out / profile)

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import autotuning, clocks, commands, compiling
-from benchmarks.commands import say
+from benchmarks import autotuning, compiling
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.commands import say
 from benchmarks.layer.calls import DEVICE, gradient_errors, output, step
 from benchmarks.layer.training_results import (
     SHAPES,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from benchmarks.engine.limits import Criterion
 from benchmarks.layer.limits import GRADIENT_ERROR
-from benchmarks.limits import Criterion
-from benchmarks.markdown import records, table
+from benchmarks.report.markdown import records, table
 from benchmarks.results import Frozen, NotNegative, Positive, Run, versions
 
 

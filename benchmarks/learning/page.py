@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from benchmarks.documents import RESULTS
 from benchmarks.learning.results import EVERY, LearnedRecall, LearnedText, Trained
-from benchmarks.markdown import facts, records
+from benchmarks.report.documents import RESULTS
+from benchmarks.report.markdown import facts, records
 from benchmarks.results import DATA, load, told
 from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, Scale, line_plot, panel_plot
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.commands import options, say
+from benchmarks.engine.commands import options, say
 from benchmarks.learning.choices import equal_sizes, parameters, side_by_side
 from benchmarks.learning.results import LearnedRecall, TaughtToRecall
 from benchmarks.recall.results import Recipe, Task

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.commands import options, say
+from benchmarks.engine.commands import options, say
 from benchmarks.learning.choices import equal_sizes, parameters, side_by_side
 from benchmarks.learning.results import EVERY, LearnedText, TaughtText, TextRecipe
 from benchmarks.results import origin, write

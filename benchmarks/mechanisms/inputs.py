@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.delta_rule.calls import draw as draw_delta
 from benchmarks.delta_rule.results import Rule
-from benchmarks.operator.inputs import layer_like
 from benchmarks.operator.training_results import Shape
 from benchmarks.wkv6.calls import draw as draw_wkv6
+from harness.tuning.inputs import layer_like
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import quasar_chunked

@@ -14,7 +14,7 @@ from fla.layers.quasar import QuasarCache
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.clocks import free
+from benchmarks.engine.clocks import free
 from benchmarks.mechanisms.calls import Bounds, Implementation
 from benchmarks.mechanisms.inputs import Inputs
 from benchmarks.mechanisms.results import Trained

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks import clocks
+from benchmarks.engine import clocks
 from benchmarks.mechanisms.calls import PACKED_TOKENS, Bounds, Implementation, packed_bounds
 from benchmarks.mechanisms.inputs import Inputs, part, wide
 from benchmarks.mechanisms.names import ENTRIES

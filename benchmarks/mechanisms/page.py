@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.documents import RESULTS, page
 from benchmarks.learning import page as learning
-from benchmarks.markdown import facts, milliseconds, records
 from benchmarks.mechanisms.names import ENTRIES, HOST, SEQUENTIAL
 from benchmarks.mechanisms.results import (
     MechanismsResults,
@@ -17,6 +15,8 @@ from benchmarks.mechanisms.results import (
     Way,
     bound_ms,
 )
+from benchmarks.report.documents import RESULTS, page
+from benchmarks.report.markdown import facts, milliseconds, records
 from benchmarks.results import DATA, load, told
 from benchmarks.wkv6.page import section as wkv6
 from quasar_kernels.line_plot import Line, Panel, panel_plot

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from benchmarks import commands
-from benchmarks.commands import say
+from benchmarks.engine import commands
+from benchmarks.engine.commands import say
 from benchmarks.mechanisms.names import ENTRIES, MACHINE
 from benchmarks.mechanisms.page import tables
 from benchmarks.mechanisms.results import MechanismsResults, Missing, Rates, Row, Trained

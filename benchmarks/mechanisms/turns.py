@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from benchmarks.commands import say
+from benchmarks.engine.commands import say
 
 TOGETHER_SHARE = 0.6
 """Share of the time left after which work side by side is not waited for any longer."""

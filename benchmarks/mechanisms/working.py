@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import autotuning, clocks
-from benchmarks.commands import say
+from benchmarks import autotuning
+from benchmarks.engine import clocks
+from benchmarks.engine.commands import say
 from benchmarks.mechanisms.calls import PACKED_TOKENS, make
 from benchmarks.mechanisms.measure import (
     NOT_REACHED,

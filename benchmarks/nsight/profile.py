@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import clocks, commands
+from benchmarks.engine import clocks, commands
 from benchmarks.nsight.results import METRICS, CallProfile, Profile, parse
 from benchmarks.operator.implementations import selected
-from benchmarks.operator.inputs import layer_like
 from benchmarks.results import origin, write
+from harness.tuning.inputs import layer_like
 from harness.worker.subject.timing import recording
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.markdown import facts, table
 from benchmarks.nsight.results import Profile, bytes_ms, floor_ms, products_ms
+from benchmarks.report.markdown import facts, table
 
 PLACES = {
     "dram": "DRAM",

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from benchmarks.clocks import eager_ms, graph_ms, rested_ms
-from benchmarks.operator.inputs import Inputs
+from benchmarks.engine.clocks import eager_ms, graph_ms, rested_ms
 from benchmarks.operator.results import Timing
+from harness.tuning.inputs import Inputs
 from quasar_kernels.reference import step_size
 
 NAMES = ("triton", "cuda", "peer")

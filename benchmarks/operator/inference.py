@@ -21,11 +21,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands
-from benchmarks.clocks import eager_ms, free, graph_ms, rested_ms
-from benchmarks.commands import say
-from benchmarks.limits import missed
-from benchmarks.operator import inputs as made
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.clocks import eager_ms, free, graph_ms, rested_ms
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import missed
 from benchmarks.operator.implementations import (
     Operator,
     add_choice,
@@ -35,7 +34,6 @@ from benchmarks.operator.implementations import (
     selected,
     timing,
 )
-from benchmarks.operator.inputs import Inputs, layer_like
 from benchmarks.operator.results import (
     Accuracy,
     Decoding,
@@ -49,6 +47,8 @@ from benchmarks.operator.results import (
     operator_criteria,
 )
 from benchmarks.results import origin, write
+from harness.tuning import inputs as made
+from harness.tuning.inputs import Inputs, layer_like
 from harness.worker.compare import figures
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms

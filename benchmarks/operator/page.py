@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.documents import RESULTS, page
+from benchmarks.engine.limits import Criterion, missed, summary
 from benchmarks.gpu_tests.results import GpuTests, failures, gpu_tests_table
-from benchmarks.limits import Criterion, missed, summary
-from benchmarks.markdown import facts, milliseconds, records, table
 from benchmarks.nsight.results import Profile
 from benchmarks.nsight.tables import profile_tables
 from benchmarks.operator.results import (
@@ -33,6 +31,8 @@ from benchmarks.operator.training_results import (
     TrainingResults,
     training_criteria,
 )
+from benchmarks.report.documents import RESULTS, page
+from benchmarks.report.markdown import facts, milliseconds, records, table
 from benchmarks.results import DATA, load
 from benchmarks.sanitizer.results import SanitizerResults, sanitizer_table
 from benchmarks.sanitizer.results import misses as sanitizer_misses

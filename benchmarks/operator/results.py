@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from benchmarks.limits import Criterion
+from benchmarks.engine.limits import Criterion
 from benchmarks.results import Frozen, Positive, Run
 
 Entry = TypeVar("Entry")

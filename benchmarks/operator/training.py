@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks import clocks, commands
-from benchmarks.clocks import free
-from benchmarks.commands import say
-from benchmarks.limits import missed
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.clocks import free
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import missed
 from benchmarks.operator.implementations import (
     Operator,
     add_choice,
@@ -26,7 +26,6 @@ from benchmarks.operator.implementations import (
     selected,
     timing,
 )
-from benchmarks.operator.inputs import Inputs, layer_like
 from benchmarks.operator.training_results import (
     Gradients,
     Shape,
@@ -35,6 +34,7 @@ from benchmarks.operator.training_results import (
     training_criteria,
 )
 from benchmarks.results import origin, write
+from harness.tuning.inputs import Inputs, layer_like
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from benchmarks.limits import Criterion
+from benchmarks.engine.limits import Criterion
 from benchmarks.operator.results import Timing, ours
 from benchmarks.results import Frozen, Positive, Run
 

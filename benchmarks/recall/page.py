@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.documents import RESULTS, page
-from benchmarks.markdown import facts, records
 from benchmarks.recall.results import WAYS, Curve, Recall, Setting
+from benchmarks.report.documents import RESULTS, page
+from benchmarks.report.markdown import facts, records
 from benchmarks.results import DATA, load
 from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, panel_plot
 

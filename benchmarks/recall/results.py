@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from benchmarks.limits import Criterion
+from benchmarks.engine.limits import Criterion
 from benchmarks.results import Frozen, NotNegative, Positive, Run
 
 RECALL = 0.99

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.commands import options, say
+from benchmarks.engine.commands import options, say
 from benchmarks.recall.model import Model, recall_loss, recalled
 from benchmarks.recall.processes import in_group
 from benchmarks.recall.results import (

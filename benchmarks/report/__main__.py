@@ -13,14 +13,14 @@ import argparse
 import sys
 
 from benchmarks.delta_rule import page as delta_rule
-from benchmarks.documents import update
+from benchmarks.engine.limits import missed
 from benchmarks.honesty import page as honesty
 from benchmarks.inference import page as inference
 from benchmarks.layer import page as layer
-from benchmarks.limits import missed
 from benchmarks.mechanisms import page as mechanisms
 from benchmarks.operator import page as operator
 from benchmarks.recall import page as recall
+from benchmarks.report.documents import update
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from benchmarks.markdown import facts, table
+from benchmarks.report.markdown import facts, table
 from benchmarks.results import Frozen, Positive, Run
 
 TOOLS = ("memcheck", "racecheck", "initcheck")

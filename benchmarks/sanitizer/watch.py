@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
-from benchmarks import commands, results
+from benchmarks import results
+from benchmarks.engine import commands
 from benchmarks.sanitizer.results import TOOLS, SanitizerResults, Watched, verdict
 
 MODULE = "benchmarks.sanitizer.calls"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.markdown import facts, milliseconds, not_timed, records
+from benchmarks.report.markdown import facts, milliseconds, not_timed, records
 from benchmarks.results import DATA, told
 from benchmarks.wkv6.results import Row, WKV6Results, lead
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.limits import Criterion
+from benchmarks.engine.limits import Criterion
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import GRADIENT_ERROR, Shape
 from benchmarks.results import Frozen, Positive, Run

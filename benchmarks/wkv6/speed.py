@@ -17,10 +17,11 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from benchmarks import autotuning, clocks, commands, compiling
-from benchmarks.clocks import free
-from benchmarks.commands import say
-from benchmarks.limits import missed
+from benchmarks import autotuning, compiling
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.clocks import free
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import missed
 from benchmarks.operator.implementations import timing
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape

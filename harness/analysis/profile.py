@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.measuring.job import Profile
-from harness.measuring.runner import PROJECT, MeasurementError, call
+from harness.measuring.runner import PROJECT, MeasurementError, Options, call
 from harness.measuring.trees import whole_tree
 from harness.workload import WORKLOAD
 
@@ -34,7 +34,7 @@ def ncu_command(tree: Path, length: int) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Profile a tree, print the table and say where the trace lies; return the exit status."""
+    """Profile a tree, print the table and the trace's path; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m harness profile",
         description="Show which operations and kernels a call of a tree's layer spends its time "
@@ -49,23 +49,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
-    given = parser.parse_args(argv)
-    if given.length < 1:
-        parser.error(f"--length {given.length} must be at least 1")
-    trace = given.trace.resolve()
+    arguments = parser.parse_args(argv)
+    if arguments.length < 1:
+        parser.error(f"--length {arguments.length} must be at least 1")
+    trace = arguments.trace.resolve()
     try:
-        with whole_tree(given.tree) as tree:
+        with whole_tree(arguments.tree) as tree:
             body = call(
-                *(f"{TASK}:profile_tree", str(tree), given.length, given.device, str(trace)),
-                device=given.device,
-                timeout=given.timeout,
+                *(
+                    f"{TASK}:profile_tree",
+                    str(tree),
+                    arguments.length,
+                    arguments.device,
+                    str(trace),
+                ),
+                options=Options(arguments.device, arguments.timeout),
                 tree=tree,
             )
     except MeasurementError as error:
-        sys.stderr.write(f"{error.explain(debug=given.debug)}\n")
+        sys.stderr.write(f"{error.explain(debug=arguments.debug)}\n")
         return 1
-    sys.stdout.write(table(Profile.model_validate(body), given.rows))
+    sys.stdout.write(table(Profile.model_validate(body), arguments.rows))
     sys.stdout.write(f"\nthe trace of {WORKLOAD.timed_calls} calls is in {trace}\n")
-    command = ncu_command(given.tree.resolve(), given.length)
+    command = ncu_command(arguments.tree.resolve(), arguments.length)
     sys.stdout.write(f"one call in Nsight Compute: {command}\n")
     return 0

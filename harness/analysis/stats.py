@@ -1,4 +1,4 @@
-"""What repeated measurements say of each length, as a table for a terminal, a log or a page."""
+"""The samples of each length as a table, for a terminal, a log or a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from harness.claim.rejection import rejection
 from harness.hardware.roofline import ceiling
-from harness.report import Failure, Measurement
+from harness.sample import Failure, Sample
 from harness.terminal import printable
 
 if TYPE_CHECKING:
@@ -35,25 +35,25 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / min(values)
 
 
-def agreement(measurement: Measurement) -> float | None:
+def agreement(sample: Sample) -> float | None:
     """Return a single cold call's seconds beside those of a call in the loop, where it was timed.
 
     About 1 where the GPU is the limit, below where calls wait for the host.
     """
-    if not measurement.call_seconds:
+    if not sample.call_seconds:
         return None
-    return median(measurement.call_seconds) * measurement.runs / measurement.elapsed_seconds
+    return median(sample.call_seconds) * sample.runs / sample.elapsed_seconds
 
 
-def rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
-    """Return the cells of each length, under HEADER; a dash stands for what is not known."""
+def rows(samples: Sequence[Sample]) -> list[tuple[str, ...]]:
+    """Return the cells of each length, under HEADER; a dash stands for an unknown figure."""
     return [
-        _row([m for m in measurements if m.length == length])
-        for length in sorted({m.length for m in measurements})
+        _row([one for one in samples if one.length == length])
+        for length in sorted({one.length for one in samples})
     ]
 
 
-def _row(runs: Sequence[Measurement]) -> tuple[str, ...]:
+def _row(runs: Sequence[Sample]) -> tuple[str, ...]:
     speeds = [run.tokens_per_sec for run in runs]
     bound = ceiling(runs[0].environment)
     ratios = [ratio for run in runs if (ratio := agreement(run)) is not None]
@@ -77,12 +77,14 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
     alike: dict[str, list[int]] = {}
     for failure in failures:
         alike.setdefault(f"{failure.kind}: {printable(failure.reason)}", []).append(failure.length)
-    return [f"{', '.join(map(str, lengths)):>9} {reason}" for reason, lengths in alike.items()]
+    return [
+        f"{', '.join(map(str, sorted(lengths))):>9} {reason}" for reason, lengths in alike.items()
+    ]
 
 
-def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
+def table(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> str:
     """Return a line for each length, for a log or a file."""
-    cells = [HEADER, *rows(measurements)]
+    cells = [HEADER, *rows(samples)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER) - 1)]
     lines = [
         "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
@@ -91,16 +93,16 @@ def table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ())
     return "\n".join([*lines, *failure_lines(failures)])
 
 
-def markdown(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> str:
+def markdown(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> str:
     """Return the same as a Markdown table, failures as a list below it."""
-    cells = [HEADER, ("---:",) * (len(HEADER) - 1) + ("---",), *rows(measurements)]
+    cells = [HEADER, ("---:",) * (len(HEADER) - 1) + ("---",), *rows(samples)]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
-    told = [f"- {line.strip()}" for line in failure_lines(failures)]
-    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
+    items = [f"- {line.strip()}" for line in failure_lines(failures)]
+    return "\n".join([*lines, *([""] if items else []), *items]) + "\n"
 
 
-def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] = ()) -> Table:
-    """Return the same for a terminal; what does not count is red."""
+def rich_table(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> Table:
+    """Return the same for a terminal; lengths with rejected samples are red."""
     from rich.table import Table
     from rich.text import Text  # a str would be read as markup
 
@@ -108,22 +110,22 @@ def rich_table(measurements: Sequence[Measurement], failures: Iterable[Failure] 
     made = Table(caption=Text(caption) if caption else None, caption_style="red")
     for name in HEADER:
         made.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
-    for row in rows(measurements):
+    for row in rows(samples):
         made.add_row(*map(Text, row), style=None if row[-1] == "checked" else "red")
     return made
 
 
 def show_table(
-    measurements: Sequence[Measurement],
+    samples: Sequence[Sample],
     failures: Iterable[Failure] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print the table of a series: in colours on a terminal, else as plain lines."""
+    """Print the table: in colours on a terminal, else as plain lines."""
     stream = stream or sys.stdout
     if stream.isatty():
         from rich.console import Console
 
-        Console(file=stream).print(rich_table(measurements, failures))
+        Console(file=stream).print(rich_table(samples, failures))
     else:
-        stream.write(table(measurements, failures) + "\n")
+        stream.write(table(samples, failures) + "\n")
         stream.flush()

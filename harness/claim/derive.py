@@ -23,7 +23,7 @@ from statistics import median
 from harness.claim.rejection import accepted, rejection
 from harness.claim.tolerance import lower_bound
 from harness.hardware.roofline import ceiling
-from harness.report import Measurement
+from harness.sample import Sample
 from harness.workload import WORKLOAD
 
 ACCEPTED_SHARE = 0.9
@@ -96,7 +96,7 @@ class Claim:
         )
 
 
-def limits_of(runs: Sequence[Measurement]) -> dict[str, float]:
+def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
     """Return the speeds, by name, that a claim from accepted runs of one length must not exceed."""
     speeds = [run.tokens_per_sec for run in runs]
     limits = {
@@ -115,7 +115,7 @@ def limits_of(runs: Sequence[Measurement]) -> dict[str, float]:
     return limits
 
 
-def is_settled(runs: Sequence[Measurement]) -> bool:
+def is_settled(runs: Sequence[Sample]) -> bool:
     """Tell whether further runs of a length would hardly raise its claim, or are too many.
 
     They would not where the noise is known so well that it does not limit the claim.
@@ -127,9 +127,7 @@ def is_settled(runs: Sequence[Measurement]) -> bool:
     return limits.pop("noise") >= min(limits.values())
 
 
-def derive_claim(
-    runs: Mapping[int, Sequence[Measurement]], target: int, headroom: float = 0.0
-) -> Claim:
+def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: float = 0.0) -> Claim:
     """Return the claim for `target` tokens from cold runs filed by length.
 
     A run counts when its gate is green on the same code, its GPU was undisturbed and its speed is
@@ -175,7 +173,7 @@ def derive_claim(
     )
 
 
-def _told(runs: Mapping[int, Sequence[Measurement]]) -> tuple[str, ...]:
+def _told(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
     """Return a sentence for each run that does not count."""
     return tuple(
         f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"
@@ -185,7 +183,7 @@ def _told(runs: Mapping[int, Sequence[Measurement]]) -> tuple[str, ...]:
     )
 
 
-def _refuse_slow_starts(runs: Sequence[Measurement]) -> None:
+def _refuse_slow_starts(runs: Sequence[Sample]) -> None:
     most = VALIDATOR_SHARE * WORKLOAD.timeout_seconds
     slowest = max(run.process_seconds or 0.0 for run in runs)
     if slowest > most:
@@ -195,7 +193,7 @@ def _refuse_slow_starts(runs: Sequence[Measurement]) -> None:
         )
 
 
-def _refuse_bad_data(runs: Mapping[int, Sequence[Measurement]]) -> None:
+def _refuse_bad_data(runs: Mapping[int, Sequence[Sample]]) -> None:
     for length, measurements in runs.items():
         for m in measurements:
             if m.length != length:

@@ -1,14 +1,15 @@
-"""Why a run does not count: unchecked code, a disturbed GPU, or a speed that cannot be."""
+"""Why a sample does not count: unchecked code, a disturbed GPU, or an impossible speed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from harness.hardware.machine import Telemetry
 from harness.hardware.roofline import ceiling
-from harness.report import Measurement, Telemetry
+from harness.sample import Sample
 
 OTHER_MEMORY_MB = 1024.0
-"""Memory in use on the GPU before this process touched it; above, somebody else works there."""
+"""Memory in use on the GPU before this process touched it; above, something else works there."""
 
 THERMAL_SHARE = 0.01
 """Share of the timed period that the driver may have throttled the clocks for heat."""
@@ -18,27 +19,27 @@ TAINTS = frozenset({"hardware slowdown", "thermal slowdown", "hardware thermal s
 """Slowdowns that a healthy GPU does not have. The power cap is none: fast kernels meet it."""
 
 
-def rejection(measurement: Measurement) -> str | None:
-    """Return why a run does not count, or None when it does."""
-    return next(_reasons(measurement), None)
+def rejection(sample: Sample) -> str | None:
+    """Return why a sample does not count, or None when it does."""
+    return next(_reasons(sample), None)
 
 
-def _reasons(measurement: Measurement) -> Iterator[str]:
-    gate = measurement.gate
-    if gate is None:
+def _reasons(sample: Sample) -> Iterator[str]:
+    correctness = sample.correctness
+    if correctness is None:
         yield "its correctness was not checked"
-    elif not gate.passed:
-        yield "its correctness gate is red"
-    elif gate.source_digest != measurement.source_digest:
-        yield "its gate checked other code"
-    bound = ceiling(measurement.environment)
-    if bound is not None and measurement.tokens_per_sec > bound:
+    elif not correctness.passed:
+        yield "its correctness check failed"
+    elif correctness.source_digest != sample.source_digest:
+        yield "its correctness check was of other code"
+    bound = ceiling(sample.environment)
+    if bound is not None and sample.tokens_per_sec > bound:
         yield (
-            f"{measurement.tokens_per_sec:,.0f} tokens/s cannot be: this GPU's memory and "
+            f"{sample.tokens_per_sec:,.0f} tokens/s cannot be: this GPU's memory and "
             f"arithmetic end at {bound:,.0f}"
         )
-    if measurement.telemetry is not None:
-        yield from _disturbances(measurement.telemetry, measurement.elapsed_seconds)
+    if sample.telemetry is not None:
+        yield from _disturbances(sample.telemetry, sample.elapsed_seconds)
 
 
 def _disturbances(telemetry: Telemetry, elapsed_seconds: float) -> Iterator[str]:
@@ -62,6 +63,6 @@ def _disturbances(telemetry: Telemetry, elapsed_seconds: float) -> Iterator[str]
         yield "uncorrected memory errors appeared"
 
 
-def accepted(runs: Iterable[Measurement]) -> list[Measurement]:
-    """Return the runs that count, in their order."""
-    return [run for run in runs if rejection(run) is None]
+def accepted(samples: Iterable[Sample]) -> list[Sample]:
+    """Return the samples that count, in their order."""
+    return [sample for sample in samples if rejection(sample) is None]

@@ -1,1 +1,1 @@
-"""Measuring a tree: supervised children, what they are asked, one run, and series of runs."""
+"""Measuring a tree: supervised workers, their jobs, one sample, and plans of samples."""

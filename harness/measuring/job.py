@@ -7,11 +7,12 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from harness.report import Frozen, Kind
+from harness.hardware.machine import Frozen
+from harness.sample import Kind
 
 
 class Exit(IntEnum):
-    """Exit status of a worker. Only the reply counts; the status serves who reads a log."""
+    """Exit status of a worker. Only the reply counts; the status is for the log."""
 
     DONE = 0
     BAD_JOB = 2
@@ -23,26 +24,27 @@ class Exit(IntEnum):
 
 
 class Job(Frozen):
-    """What a worker has to do.
+    """A worker's task.
 
-    `gate` checks the tree's correctness, `time` runs the validator's loop at `length` tokens,
-    `prove` takes the speed of a stranger's tree by the worker's own clock, `import` only imports
+    `check` runs the tree's correctness check, `time` the validator's loop at `length` tokens,
+    `prove` takes the speed of untrusted code by the worker's own clock, `import` only imports
     the tree, `probe` only describes the machine, `call` only calls `function` (`module:name`) with
-    `arguments`. `checked` makes `time` prove a row of calls after the loop, too. Processes that
-    share the file `turn` import side by side and are timed one after another; each ends itself
-    after `seconds`, in which waiting for its turn does not count.
-    `nonce` comes back in the reply, so that output forged by the code under test is not taken
-    for one. `parent` is the pid of the starting process.
+    `arguments`. With `cross_check`, `time` also times a chain of calls after the loop. Processes
+    that share the file `gpu_lock` import at the same time and are timed one after another; each
+    ends itself after `seconds`, in which waiting for the lock does not count.
+    The reply repeats `nonce`, so that output of the code under test cannot pass for a reply.
+    `parent` is the pid of the starting process.
     """
 
-    task: Literal["gate", "time", "prove", "import", "probe", "call"]
+    task: Literal["check", "time", "prove", "import", "probe", "call"]
     tree: str | None = None
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"
     source_digest: str = ""
-    checked: bool = True
-    turn: str | None = None
-    seconds: float | None = Field(default=None, description="of a process that shares a turn")
+    cross_check: bool = True
+    cache: Literal["shared", "cold"] = "shared"
+    gpu_lock: str | None = None
+    seconds: float | None = Field(default=None, description="of a process with a GPU lock")
     function: str = ""
     arguments: tuple[JsonValue, ...] = ()
     result_fd: int = Field(gt=2)
@@ -51,7 +53,7 @@ class Job(Frozen):
 
 
 class Reply(Frozen):
-    """What a worker answers: a `body` for its task, or a failure with its remedy."""
+    """A worker's reply: a `body` for its task, or a failure with its remedy."""
 
     nonce: str
     failure: Kind | None = None

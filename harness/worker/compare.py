@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from harness.report import Check
+from harness.sample import Check
 
 PARTS = 8
 """The token dimension is judged as a whole and in this many parts: errors must not grow."""
@@ -83,12 +84,23 @@ LIMITS = {
 
 @dataclass
 class Checker:
-    """Where the checks run, their source of inputs, and the worst that they found, by name."""
+    """Device, dtype and random inputs of the checks, and the worst figure of each, by name."""
 
     device: torch.device
     dtype: torch.dtype
     generator: torch.Generator
     worst: dict[str, Check] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, device: torch.device, seed: int | None = None) -> Checker:
+        """Return an empty checker: bf16 on CUDA, fp32 on a CPU, as the validator's loop has it.
+
+        Args:
+            seed: of its inputs; None draws a secret one.
+        """
+        seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return cls(device, dtype, torch.Generator(device).manual_seed(seed))
 
     @property
     def limits(self) -> Limits:
@@ -115,7 +127,7 @@ class Checker:
     def bound(
         self, name: str, where: str, value: float, limit: float, *, at_least: bool = False
     ) -> None:
-        """Note the figure `value` if it is the worst under this name."""
+        """Record the figure `value` if it is the worst under this name."""
         finite = math.isfinite(value)
         check = Check(
             name=name,

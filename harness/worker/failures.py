@@ -1,10 +1,10 @@
-"""What an exception of the code under test means to who asked."""
+"""Failures of a worker: their kinds, and what an exception of the code under test means."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-from harness.report import Kind
+from harness.sample import Kind
 
 
 class WorkerError(Exception):
@@ -27,16 +27,16 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-class Told(TypedDict):
-    """A failure as it is told to another process."""
+class FailureFields(TypedDict):
+    """A failure as another process receives it."""
 
     reason: str
     kind: Kind
     remedy: str
 
 
-def describe_failure(error: Exception) -> Told:
-    """Return what an exception is told as."""
+def describe_failure(error: Exception) -> FailureFields:
+    """Return the kind, reason and remedy of an exception."""
     if isinstance(error, WorkerError):
         return {"reason": str(error), "kind": error.kind, "remedy": error.remedy}
     first = (str(error).splitlines() or [""])[0]

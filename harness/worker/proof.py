@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from harness.worker.chain import (
@@ -27,12 +25,12 @@ from harness.worker.chain import (
     Link,
     fill_keys,
 )
+from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
-from harness.worker.gate import checker_for
 from harness.worker.inputs import drawn
-from harness.worker.referee import Remote
+from harness.worker.own_layer import draw_weights, output_size, outputs, secret_seed
+from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
-from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 ROWS, ROW_SECONDS = 3, 0.1
 """Rows of at least so many seconds, of which the best counts: interference only slows them down."""
@@ -53,9 +51,6 @@ LINK_MOST = 0.2
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""
-
-_SEGMENT = 1 << 16
-"""Tokens of all verified calls that the referee computes at once: about 3 GB."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ class Proof:
         return max(whole - link_seconds, (1 - LINK_MOST) * whole)
 
 
-def take(subject: Remote, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
+def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
     """Have the subject call its layer on `length` tokens, and time it.
 
     Args:
@@ -96,8 +91,8 @@ def take(subject: Remote, length: int, device: torch.device, *, enough: float = 
     Raises:
         WorkerError: its answers are none, or come faster than any layer's.
     """
-    weights, seed, chain_seed = _draw_weights(device), _seed(), _seed()
-    size = _size(weights, device)
+    weights, seed, chain_seed = draw_weights(device), secret_seed(), secret_seed()
+    size = output_size(weights, device)
     prepared, _ = subject.ask(
         "prepare", weights, length=length, seed=seed, size=size, chain_seed=chain_seed
     )
@@ -124,7 +119,7 @@ def time_link(length: int, device: torch.device) -> float:
 
 
 def _time_link(length: int, device: torch.device) -> float:
-    weights = _draw_weights(device)
+    weights = draw_weights(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     y = drawn((1, length, WORKLOAD.hidden_size), 0, device).to(dtype)
     scaled = [weights[name] for name in SCALED]
@@ -157,42 +152,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _seed() -> int:
-    """Return a secret; from a generator's numbers that the subject sees, it could compute more."""
-    return secrets.randbits(62)
-
-
-def _draw_weights(device: torch.device) -> dict[str, Tensor]:
-    """Return weights as a new layer has them: the subject's own could make it trivial."""
-    width, hidden = WORKLOAD.num_heads * WORKLOAD.head_dim, WORKLOAD.hidden_size
-    generator = torch.Generator(device).manual_seed(_seed())
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=generator, device=device)
-
-    def linear(inputs: int, *shape: int) -> Tensor:
-        return uniform(-(inputs**-0.5), inputs**-0.5, *shape)
-
-    weights = {f"{name}_proj.weight": linear(hidden, width, hidden) for name in "qkv"}
-    weights |= {f"{name}_conv1d.weight": linear(4, width, 1, 4) for name in "qkv"}
-    return weights | {
-        "beta_log": uniform(1, 16, WORKLOAD.num_heads).log(),
-        "g_proj.0.weight": linear(hidden, WORKLOAD.head_dim, hidden),
-        "g_proj.1.weight": linear(WORKLOAD.head_dim, width, WORKLOAD.head_dim),
-        "g_proj.1.bias": linear(WORKLOAD.head_dim, width),
-        "o_norm.weight": uniform(0.9, 1.1, WORKLOAD.head_dim),
-        "o_proj.weight": linear(width, hidden, width),
-    }
-
-
-def _size(weights: Mapping[str, Tensor], device: torch.device) -> float:
-    """Return the root mean square of the layer's outputs."""
-    x = drawn((1, 512, WORKLOAD.hidden_size), _seed(), device)
-    y = next(_outputs(weights, x, torch.ones(1, x.shape[-1], device=device)))
-    return float(y.square().mean().sqrt())
-
-
-def _best_row(subject: Remote, rows: int, enough: float = 0.0) -> Row:
+def _best_row(subject: SubjectProxy, rows: int, enough: float = 0.0) -> Row:
     """Time rows of at least ROW_SECONDS; each follows an untimed one, which wakes the GPU up."""
     calls, best = CALLS_LEAST, math.inf
     while rows:
@@ -213,9 +173,9 @@ def _best_row(subject: Remote, rows: int, enough: float = 0.0) -> Row:
     return found
 
 
-def _ask(subject: Remote, calls: int) -> Row:
+def _ask(subject: SubjectProxy, calls: int) -> Row:
     """Have a row of calls made, and take its time."""
-    seed = _seed()
+    seed = secret_seed()
     started = time.monotonic()
     _, found = subject.ask("row", seed=seed, calls=calls)
     seconds = time.monotonic() - started
@@ -223,6 +183,26 @@ def _ask(subject: Remote, calls: int) -> Row:
     if digests.shape != (calls, WORKLOAD.hidden_size) or digests.dtype != torch.int8:
         raise WorkerError(f"the digests of a row have the shape {tuple(digests.shape)}", "gate")
     return Row(seed, digests, seconds)
+
+
+def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_call: float) -> None:
+    """Compare the seconds of a call in the loop of one's own code with those in a row of calls.
+
+    Ends the subject.
+
+    Raises:
+        WorkerError: the loop was faster by more than RATIO, or the calls did not compute the layer.
+    """
+    enough = RATIO[device.type] * per_call
+    proof = take(subject, length, device, enough=enough)
+    subject.end()
+    verify(proof, device, VERIFIED_OWN)
+    proven = proof.seconds_per_call()
+    if proven > enough:
+        reason = (
+            f"a call takes {proven * 1e3:.2f} ms where a timed one took {per_call * 1e3:.2f} ms"
+        )
+        raise WorkerError(f"the timed calls did not compute the layer: {reason}", "gate")
 
 
 def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> None:
@@ -241,7 +221,7 @@ def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> Non
 def _verify(
     chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = VERIFIED_MOST
 ) -> None:
-    checker = checker_for(x.device)
+    checker = Checker.draw(x.device)
     digests, calls = row.digests.to(x.device, torch.float32), len(row.digests)
     checker.bound("digests: size", f"{calls} calls", float(digests.abs().max()), LARGEST)
     count = min(calls, most, max(CALLS_LEAST, VERIFIED_TOKENS // x.shape[1]))
@@ -249,7 +229,7 @@ def _verify(
     keys = fill_keys(torch.empty_like(digests), row.seed)[chosen]
     before = torch.cat((torch.zeros_like(digests[:1]), digests[:-1]))[chosen]
     sums, first = torch.zeros_like(before), 0
-    for y in _outputs(weights, x, chain.factors(keys, before)):
+    for y in outputs(weights, x, chain.factors(keys, before)):
         sums += chain.sums(y, first)
         first += -(-y.shape[1] // RUN)
     apart = digests[chosen] - sums
@@ -262,36 +242,3 @@ def _verify(
     wrong = [str(check) for check in checker.worst.values() if not check.passed]
     if wrong:
         raise WorkerError(f"the timed calls did not compute the layer: {wrong[0]}", "gate")
-
-
-def _outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterator[Tensor]:
-    """Yield the layer's outputs on `x * factors`, a segment of whole runs at a time.
-
-    Args:
-        x: `[1, T, channels]`.
-        factors: `[calls, channels]`.
-    """
-    taps = weights["q_conv1d.weight"].shape[-1]
-    size = max(RUN, _SEGMENT // len(factors) // RUN * RUN)
-    state: Tensor | None = None
-    for start in range(0, x.shape[1], size):
-        before = min(start, taps - 1)  # tokens that the convolutions still see
-
-        def operate(
-            q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype, before: int = before
-        ) -> tuple[Tensor, Tensor]:
-            nonlocal state
-            q, k, v = (part[:, before:] for part in (q, k, v))
-            o, state = quasar_chunked(q, k, v, beta, state, dtype=dtype)
-            return F.pad(o, (0, 0, 0, 0, before, 0)), state
-
-        with torch.no_grad():
-            y = quasar_layer(
-                weights,
-                x[:, start - before : start + size] * factors[:, None],
-                num_heads=WORKLOAD.num_heads,
-                head_dim=WORKLOAD.head_dim,
-                dtype=torch.float32,
-                operator=operate,
-            )
-        yield y[:, before:]

@@ -1,8 +1,8 @@
-"""The subject as its referee sees it: another process, asked over a channel, never believed.
+"""The referee's side of the subject: another process behind a channel, whose answers are untrusted.
 
-They share no address space and no descriptor but the channel, and the subject can neither look
-into the referee nor, where Linux has Landlock's scopes, signal it. The speed of a stranger's code
-is taken by the referee's clock: see `proof.py`.
+They share no address space and no descriptor but the channel. The subject can neither look into
+the referee nor, where Linux has Landlock's scopes, signal it. The referee's own clock gives the
+speed of untrusted code: see `proof.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.measuring.job import Exit
 from harness.measuring.process import die_with_parent, hide
-from harness.report import Kind
+from harness.sample import Kind
 from harness.worker.failures import WorkerError
 from harness.worker.subject.confine import give_up_privileges
 from harness.worker.subject.serve import serve
@@ -31,7 +31,7 @@ _GRACE = 2.0
 _KINDS: tuple[Kind, ...] = ("gate", "import", "crash", "out_of_memory")
 
 
-def fork_subject() -> Remote:
+def fork_subject() -> SubjectProxy:
     """Start the subject as a copy of this process, which has torch and no secret yet.
 
     To be called before the job is read, CUDA touched or a thread started.
@@ -46,7 +46,7 @@ def fork_subject() -> Remote:
         finally:  # never into the referee's code, nor through exit handlers
             os._exit(Exit.CRASH)
     theirs.close()
-    return Remote(Channel(ours), pid)
+    return SubjectProxy(Channel(ours), pid)
 
 
 def _become_subject(parent: int, end: socket.socket) -> None:
@@ -63,26 +63,26 @@ def _become_subject(parent: int, end: socket.socket) -> None:
     serve(Channel(end))
 
 
-class Remote:
-    """The code under test in the process `pid`, which is asked over `channel`: a `gate.Subject`."""
+class SubjectProxy:
+    """The code under test in the process `pid`, at the other end of `channel`."""
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel, self._pid = channel, pid
-        self._given = 0
+        self._sent = 0
 
     def ask(
         self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Have something done and return the answer: JSON values and tensors on the CPU.
+        """Request an operation and return the answer: JSON values and tensors on the CPU.
 
         Raises:
             WorkerError: it failed, ended or does not keep to the protocol.
         """
         for tensor in (tensors or {}).values():
-            self._given = max(self._given, tensor.numel() * tensor.element_size())
+            self._sent = max(self._sent, tensor.numel() * tensor.element_size())
         try:
             self._channel.send({"op": op, **fields}, tensors)
-            body, found = self._channel.receive(8 * self._given + _SPARE)
+            body, found = self._channel.receive(8 * self._sent + _SPARE)
         except WireError as error:
             if error.gone:
                 raise self._ended() from None
@@ -91,14 +91,14 @@ class Remote:
             raise self._ended() from None
         failure = body.get("failure")
         if isinstance(failure, dict):
-            raise _told(failure)
+            raise _failure_of(failure)
         return body, found
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         self.ask("put", tensors)
 
     def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
-        self._given = max(self._given, 4 * math.prod(shape))
+        self._sent = max(self._sent, 4 * math.prod(shape))
         self.ask("draw", name=name, shape=list(shape), seed=seed)
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
@@ -148,19 +148,19 @@ class Remote:
         return WorkerError(f"the worker died with status {code}", "crash")
 
 
-def _told(failure: dict[str, Any]) -> WorkerError:
+def _failure_of(failure: dict[str, Any]) -> WorkerError:
     reason, remedy = (str(failure.get(name, ""))[:2000] for name in ("reason", "remedy"))
     kinds: dict[object, Kind] = {kind: kind for kind in _KINDS}
     return WorkerError(reason, kinds.get(failure.get("kind"), "protocol"), remedy)
 
 
-def device_of(asked: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """Return the device that `cuda`, `cpu` or `auto` means here.
 
     Raises:
-        WorkerError: CUDA is asked for and not there.
+        WorkerError: there is no CUDA device.
     """
     available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
+    if name == "cuda" and not available:
         raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")
-    return torch.device("cuda" if available and asked != "cpu" else "cpu")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report import Frozen
+from harness.hardware.machine import Frozen
 from quasar_kernels.contract import check_tree, compiled_files
 
 

@@ -1,176 +1,196 @@
-"""What a worker is asked to do: to check or time one tree, or to look at the machine."""
+"""The tasks of a worker: to check or time one tree, or to look at the machine."""
 
 from __future__ import annotations
 
 import importlib
 import time
 import traceback
-from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from harness.hardware.machine import Frozen, Telemetry
 from harness.measuring.job import Exit, Job, Reply
-from harness.report import Telemetry
+from harness.sample import Sample
 from harness.worker.failures import WorkerError, describe_failure
-from harness.worker.turn import Turn
+from harness.worker.gpu_lock import GpuLock
 
 if TYPE_CHECKING:
-    from harness.worker.referee import Remote
+    import torch
+
+    from harness.worker.referee import SubjectProxy
 
 
-def _probe(job: Job, _subject: Remote | None) -> Mapping[str, Any]:
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Imported(Frozen):
+    """How long the import of a tree took, and the files that were loaded, relative to it."""
+
+    import_seconds: float
+    operator_file: str
+    layer_file: str
+
+
+def _probe(job: Job, _subject: SubjectProxy | None) -> BaseModel:
     from harness.worker.machine.environment import describe
     from harness.worker.referee import device_of
 
-    return describe(device_of(job.device)).model_dump(mode="json")
+    return describe(device_of(job.device))
 
 
-def _call(job: Job, _subject: Remote | None) -> Mapping[str, Any]:
+def _call(job: Job, _subject: SubjectProxy | None) -> BaseModel:
     module, _, name = job.function.partition(":")
-    found = getattr(importlib.import_module(module), name)(*job.arguments)
-    return found.model_dump(mode="json")  # type: ignore[no-any-return]
+    result: BaseModel = getattr(importlib.import_module(module), name)(*job.arguments)
+    return result
 
 
-def _load(job: Job, subject: Remote | None) -> tuple[Remote, dict[str, Any]]:
+def _load(job: Job, subject: SubjectProxy | None) -> tuple[SubjectProxy, Imported]:
     assert subject is not None  # noqa: S101 # see WITH_SUBJECT
-    return subject, subject.ask("load", tree=job.tree)[0]
+    return subject, _answer(Imported, subject.ask("load", tree=job.tree)[0])
 
 
-def _import(job: Job, subject: Remote | None) -> Mapping[str, Any]:
-    return {"import_seconds": _load(job, subject)[1]["import_seconds"]}
+def _import(job: Job, subject: SubjectProxy | None) -> BaseModel:
+    return _load(job, subject)[1]
 
 
-def _gate(job: Job, subject: Remote | None) -> Mapping[str, Any]:
+def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     import torch
 
-    from harness.worker.gate import run_gate
+    from harness.worker.correctness import check_correctness
     from harness.worker.referee import device_of
 
-    remote, _ = _load(job, subject)
+    proxy, _ = _load(job, subject)
     device = device_of(job.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
-    remote.ask("use", device=str(device), single=True)
-    result = run_gate(remote, job.length, device, source_digest=job.source_digest)
-    return result.model_dump(mode="json")
+    proxy.ask("use", device=str(device), single=True)
+    return check_correctness(proxy, job.length, device, source_digest=job.source_digest)
 
 
-def _time(job: Job, subject: Remote | None) -> Mapping[str, Any]:
-    turn = Turn(job.turn, job.seconds)
-    from harness.worker.machine.environment import describe
+def _time(job: Job, subject: SubjectProxy | None) -> BaseModel:
+    lock = GpuLock(job.gpu_lock, job.seconds)
     from harness.worker.machine.telemetry import Watch, snapshot
-    from harness.worker.proof import RATIO, VERIFIED_OWN, take, verify
+    from harness.worker.proof import cross_check
     from harness.worker.referee import device_of
+    from harness.worker.subject.timing import LoopResult
     from harness.workload import WORKLOAD
 
     started_at = datetime.now(timezone.utc)
-    remote, loaded = _load(job, subject)
+    proxy, imported = _load(job, subject)
     device = device_of(job.device)
-    turn.wait()
-    before = remote.ask("use", device=str(device), single=False)[0].get("gpu")
+    lock.take()
+    before = proxy.ask("use", device=str(device), single=False)[0].get("gpu")
     with Watch(snapshot if device.type == "cuda" else None) as watch:
-        timing, _ = remote.ask("time", length=job.length)
-    used = turn.used - (time.monotonic() - float(timing["ended"]))
-    elapsed = float(timing["elapsed_seconds"])
-    if job.checked:
-        per_call = elapsed / WORKLOAD.timed_calls
-        enough = RATIO[device.type] * per_call
-        proof = take(remote, job.length, device, enough=enough)
-        remote.end()
-        verify(proof, device, VERIFIED_OWN)
-        proven = proof.seconds_per_call()
-        if proven > enough:
-            reason = (
-                f"a call takes {proven * 1e3:.2f} ms where a timed one took {per_call * 1e3:.2f} ms"
-            )
-            raise WorkerError(f"the timed calls did not compute the layer: {reason}", "gate")
-    remote.end()
-    ended = float(timing["ended"])
-    during = watch.between(ended - elapsed, ended)
+        loop = _answer(LoopResult, proxy.ask("time", length=job.length)[0])
+    used = lock.used - (time.monotonic() - loop.ended)
+    if job.cross_check:
+        cross_check(proxy, job.length, device, loop.elapsed_seconds / WORKLOAD.timed_calls)
+    proxy.end()
+    during = watch.between(loop.ended - loop.elapsed_seconds, loop.ended)
     telemetry = None
-    if before is not None and timing["gpu"] is not None:
-        telemetry = Telemetry(before=before, during=during, after=timing["gpu"]).model_dump(
-            mode="json"
-        )
+    if before is not None and loop.gpu is not None:
+        telemetry = Telemetry(before=before, during=during, after=loop.gpu)
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
-    return {
-        "length": job.length,
-        "tokens_per_sec": tokens / elapsed,
-        "vram_mb": timing["vram_bytes"] / 2**20,
-        "elapsed_seconds": elapsed,
-        "host_seconds": timing["host_seconds"],
-        "process_seconds": used,
-        "call_seconds": timing["call_seconds"],
-        "runs": WORKLOAD.timed_calls,
-        "first_call_seconds": timing["first_call_seconds"],
-        "import_seconds": loaded["import_seconds"],
-        "source_file": loaded["operator_file"],
-        "layer_file": loaded["layer_file"],
-        "source_digest": job.source_digest,
-        "telemetry": telemetry,
-        "environment": describe(device).model_dump(mode="json"),
-        "started_at": started_at.isoformat(),
-    }
+    return _sample(
+        *(job, imported, device, started_at),
+        tokens_per_sec=tokens / loop.elapsed_seconds,
+        vram_mb=loop.vram_bytes / 2**20,
+        elapsed_seconds=loop.elapsed_seconds,
+        host_seconds=loop.host_seconds,
+        process_seconds=used,
+        call_seconds=loop.call_seconds,
+        runs=WORKLOAD.timed_calls,
+        first_call_seconds=loop.first_call_seconds,
+        telemetry=telemetry,
+    )
 
 
-def _prove(job: Job, subject: Remote | None) -> Mapping[str, Any]:
-    from harness.worker.machine.environment import describe
+def _prove(job: Job, subject: SubjectProxy | None) -> BaseModel:
     from harness.worker.proof import take, time_link, verify
     from harness.worker.referee import device_of
     from harness.workload import WORKLOAD
 
     started_at, device = datetime.now(timezone.utc), device_of(job.device)
     link_seconds = time_link(job.length, device)
-    remote, loaded = _load(job, subject)
-    remote.ask("use", device=str(device), single=False)
-    proof = take(remote, job.length, device)
-    remote.end()
+    proxy, imported = _load(job, subject)
+    proxy.ask("use", device=str(device), single=False)
+    proof = take(proxy, job.length, device)
+    proxy.end()
     verify(proof, device)
     calls, per_call = len(proof.row.digests), proof.seconds_per_call(link_seconds)
-    return {
-        "length": job.length,
-        "tokens_per_sec": WORKLOAD.batch_size * job.length / per_call,
-        "vram_mb": proof.vram_bytes / 2**20,
-        "elapsed_seconds": calls * per_call,
-        "runs": calls,
-        "first_call_seconds": proof.first_call_seconds,
-        "import_seconds": loaded["import_seconds"],
-        "source_file": loaded["operator_file"],
-        "layer_file": loaded["layer_file"],
-        "source_digest": job.source_digest,
-        "environment": describe(device).model_dump(mode="json"),
-        "started_at": started_at.isoformat(),
-    }
+    return _sample(
+        *(job, imported, device, started_at),
+        tokens_per_sec=WORKLOAD.batch_size * job.length / per_call,
+        vram_mb=proof.vram_bytes / 2**20,
+        elapsed_seconds=calls * per_call,
+        runs=calls,
+        first_call_seconds=proof.first_call_seconds,
+    )
+
+
+def _sample(
+    job: Job, imported: Imported, device: torch.device, started_at: datetime, **figures: Any
+) -> Sample:
+    from harness.worker.machine.environment import describe
+
+    return Sample(
+        length=job.length,
+        import_seconds=imported.import_seconds,
+        cache=job.cache,
+        source_file=imported.operator_file,
+        layer_file=imported.layer_file,
+        source_digest=job.source_digest,
+        environment=describe(device),
+        started_at=started_at,
+        **figures,
+    )
+
+
+def _answer(model: type[Model], body: dict[str, Any]) -> Model:
+    """Return the subject's answer as a model.
+
+    Raises:
+        WorkerError: it does not fit.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise WorkerError("the subject's answer is malformed", "protocol") from error
 
 
 _TASKS = {
     "probe": _probe,
     "import": _import,
-    "gate": _gate,
+    "check": _check,
     "time": _time,
     "prove": _prove,
     "call": _call,
 }
-WITH_SUBJECT = frozenset({"import", "gate", "time", "prove"})
+WITH_SUBJECT = frozenset({"import", "check", "time", "prove"})
 """The tasks that need the code under test."""
 
 _STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT, "out_of_memory": Exit.OUT_OF_MEMORY}
 
 
-def perform(job: Job, subject: Remote | None) -> tuple[Reply, Exit]:
-    """Do the job and return the reply with the status to exit with.
+def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
+    """Do the job and return the reply and the exit status.
 
     Args:
         subject: the process for the code under test; None for a task that has no tree.
     """
     try:
-        body = _TASKS[job.task](job, subject)
-        return Reply(nonce=job.nonce, body=dict(body)), Exit.DONE
-    except Exception as error:  # whatever it is, the runner is told
+        body = _TASKS[job.task](job, subject).model_dump(mode="json")
+        return Reply(nonce=job.nonce, body=body), Exit.DONE
+    except Exception as error:  # whatever it is, the runner gets a reply
         if not isinstance(error, WorkerError):
             traceback.print_exc()
-        told = describe_failure(error)
+        failure = describe_failure(error)
         reply = Reply(
-            nonce=job.nonce, failure=told["kind"], reason=told["reason"], remedy=told["remedy"]
+            nonce=job.nonce,
+            failure=failure["kind"],
+            reason=failure["reason"],
+            remedy=failure["remedy"],
         )
-        return reply, _STATUS.get(told["kind"], Exit.CRASH)
+        return reply, _STATUS.get(failure["kind"], Exit.CRASH)

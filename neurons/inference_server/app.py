@@ -21,15 +21,15 @@ from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, 
 from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
-"""What Retry-After says while the model loads, and while the queue is full."""
+"""Retry-After while the model loads, and while the queue is full."""
 LOOK_SECONDS = 0.1
 PROBLEMS = 3
-"""So many of a body's faults are told."""
+"""The most faults of a body that an error names."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, in tokens, and the bytes of its body."""
+    """The most tokens of a request, and the most bytes of its body."""
 
     prompt: int
     new: int
@@ -168,8 +168,10 @@ def _parsed(data: bytes) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate_json(data)
     except ValidationError as error:
-        told = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]]
-        detail = "; ".join(": ".join(filter(None, words)) for words in told)
+        problems = [
+            (".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]
+        ]
+        detail = "; ".join(": ".join(filter(None, words)) for words in problems)
         raise HTTPException(422, detail) from None
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from harness.measuring.runner import Measure, check, measure, probe
-from harness.measuring.together import Check
-from harness.report import Environment
+from harness.hardware.machine import Environment
+from harness.measuring.runner import CheckTree, Measure, check, measure, probe
 from neurons.miner import cycle
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
@@ -70,7 +69,7 @@ class Context:
     log: BoundLogger
     stop: threading.Event = field(default_factory=threading.Event)
     measure: Measure = measure
-    check: Check = check
+    check: CheckTree = check
     probe: Callable[..., Environment] = probe
     content_digest: Callable[[], str] = overlay_digest
     now: Callable[[], float] = time.time

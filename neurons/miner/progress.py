@@ -1,24 +1,26 @@
-"""How far a measurement is: published in the state folder for `status`, while it runs."""
+"""Progress of a measurement, in the state folder for `status` while it runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.sample import Sample
 from neurons.runtime.process import PROGRESS, write_atomically
 
 
 class Length(BaseModel):
-    """The runs of one length.
+    """The samples of one length.
 
     Attributes:
         length: in tokens.
-        planned: runs that it takes as far as is known; noise may ask for more.
-        speeds: of the accepted runs so far, in tokens/s.
+        planned: samples that it takes; noise may require more.
+        speeds: of the accepted samples so far, in tokens/s.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,17 +44,28 @@ class ProgressFile:
 
     def __init__(self, state_dir: Path) -> None:
         self._path, self._began = state_dir / PROGRESS, time.time()
+        self._planned = Counter[int]()
+        self._speeds: dict[int, list[float]] = {}
 
-    def publish(self, planned: Mapping[int, int], speeds: Mapping[int, Sequence[float]]) -> None:
-        """Write the numbers of planned runs and the accepted speeds, by length.
+    def plan(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
+        """Show the samples so far and, by length, the missing ones."""
+        self._planned = Counter([*(sample.length for sample in samples), *missing])
+        self._speeds = {length: [] for length in self._planned}
+        for sample in samples:
+            self._speeds[sample.length].append(sample.tokens_per_sec)
+        self._write()
 
-        A disk that takes nothing does not end the measurement.
-        """
+    def add(self, sample: Sample) -> None:
+        """Show one more sample of a planned length."""
+        self._speeds[sample.length].append(sample.tokens_per_sec)
+        self._write()
+
+    def _write(self) -> None:
         lengths = tuple(
-            Length(length=n, planned=planned.get(n, 0), speeds=tuple(speeds.get(n, ())))
-            for n in sorted({*planned, *speeds})
+            Length(length=n, planned=self._planned[n], speeds=tuple(self._speeds[n]))
+            for n in sorted(self._planned)
         )
-        with suppress(OSError):
+        with suppress(OSError):  # a full disk does not end the measurement
             measuring = Measuring(began=self._began, lengths=lengths)
             write_atomically(self._path, measuring.model_dump_json())
 

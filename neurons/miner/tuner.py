@@ -18,17 +18,22 @@ from pathlib import Path
 
 from structlog.stdlib import BoundLogger
 
-from harness.analysis.ab_compare import BLOCKS, Comparison, Difference
-from harness.measuring.runner import Measure, MeasurementError, check, measure, probe
-from harness.measuring.together import Check
-from harness.report import Environment
+from harness.analysis.ab_compare import BLOCKS, Comparison
+from harness.analysis.difference import Difference
+from harness.hardware.machine import Environment
+from harness.measuring.runner import (
+    CheckTree,
+    Measure,
+    MeasurementError,
+    Options,
+    check,
+    measure,
+    probe,
+)
 from neurons.miner.proposal import Refused, lay_out, propose, require_readable
 from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels, copy_overlay
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
 from quasar_kernels.contract import overlay_digest
-
-SEARCH = PROJECT / "scripts/step2_kernel_tuning.py"
 
 
 @dataclass
@@ -47,7 +52,7 @@ class Tuner:
     host: Path
     log: BoundLogger
     blocks: int = BLOCKS
-    check: Check = check
+    check: CheckTree = check
     measure: Measure = measure
     probe: Callable[..., Environment] = probe
     due: bool = True
@@ -57,7 +62,7 @@ class Tuner:
     def commands(self) -> Iterator[Sequence[str]]:
         """Yield who proposes: the search over tiles, and the operator's own command."""
         if self.settings.agent_iterations:
-            yield (sys.executable, str(SEARCH), "--overlay", ".",
+            yield (sys.executable, "-m", "harness.tuning", "--overlay", ".",
                    "--more", str(self.settings.agent_iterations),
                    "--seconds", str(self.settings.tune_seconds / 2),
                    "--storage", str(self.kept.folder / "trials.sqlite"),
@@ -132,7 +137,7 @@ class Tuner:
                 raise Refused(f"Its gain is not beyond the noise: {found}.")
             if overlay_digest() != shipped:
                 raise Refused("The shipped kernels were changed meanwhile.")
-            machine = self.probe(device=settings.device, stop=self._stop)
+            machine = self.probe(Options(settings.device, stop=self._stop))
             evidence = Evidence(
                 shipped=shipped,
                 overlay=overlay_digest(root=overlay),
@@ -151,11 +156,9 @@ class Tuner:
         return found
 
     def _compare(self, before: Path, after: Path, length: int) -> Difference:
-        comparison = Comparison(
-            *(self.settings.device, self.blocks, self.settings.bench_timeout_seconds),
-            timer=self.measure,
-            checker=self.check,
-            stop=self._stop,
+        options = Options(
+            self.settings.device, self.settings.bench_timeout_seconds, stop=self._stop
         )
+        comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
         ((_, found),) = comparison.run(before, after, [length])
         return found

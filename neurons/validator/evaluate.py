@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from harness.measuring.process import Confinement
-from harness.measuring.runner import Measure, MeasurementError, call, measure
-from harness.measuring.series import Policy, Series
-from harness.report import Kind, Measurement
+from harness.measuring.runner import (
+    CheckTree,
+    Measure,
+    MeasurementError,
+    Options,
+    call,
+    check,
+    confirm,
+    measure,
+    require_passed,
+)
+from harness.sample import Kind, Sample
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime.errors import Postponed, Retry
 from neurons.runtime.observe import get_logger
@@ -23,13 +32,13 @@ from neurons.validator.verdict import Verdict, is_claim, judge, reject
 from neurons.wire.protocol import Benchmarks, QueuedSubmission
 from neurons.wire.rules import SHORTEST_TARGET
 
-POLICY = Policy(longest_first=True, repeated=frozenset({"crash", "out_of_memory"}))
-"""One run a length behind one gate; what may be this machine's fault is tried a second time."""
+REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
+"""Failures that may be this machine's fault: the process is started a second time."""
 
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a sick machine gives as well: a control run then tells whose fault it is."""
+"""Failures that a faulty machine causes as well: a control run then decides whose fault it is."""
 
 BUDGET = 2.0
 """All measurements of a submission take at most so many times the seconds of one process."""
@@ -38,34 +47,20 @@ CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 
 log = get_logger("validator")
 
-
-@dataclass
-class _ValidatorSeries(Series):
-    submission: int = 0
-
-    def measured(self, measurement: Measurement) -> None:
-        log.info(
-            "measured",
-            submission=self.submission,
-            length=measurement.length,
-            tokens_per_sec=round(measurement.tokens_per_sec, 1),
-        )
-
-    def repeating(self, length: int, error: MeasurementError) -> None:
-        log.warning("measuring once more", length=length, reason=error.reason)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What an evaluation needs besides the submission.
+    """The parts of an evaluation other than the submission.
 
     Attributes:
         folder: where the clones are made.
         timeout: seconds for each measuring process.
         sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
-        confinement: what shuts a fork's code in; None runs it with this user's rights.
-        measure: `harness.measuring.runner.measure` or its stand-in.
+        confinement: the sandbox of a fork's code; None runs it with this user's rights.
+        measure, check: those of `harness.measuring.runner`, or fakes.
     """
 
     folder: Path
@@ -75,13 +70,14 @@ class Evaluator:
     stop: threading.Event = field(default_factory=threading.Event)
     confinement: Confinement | None = None
     measure: Measure = measure
+    check: CheckTree = check
 
     def evaluate(self, submission: QueuedSubmission) -> Verdict:
         """Return the verdict on a revealed submission.
 
         Raises:
             Postponed: nothing is known yet, through no fault of the submission's.
-            Stopped: asked to end; the submission has no verdict.
+            Stopped: on request; the submission has no verdict.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -113,21 +109,18 @@ class Evaluator:
 
         Raises:
             Postponed: it does not, and why.
-            Stopped: asked to end.
+            Stopped: on request.
         """
         try:
             call(
                 *("harness.worker.machine.control:run_control", self.device),
-                device=self.device,
-                timeout=CONTROL_SECONDS,
-                stop=self.stop,
-                confinement=self.confinement,
+                options=self._options(self.device, CONTROL_SECONDS),
             )
         except MeasurementError as error:
             self._check_stop()
-            said = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
+            log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
             raise Postponed(
-                f"The control run failed on this machine: {error}{said}",
+                f"The control run failed on this machine: {error}{log_tail}",
                 "Correct what the sentence names, and start the validator again: at its start it "
                 "checks the packages, and nvidia-smi shows the state of a GPU.",
             ) from error
@@ -135,43 +128,64 @@ class Evaluator:
     def _broken_rules(self, tree: Path) -> list[str]:
         found = call(
             *("harness.worker.rules:find_broken_rules", str(tree)),
-            device="cpu",
-            timeout=CHECK_SECONDS,
-            stop=self.stop,
+            options=self._options("cpu", CHECK_SECONDS),
             tree=tree,
-            confinement=self.confinement,
         )
         return [str(rule) for rule in found["sentences"]]  # type: ignore[union-attr]
 
+    def _options(self, device: str, timeout: float) -> Options:
+        return Options(device, timeout, self.stop, self.confinement)
+
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
+        """Check the longest length, time each one, and compare the target's speed and the claim."""
         target = submission.target_sequence_length
-        taken = partial(self._measure_until, time.monotonic() + BUDGET * self.timeout)
-        series = _ValidatorSeries(
-            *(tree, POLICY, self.device, self.timeout, self.stop, taken),
-            submission=submission.id,
-        )
+        lengths = sorted({*VALIDATOR_LENGTHS, target}, reverse=True)
+        deadline = time.monotonic() + BUDGET * self.timeout
+        samples: dict[int, Sample] = {}
+
+        def attempt(work: Callable[[Path, int, Options], Result], length: int) -> Result:
+            return self._twice(lambda: work(tree, length, self._within(deadline)), length)
+
         try:
-            series.run({*VALIDATOR_LENGTHS, target})
-            speed = series.of(target)[0].tokens_per_sec
-            verdict = judge(submission.tokens_per_sec, speed)
+            correctness = require_passed(attempt(self.check, lengths[0]))
+            timed = partial(self.measure, proven=True)
+            for length in lengths:
+                samples[length] = confirm(attempt(timed, length), correctness)
+                self._log(submission, samples[length])
+            verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
             if not verdict.passed:  # interference can only slow a run down: the better one counts
-                again = series.sample(target)
-                series.measurements.append(again)
-                verdict = judge(submission.tokens_per_sec, max(again.tokens_per_sec, speed))
+                again = confirm(attempt(timed, target), correctness)
+                samples[target] = max(again, samples[target], key=lambda one: one.tokens_per_sec)
+                verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
         except MeasurementError as error:
             verdict = self._failed(error)
-        found = series.measurements
-        return replace(verdict, measured=_figures(found), device=_device(found))
+        measured = samples.values()
+        return replace(verdict, measured=_figures(measured), device=_device(measured))
 
-    def _measure_until(
-        self, deadline: float, tree: Path, length: int, *, timeout: float, **options: Any
-    ) -> Measurement:
+    def _within(self, deadline: float) -> Options:
         left = deadline - time.monotonic()
         if left <= 0:
             seconds = BUDGET * self.timeout
             raise MeasurementError(f"not judged within {seconds:g} s, all lengths", "timeout")
-        options |= {"confinement": self.confinement, "proven": True}
-        return self.measure(tree, length, timeout=min(timeout, left), **options)
+        return self._options(self.device, min(self.timeout, left))
+
+    def _twice(self, work: Callable[[], Result], length: int) -> Result:
+        """Return the result of `work`, called again after a failure that may be this machine's."""
+        try:
+            return work()
+        except MeasurementError as error:
+            if self.stop.is_set() or error.kind not in REPEATED:
+                raise
+            log.warning("measuring once more", length=length, reason=error.reason)
+        return work()
+
+    def _log(self, submission: QueuedSubmission, sample: Sample) -> None:
+        log.info(
+            "measured",
+            submission=submission.id,
+            length=sample.length,
+            tokens_per_sec=round(sample.tokens_per_sec, 1),
+        )
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()
@@ -184,17 +198,17 @@ class Evaluator:
             raise Stopped("asked to stop")
 
 
-def _figures(measurements: Iterable[Measurement]) -> Benchmarks:
-    """Return the best run of each length as the wire has it."""
-    figures: Benchmarks = {}
-    for one in sorted(measurements, key=lambda one: (one.length, one.tokens_per_sec)):
-        figures[str(one.length)] = {"tokens_per_sec": one.tokens_per_sec, "vram_mb": one.vram_mb}
-    return figures
+def _figures(samples: Iterable[Sample]) -> Benchmarks:
+    """Return the samples as the wire has them, the shortest length first."""
+    return {
+        str(one.length): {"tokens_per_sec": one.tokens_per_sec, "vram_mb": one.vram_mb}
+        for one in sorted(samples, key=lambda one: one.length)
+    }
 
 
-def _device(measurements: Iterable[Measurement]) -> str | None:
-    """Return the GPU's name, or how many cores of a CPU there are, where anything was timed."""
-    machine = next((one.environment for one in measurements if one.environment), None)
+def _device(samples: Iterable[Sample]) -> str | None:
+    """Return the GPU's name, or the cores of a CPU; None where nothing was timed."""
+    machine = next((one.environment for one in samples if one.environment), None)
     if machine is None:
         return None
     return machine.gpu or f"CPU, {machine.cpu_count} cores"

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.measuring.process import Confinement
-from harness.measuring.runner import PROJECT, MeasurementError, call, child_environment
+from harness.measuring.runner import (
+    PROJECT,
+    MeasurementError,
+    Options,
+    call,
+    child_environment,
+)
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.loading import environment
 
@@ -91,7 +97,7 @@ def check_imports(
     """Return when a worker can import what measuring needs, or when `stop` is set.
 
     Args:
-        confinement: what shuts the workers in; None for workers with this user's rights.
+        confinement: the sandbox of the workers; None for workers with this user's rights.
         withheld: as in `Packages`.
 
     Raises:
@@ -118,10 +124,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     try:
         reply = call(
             "harness.worker.machine.imports:find_missing",
-            device="cpu",
-            timeout=CHECK_SECONDS,
-            stop=stop,
-            confinement=confinement,
+            options=Options("cpu", CHECK_SECONDS, stop, confinement),
         )
     except MeasurementError as error:
         if error.kind == "stopped":

@@ -1,30 +1,30 @@
-"""The application: its parts, what happens around every request, and its routes.
+"""The application: its routes, and what surrounds every request.
 
-Every error is `{"detail": ...}`, and a page for clients that accept HTML.
+Each request passes `ClientAddress`, `AccessLog` and `BodyLimit` before its route.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.api import Api
-from neurons.validator_api.competition import errors
+from neurons.validator_api.competition.bans import Ip, parse_ip
 from neurons.validator_api.database.storage import DatabaseAway
-from neurons.validator_api.middleware import AccessLog, BodyLimit, ClientAddress
-from neurons.validator_api.pages.render import error as answer
 from neurons.validator_api.routes import miners, pages, public, validators
+from neurons.validator_api.routes.errors import answer_errors
 
-AWAY_SECONDS = 5
-"""Retry-After where the database cannot be used."""
+MOST_BODY_BYTES = 16 * 1024
+FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 
 GROUPS = [
     {"name": "public", "description": "Anyone may read these, without headers."},
@@ -41,16 +41,8 @@ GROUPS = [
 ]
 """The groups of the API's calls, in the order in which they are shown."""
 
-STATUSES = (
-    (errors.NotFound, 404),
-    (errors.Banned, 403),
-    (errors.Conflict, 409),
-    (errors.TooEarly, 425),
-    (errors.Refusal, 400),
-)
-"""The HTTP status of each refusal; the first type that matches counts."""
-
 log = get_logger("validator_api")
+access_log = get_logger("validator_api.access")
 
 
 def create_app(api: Api) -> FastAPI:
@@ -79,12 +71,8 @@ def create_app(api: Api) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(AccessLog)
     app.add_middleware(ClientAddress, trusted=api.settings.trusted_proxies)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(errors.Refusal, _refusal)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(DatabaseAway, _away)
-    app.add_exception_handler(Exception, _unexpected)
-    for routes in (miners, public, validators, pages):  # asked in this order, for each request
+    answer_errors(app)
+    for routes in (miners, public, validators, pages):  # matched in this order
         app.include_router(routes.router)
     return app
 
@@ -102,43 +90,130 @@ async def _end_rounds(api: Api) -> None:
 
 
 async def _follow_chain(api: Api) -> None:
-    """Keep up with who is registered on the subnet, where a chain is asked at all."""
+    """Read the subnet's registrations from the chain at intervals, if a setting needs them."""
     while api.ask_chain is not None:
         try:
             await asyncio.to_thread(api.update_neurons)
         except ChainUnreachable as error:
             log.warning("uids and stakes stay as they are", reason=str(error))
-        except Exception:  # an answer in another form must not end the questions
+        except Exception:  # an answer in another form must not end the loop
             log.exception("the chain's answer could not be read")
         await asyncio.sleep(api.chain_seconds)
 
 
-def _refusal(request: Request, error: Exception) -> Response:
-    status = next(status for kind, status in STATUSES if isinstance(error, kind))
-    return answer(request, status, str(error))
+class ClientAddress:
+    """Puts the client's own address into the scope, or none where only a proxy's is known.
+
+    X-Forwarded-For counts where the peer is a trusted proxy. Where a peer of this machine or of a
+    private network forwards without being one, the client is unknown: the header may be
+    invented, and the peer's address is everybody's.
+
+    Args:
+        trusted: addresses and networks, or `*` for any peer.
+    """
+
+    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
+        self._app = app
+        self._anyone = "*" in trusted
+        self._trusted = [ipaddress.ip_network(one, strict=False) for one in trusted if one != "*"]
+        self._warned = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with the address that was found."""
+        if scope["type"] == "http" and scope.get("client"):
+            address = self._client(scope)
+            if address != scope["client"][0]:
+                scope = {**scope, "client": (address, 0) if address else None}
+        await self._app(scope, receive, send)
+
+    def _client(self, scope: Scope) -> str | None:
+        peer = str(scope["client"][0])
+        named = [value for name, value in scope["headers"] if name in FORWARDING]
+        if not named:
+            return peer
+        address = parse_ip(peer)
+        if address is None or self._trusts(address):
+            return self._forwarded(scope)
+        if not address.is_private:
+            return peer  # a client that claims to be a proxy
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "requests come through a proxy that TRUSTED_PROXIES does not name; bans count "
+                "hotkeys behind it",
+                proxy=peer,
+            )
+        return None
+
+    def _forwarded(self, scope: Scope) -> str | None:
+        """Return the last address of X-Forwarded-For that no trusted proxy has."""
+        lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        hops = [hop for line in lines for hop in line.decode("latin-1").split(",")]
+        for hop in reversed(hops):
+            address = parse_ip(hop)
+            if address is None:
+                return None
+            if self._anyone or not self._trusts(address):
+                return str(address)
+        return None
+
+    def _trusts(self, address: Ip) -> bool:
+        return self._anyone or any(
+            address in network for network in self._trusted if network.version == address.version
+        )
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 — registered for this type only
-    return answer(request, error.status_code, error.detail, error.headers)
+class BodyLimit:
+    """Refuses a body of more than `MOST_BODY_BYTES` with 413, with or without a Content-Length."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting what is read of its body."""
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > MOST_BODY_BYTES:
+                raise HTTPException(413, f"Request body is larger than {MOST_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, counted, send)
 
 
-def _invalid(request: Request, error: Exception) -> Response:
-    """Answer 422 without repeating the input: it may hold a salt or a signature, or be NaN."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101 — registered for this type only
-    problems = [
-        {"type": item["type"], "loc": list(item["loc"]), "msg": item["msg"]}
-        for item in error.errors()
-    ]
-    return answer(request, 422, problems)
+class AccessLog:
+    """Logs method, path, status, duration and address; never headers, query or body."""
 
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-def _away(request: Request, _: Exception) -> Response:
-    """Answer 503; the driver's message goes to the log alone."""
-    detail = "The database cannot be used now. Send the same again later."
-    return answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and log its outcome."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        start = time.perf_counter()
 
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("request failed", exc_info=error)
-    return answer(request, 500, "Internal server error")
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            quiet = scope["method"] == "GET" and status < 400
+            write = access_log.debug if quiet else access_log.info
+            write(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(1000 * (time.perf_counter() - start), 1),
+                client=(scope.get("client") or ("",))[0],
+            )

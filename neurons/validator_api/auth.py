@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -19,26 +18,18 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
+from neurons.validator_api.competition.bans import ban_key
+from neurons.validator_api.competition.errors import Replayed
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
-from neurons.validator_api.middleware import ban_key
 from neurons.wire import protocol
-from neurons.wire.protocol import (
-    ClaimRequest,
-    CommitRequest,
-    SubmitRequest,
-    bound_text,
-    request_text,
-)
+from neurons.wire.protocol import ClaimRequest, CommitRequest, SubmitRequest, bound_text
+from neurons.wire.signed_request import NotSigned, check_signed_request
 
 WINDOW_SECONDS = 60.0
 """The rate limit counts a hotkey's calls of the last minute."""
-SKEW_SECONDS = 60
-"""How far a validator's clock may be from the server's."""
 
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
-_TIMESTAMP = re.compile(r"[0-9]{1,12}")
-_NONCE = re.compile(r"[0-9a-f]{32,64}")
 
 
 def _claimed(request: Request) -> tuple[str, str]:
@@ -54,16 +45,10 @@ def _claimed(request: Request) -> tuple[str, str]:
     return hotkey, signature
 
 
-@lru_cache(maxsize=4096)
-def _is_credential(hotkey: str, signature: str) -> bool:
-    """Tell whether the signature is the hotkey's of its own address, which never changes."""
-    return verify(hotkey, hotkey, signature)
-
-
 def authenticated(request: Request) -> str:
     """Return the hotkey whose signature of its own address the headers carry, else 401."""
     hotkey, signature = _claimed(request)
-    if not _is_credential(hotkey, signature):
+    if not verify(hotkey, hotkey, signature):
         raise HTTPException(401, "Invalid signature")
     return hotkey
 
@@ -168,7 +153,7 @@ class ValidatorCall:
         """Take the nonce, once: a request that somebody sends again is refused with 401."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
-            raise HTTPException(401, "Nonce was used before")
+            raise Replayed("Nonce was used before")
         session.add(UsedNonce(hotkey=self.hotkey, nonce=self.nonce, expires_at=self.expires_at))
         session.flush()
 
@@ -179,26 +164,18 @@ async def validator(request: Request) -> ValidatorCall:
     401 without a valid signature of just this request, 403 when the hotkey is no validator.
     """
     api = request.app.state.api
-    hotkey, signature = _claimed(request)
-    timestamp = request.headers.get(protocol.TIMESTAMP_HEADER, "")
-    nonce = request.headers.get(protocol.NONCE_HEADER, "")
-    if not _TIMESTAMP.fullmatch(timestamp) or not _NONCE.fullmatch(nonce):
-        raise HTTPException(
-            401,
-            "Invalid signature: a validator signs each request, with the headers Timestamp "
-            "(Unix seconds) and Nonce (32 to 64 hex digits)",
-        )
+    _claimed(request)
     now = api.wall_clock()
-    if abs(int(timestamp) - now) > SKEW_SECONDS:
-        raise HTTPException(401, f"Timestamp is more than {SKEW_SECONDS} s from the server's time")
     query = request.scope["query_string"].decode("latin-1")
     target = request.url.path + (f"?{query}" if query else "")
-    text = request_text(request.method, target, timestamp, nonce, await request.body())
-    if not verify(hotkey, text, signature):
-        raise HTTPException(401, "Invalid signature")
-    if not api.is_validator(hotkey):
+    body = await request.body()
+    try:
+        signed = check_signed_request(request.method, target, request.headers, body, now)
+    except NotSigned as error:
+        raise HTTPException(401, str(error)) from None
+    if not api.is_validator(signed.hotkey):
         raise HTTPException(403, "Only validators may do this")
-    return ValidatorCall(hotkey, nonce, utc(now), utc(int(timestamp) + SKEW_SECONDS + 1))
+    return ValidatorCall(signed.hotkey, signed.nonce, utc(now), utc(signed.expires_at))
 
 
 Validator = Annotated[ValidatorCall, Depends(validator)]

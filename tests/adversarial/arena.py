@@ -13,7 +13,7 @@ import sys
 import torch
 
 from harness.measuring.job import Job
-from harness.report import GateResult
+from harness.sample import Correctness
 from harness.worker.referee import fork_subject
 from harness.worker.tasks import perform
 from quasar_kernels.reference import quasar_chunked
@@ -31,9 +31,9 @@ def verdict(task: str, tree: str, length: int) -> str:
         subject.end()
     if reply.failure is not None:
         return f"{reply.failure}: {reply.reason}"
-    if task != "gate":
+    if task != "check":
         return f"passed: {(reply.body or {})['tokens_per_sec']} tokens/s"
-    return "; ".join(str(check) for check in GateResult.model_validate(reply.body).failed)
+    return "; ".join(str(check) for check in Correctness.model_validate(reply.body).failed)
 
 
 def main() -> None:

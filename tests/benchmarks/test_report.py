@@ -35,9 +35,9 @@ def test_every_figure_of_ours_stands_behind_a_green_gate(
 ) -> None:
     assert reports[name].failures == ()
     for measurement in reports[name].measurements:
-        assert measurement.gate is not None
-        assert measurement.gate.passed
-        assert measurement.gate.source_digest == measurement.source_digest
+        assert measurement.correctness is not None
+        assert measurement.correctness.passed
+        assert measurement.correctness.source_digest == measurement.source_digest
 
 
 def test_the_reports_cover_every_limit(reports: dict[str, Report]) -> None:

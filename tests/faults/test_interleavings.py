@@ -181,7 +181,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         now=clock,
         submission_mode=mode,
         measure=FakeBench(environment=WIDE),
-        probe=lambda **_: WIDE,
+        probe=lambda *_: WIDE,
     )
     real = Journal.transition
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from harness.hardware.machine import Snapshot, Telemetry
 from harness.measuring.runner import MeasurementError
-from harness.report import Measurement, Snapshot, Telemetry, load_report, write_report
+from harness.report import load_report, write_report
+from harness.sample import Sample
 from neurons.miner import daemon
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Step
@@ -28,7 +30,7 @@ from tests.neurons.miner.parts import (
     Waits,
 )
 
-Change = Callable[[list[Measurement]], list[Measurement]]
+Change = Callable[[list[Sample]], list[Sample]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
 
@@ -76,11 +78,11 @@ def test_auto_claims_the_best_length(miner: Miner, bench: FakeBench) -> None:
 def test_row_22_the_longest_target_that_fits_is_claimed(
     miner: Miner, bench: FakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurons.miner.series.call", lambda *_, **__: {})  # no GPU to heat
+    monkeypatch.setattr("neurons.miner.measuring.call", lambda *_, **__: {})  # no GPU to heat
     bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
     bench.faults[1_000_000] = [NO_MEMORY] * 2
     bench.faults[900_000] = [None, NO_MEMORY]  # its second run fails
-    context = miner(target_sequence_length="auto", probe=lambda **_: bench.environment)
+    context = miner(target_sequence_length="auto", probe=lambda *_: bench.environment)
     done = run_cycle(context)
     assert (done.state, done.target_sequence_length) == (State.VALIDATED, 800_000)
     assert set(done.benchmarks or {}) == {"512", "1024", "2048", "800000"}
@@ -118,7 +120,7 @@ def test_earlier_runs_that_no_longer_hold_are_measured_anew(
         bench.factor = 0.9
     elif change == "machine":
         bench.environment = ENVIRONMENT.model_copy(update={"driver": "999"})
-        context.probe = lambda **_: bench.environment
+        context.probe = lambda *_: bench.environment
     else:
         kernels.content = "kernel 2\n"
     done = run_cycle(context)
@@ -178,7 +180,7 @@ def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
 def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(
     context: Context, rewrite: Callable[[Change], None]
 ) -> None:
-    def disturb(runs: list[Measurement]) -> list[Measurement]:
+    def disturb(runs: list[Sample]) -> list[Sample]:
         used = Snapshot(memory_used_mb=30_000.0)
         last = max(runs, key=lambda one: (one.length, one.tokens_per_sec))
         shared = {"telemetry": Telemetry(before=used, after=used), "tokens_per_sec": 1e9}

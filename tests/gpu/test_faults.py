@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.layer.trees import TREES, make_tree
-from harness.measuring.runner import MeasurementError, measure
+from harness.measuring.runner import MeasurementError, Options, measure
 from tests.processes import HANG, wait_for
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +28,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(host, tmp_path_factory.mktemp("fork") / "tree", TREES["overlay"])
 
 
+CUDA = Options("cuda")
+
+
 def free() -> int:
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
@@ -35,7 +38,7 @@ def free() -> int:
 
 def assert_next_one_is_measured(tree: Path, before: int) -> None:
     wait_for(lambda: free() >= before - SLACK)
-    assert measure(tree, 512, device="cuda", gate=False).tokens_per_sec > 0
+    assert measure(tree, 512, CUDA, cross_check=False).tokens_per_sec > 0
 
 
 @pytest.mark.parametrize("share", [2.0, 0.6], ids=["input", "layer"])
@@ -43,7 +46,7 @@ def test_row_22_a_length_beyond_the_memory_is_told_as_such(tree: Path, share: fl
     before = free()
     length = int(share * before / (4 * 512))  # of which the input, in fp32, takes this share
     with pytest.raises(MeasurementError) as found:
-        measure(tree, length, device="cuda", gate=False)
+        measure(tree, length, CUDA, cross_check=False)
     assert found.value.kind == "out_of_memory"
     assert_next_one_is_measured(tree, before)
 
@@ -57,7 +60,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["judge", "subject"])
+@pytest.mark.parametrize("place", [0, 1], ids=["referee", "subject"])
 def test_row_22_a_worker_killed_while_it_holds_the_gpu_leaves_it_free(
     tree: Path, place: int
 ) -> None:
@@ -66,7 +69,7 @@ def test_row_22_a_worker_killed_while_it_holds_the_gpu_leaves_it_free(
 
     def run() -> None:
         try:
-            measure(tree, length, device="cuda", gate=False)
+            measure(tree, length, CUDA, cross_check=False)
         except MeasurementError as error:
             errors.append(error)
 

@@ -1,4 +1,4 @@
-"""Measurements for the tests of pure functions, with figures that only tests use."""
+"""Samples for the tests of pure functions, with figures that only tests use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.report import Check, Environment, GateResult, Measurement, Snapshot, Telemetry
+from harness.hardware.machine import Environment, Snapshot, Telemetry
+from harness.sample import Check, Correctness, Sample
 
 DIGEST = "d" * 64
 
 
 def environment(**changes: Any) -> Environment:
-    """Return what a report says of a machine without a GPU; `changes` say otherwise."""
+    """Return a machine without a GPU, with these changes."""
     values: dict[str, Any] = {
         "device": "cpu",
         "platform": "Linux",
@@ -25,12 +26,12 @@ def environment(**changes: Any) -> Environment:
     return Environment(**{**values, **changes})
 
 
-def gate_result(*, passed: bool = True, digest: str = DIGEST, **changes: Any) -> GateResult:
-    """Return a gate's result with one check; `changes` are not validated."""
+def make_correctness(*, passed: bool = True, digest: str = DIGEST, **changes: Any) -> Correctness:
+    """Return the result of a correctness check with one figure; `changes` are not validated."""
     check = Check(
         name="relative RMS error", where="512 tokens", value=1e-3, limit=6e-3, passed=passed
     )
-    good = GateResult(
+    good = Correctness(
         passed=passed,
         checks=(check,),
         device="cuda",
@@ -43,9 +44,9 @@ def gate_result(*, passed: bool = True, digest: str = DIGEST, **changes: Any) ->
     return good.model_copy(update=changes)
 
 
-def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Measurement:
-    """Return a measurement; `changes` are not validated, so that bad data can be made."""
-    good = Measurement(
+def make_sample(length: int = 512, speed: float = 1000.0, **changes: Any) -> Sample:
+    """Return a sample; `changes` are not validated, so that bad data can be made."""
+    good = Sample(
         length=length,
         tokens_per_sec=1000.0,
         vram_mb=10.0,
@@ -57,7 +58,7 @@ def measurement(length: int = 512, speed: float = 1000.0, **changes: Any) -> Mea
         source_file="fla/ops/quasar/chunk.py",
         layer_file="fla/layers/quasar.py",
         source_digest=DIGEST,
-        gate=gate_result(),
+        correctness=make_correctness(),
         started_at=datetime(2026, 1, 1, tzinfo=timezone.utc),
     )
     return good.model_copy(update={"tokens_per_sec": speed, **changes})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.imports import install_command
-from harness.measuring.runner import MeasurementError, check_import, measure
+from harness.measuring.runner import MeasurementError, Options, check, check_import, measure
 from quasar_kernels.contract import fork_imports
 from tests.processes import run_python
 
@@ -50,12 +50,12 @@ def test_a_fault_of_the_tree_itself_is_a_crash(make_tree: Any, code: str) -> Non
     assert error.remedy == ""
 
 
-def test_gate_timing_and_command_line_say_the_same(make_tree: Any) -> None:
+def test_check_timing_and_command_line_report_the_same(make_tree: Any) -> None:
     tree = make_tree(layer="import no_such_module")
     error = failed(tree)
-    for gate in (True, False):
+    for run in (check, measure):
         with pytest.raises(MeasurementError) as caught:
-            measure(tree, 16, device="cpu", gate=gate)
+            run(tree, 16, Options("cpu"))
         assert (caught.value.kind, caught.value.reason) == ("import", error.reason)
 
     done = run_python("-m", "harness", "--tree", tree, "--device", "cpu")

@@ -12,8 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from harness.report import (
-    Failure,
-    Measurement,
     Report,
     ReportError,
     build_report,
@@ -21,7 +19,8 @@ from harness.report import (
     report_schema,
     write_report,
 )
-from tests.harness.samples import environment, measurement, telemetry
+from harness.sample import Failure, Sample
+from tests.harness.samples import environment, make_sample, telemetry
 
 HERE = environment()
 
@@ -33,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 def sample() -> Report:
     states = telemetry({"sm_clock_mhz": 1980}, {"sm_clock_mhz": 1755, "slowdowns": ("power cap",)})
-    runs = [measurement(512, environment=HERE), measurement(1024, telemetry=states)]
+    runs = [make_sample(512, environment=HERE), make_sample(1024, telemetry=states)]
     failure = Failure(length=2048, kind="out_of_memory", reason="CUDA out of memory")
     return build_report("as a validator", "a" * 40, runs, [failure])
 
@@ -47,15 +46,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
 
 
-def test_a_gate_stands_once_in_the_file_and_with_every_measurement(path: Path) -> None:
-    first, second = (measurement(512), measurement(1024))
-    assert first.gate is not None
-    other = first.gate.model_copy(update={"longest": 2048})
-    third = measurement(2048, gate=other)
-    report = build_report("p", None, [first, second, third, measurement(gate=None)])
+def test_a_correctness_check_is_once_in_the_file_and_with_every_sample(path: Path) -> None:
+    first, second = (make_sample(512), make_sample(1024))
+    assert first.correctness is not None
+    other = first.correctness.model_copy(update={"longest": 2048})
+    third = make_sample(2048, correctness=other)
+    report = build_report("p", None, [first, second, third, make_sample(correctness=None)])
     write_report(path, report)
     body = json.loads(path.read_text())["report"]
-    assert [one["longest"] for one in body["gates"]] == [first.gate.longest, 2048]
+    assert [one["longest"] for one in body["gates"]] == [first.correctness.longest, 2048]
     assert [one["gate"] for one in body["measurements"]] == [0, 0, 1, None]
     assert load_report(path) == report
 
@@ -70,7 +69,9 @@ def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refuse
 ) -> None:
     report = sample()
     first = {**report.model_dump(mode="json"), "schema_version": 1}
-    path.write_text(with_digest(first))  # each measurement holds its gate
+    for one in first["measurements"]:
+        one["gate"] = one.pop("correctness")  # each in full
+    path.write_text(with_digest(first))
     assert load_report(path).measurements == report.measurements
     write_report(path, report)
     body = json.loads(path.read_text())["report"]
@@ -132,27 +133,27 @@ def test_row_17_a_failed_write_keeps_the_old_file(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
 def test_row_25_a_measurement_cannot_hold_an_impossible_speed(value: float) -> None:
-    fields = {**measurement().model_dump(), "tokens_per_sec": value}
+    fields = {**make_sample().model_dump(), "tokens_per_sec": value}
     with pytest.raises(ValidationError, match="tokens_per_sec"):
-        Measurement.model_validate(fields)
+        Sample.model_validate(fields)
 
 
 def test_unchecked_measurements_mark_the_report() -> None:
     assert sample().checked
-    assert not build_report("p", None, [measurement(), measurement(gate=None)]).checked
+    assert not build_report("p", None, [make_sample(), make_sample(correctness=None)]).checked
 
 
 def test_two_machines_cannot_share_a_report() -> None:
     other = HERE.model_copy(update={"torch": "2.9"})
-    runs = [measurement(environment=HERE), measurement(environment=other)]
+    runs = [make_sample(environment=HERE), make_sample(environment=other)]
     with pytest.raises(ValueError, match="different environments"):
         build_report("p", None, runs)
 
 
 def test_the_schema_names_every_field_of_a_report() -> None:
     schema = report_schema()
-    fields = schema["$defs"]["Measurement"]["properties"]
-    assert set(fields) == set(Measurement.model_fields)
+    fields = schema["$defs"]["Sample"]["properties"]
+    assert set(fields) == {*Sample.model_fields, "gate"} - {"correctness"}
     in_file = set(schema["properties"]["report"]["properties"])
     assert in_file == {*Report.model_fields, "gates"}
     references = json.dumps(schema).split('"#/$defs/')[1:]

@@ -17,11 +17,11 @@ from tests.repositories import make_checkout
 FORK = {str(LAYER_FILE): "class QuasarAttention: ...\n", f"{QUASAR_DIR}/chunk.py": "slow = True\n"}
 
 
-def timer(tree: Path, length: int, **options: Any) -> Any:
+def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
     ours = (tree / QUASAR_DIR / "chunk.py").read_bytes()
-    assert options["gate"] is False
+    assert not options["cross_check"]
     faster = 3.0 if ours == (OVERLAY / QUASAR_DIR / "chunk.py").read_bytes() else 1.0
-    return samples.measurement(length, faster * length)
+    return samples.make_sample(length, faster * length)
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -31,9 +31,11 @@ def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
         "--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]  # fmt: skip
     checked: list[int] = []
 
-    def checker(tree: Path, length: int, **_: Any) -> Any:
+    def checker(tree: Path, length: int, *_: Any, **__: Any) -> Any:
         checked.append(length)
-        return samples.gate_result(passed=(tree / LAYER_FILE).read_text() != FORK[str(LAYER_FILE)])
+        return samples.make_correctness(
+            passed=(tree / LAYER_FILE).read_text() != FORK[str(LAYER_FILE)]
+        )
 
     out = tmp_path / "found"
     arguments = [*setup, "--lengths", "512,1024", "--blocks", "5", "--out", str(out)]
@@ -53,12 +55,12 @@ def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
 def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
 
-    def only_ours(tree: Path, length: int, **options: Any) -> Any:
+    def only_ours(tree: Path, length: int, *_: Any, **options: Any) -> Any:
         if tree == fork:
             raise MeasurementError("it needs a GPU", "crash")
         return timer(tree, length, **options)
 
-    out, green = tmp_path / "found", lambda *_, **__: samples.gate_result()
+    out, green = tmp_path / "found", lambda *_, **__: samples.make_correctness()
     arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
     assert step1.main(arguments, timer=only_ours, checker=green) == 0
     assert "cannot be timed here: crash: it needs a GPU" in capsys.readouterr().out
@@ -70,7 +72,7 @@ def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
 def test_wrong_kernels_are_not_compared(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
     arguments = ["--skip-setup", "--fork", str(fork), "--out", str(tmp_path / "found")]
-    red = samples.gate_result(passed=False)
+    red = samples.make_correctness(passed=False)
     assert step1.main(arguments, timer=timer, checker=lambda *_, **__: red) == 1
     assert "RED" in capsys.readouterr().out
     assert not (tmp_path / "found.md").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.layer.results import LayerAccuracy
-from benchmarks.markdown import records, table
+from benchmarks.report.markdown import records, table
 from benchmarks.results import versions
 
 WAYS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.markdown import table
+from benchmarks.report.markdown import table
 from harness.hardware.gpus import ceiling as card_ceiling
 from harness.hardware.gpus import known
 from harness.hardware.machine import Environment

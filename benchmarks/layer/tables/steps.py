@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.layer.results import Launch, LayerProfile
-from benchmarks.markdown import records
+from benchmarks.report.markdown import records
 from benchmarks.results import versions
 from harness.workload import WORKLOAD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.report import Environment
+from harness.hardware.machine import Environment
 from harness.worker.failures import WorkerError
 from harness.worker.machine.environment import describe
 

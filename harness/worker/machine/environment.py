@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness.report import Environment
+from harness.hardware.machine import Environment
 from harness.worker.machine.telemetry import facts, snapshot
 
 PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import platform
 
-from harness.report import Frozen
+from harness.hardware.machine import Frozen
 from quasar_kernels.contract import fork_imports
 
 

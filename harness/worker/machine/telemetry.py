@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from harness.claim.rejection import OTHER_MEMORY_MB
-from harness.report import Snapshot
+from harness.hardware.machine import Snapshot
 
 QUIET_SECONDS = 3.0
 

@@ -1,7 +1,7 @@
-"""The process that holds the code under test, and does with it what the referee asks.
+"""The subject: the process that holds the code under test and calls it for the referee.
 
-It knows nothing that would be worth stealing: neither the nonce of the reply nor its descriptor,
-and no expected value. Everything that it answers is judged elsewhere.
+It knows no secret: neither the nonce of the reply nor its descriptor, and no expected value. The
+referee judges everything that it answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from harness.hardware.machine import Snapshot
 from harness.worker.chain import CALLS_MOST, SCALED, Chain, Link
 from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.inputs import drawn, fill
@@ -48,8 +47,8 @@ def _poisoned() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-class Local:
-    """The code under test in this very process, and the tensors that it is called on.
+class InProcessSubject:
+    """The code under test in this process, and the tensors that it is called on.
 
     Args:
         operator: `chunk_quasar`.
@@ -64,7 +63,7 @@ class Local:
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Take new values: into the same memory where shape and dtype are those of before.
 
-        The tensors' version counters do not tell that they were rewritten.
+        The tensors' version counters stay as they were.
         """
         for name, new in tensors.items():
             old = self._held.get(name)
@@ -134,18 +133,10 @@ class Local:
             self._layer, self._held = layer, {"x": x, "y": y}
 
         try:
-            timing = time_layer(self._layer_class, length, self._device, inspect=keep)
+            result = time_layer(self._layer_class, length, self._device, inspect=keep)
         except InvalidRunError as error:
             raise WorkerError(str(error), "gate") from error
-        return {
-            "elapsed_seconds": timing.elapsed_seconds,
-            "first_call_seconds": timing.first_call_seconds,
-            "vram_bytes": timing.vram_bytes,
-            "host_seconds": timing.host_seconds,
-            "ended": timing.ended,
-            "call_seconds": list(timing.call_seconds),
-            "gpu": _told(timing.gpu),
-        }
+        return result.model_dump(mode="json")
 
     def prepare(
         self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, chain_seed: int
@@ -207,16 +198,12 @@ class Local:
         return tampered()
 
 
-def _told(gpu: Snapshot | None) -> Any:
-    return None if gpu is None else gpu.model_dump(mode="json")
-
-
 class _Server:
-    """A `Local` behind a channel."""
+    """A `InProcessSubject` behind a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._local: Local | None = None
+        self._local: InProcessSubject | None = None
 
     def load(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
         loaded = load_tree(Path(body["tree"]))
@@ -231,9 +218,10 @@ class _Server:
         device = torch.device(body["device"])
         if device.type == "cpu" and body["single"]:
             torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
-        self._local = Local(self._loaded.operator, self._loaded.layer_class, device)
+        self._local = InProcessSubject(self._loaded.operator, self._loaded.layer_class, device)
         timed = device.type == "cuda" and not body["single"]
-        return {"gpu": _told(quiet_snapshot()) if timed else None}
+        gpu = quiet_snapshot() if timed else None
+        return {"gpu": None if gpu is None else gpu.model_dump(mode="json")}
 
     def answer(self, body: dict[str, Any], tensors: Tensors) -> dict[str, Any] | Tensors | None:
         op = body.pop("op")

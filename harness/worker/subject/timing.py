@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field, FiniteFloat
 
-from harness.report import Snapshot
+from harness.hardware.machine import Frozen, NotNegative, Positive, Snapshot
 from harness.worker.machine.telemetry import snapshot
 from harness.worker.subject.single_calls import cold_calls
 from harness.workload import WORKLOAD, Workload
@@ -41,21 +41,18 @@ class InvalidRunError(Exception):
     """The code under test, or a clock step, made the figures of a run meaningless."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one run of the loop gave: seconds, bytes, and the GPU's state right after it.
+class LoopResult(Frozen):
+    """What the subject reports of one run of the loop; the referee does not trust it."""
 
-    `host_seconds` are those until the last call had returned, `ended` is when the loop had ended on
-    the monotonic clock, and `call_seconds` are single calls after it.
-    """
-
-    elapsed_seconds: float
-    first_call_seconds: float
-    vram_bytes: int
-    gpu: Snapshot | None
-    host_seconds: float | None = None
-    ended: float = 0.0
-    call_seconds: tuple[float, ...] = ()
+    elapsed_seconds: Positive
+    first_call_seconds: NotNegative
+    vram_bytes: int = Field(ge=0)
+    host_seconds: NotNegative | None = Field(
+        default=None, description="until the last call had returned"
+    )
+    call_seconds: tuple[Positive, ...] = Field(default=(), description="single calls afterwards")
+    ended: FiniteFloat = Field(description="when the loop had ended, on the monotonic clock")
+    gpu: Snapshot | None = Field(description="its state right after the loop")
 
 
 def tampered() -> list[str]:
@@ -87,7 +84,7 @@ def time_layer(
     *,
     workload: Workload = WORKLOAD,
     inspect: Inspect | None = None,
-) -> Timing:
+) -> LoopResult:
     """Build the layer and run the loop: warm-ups, then timed calls between two synchronizes.
 
     The previous output, and with it its autograd graph, stays alive during each call, as in the
@@ -129,10 +126,16 @@ def time_layer(
     _require_honest(inner, elapsed, outer)
     if inspect is not None:
         inspect(layer, x, _[0].detach())
-    if device.type == "cpu":
-        return Timing(elapsed, first_call, vram, state, ended=ended)
-    calls = cold_calls(layer, x)
-    return Timing(elapsed, first_call, vram, state, host, ended, calls)
+    on_gpu = device.type == "cuda"
+    return LoopResult(
+        elapsed_seconds=elapsed,
+        first_call_seconds=first_call,
+        vram_bytes=vram,
+        host_seconds=host if on_gpu else None,
+        call_seconds=cold_calls(layer, x) if on_gpu else (),
+        ended=ended,
+        gpu=state,
+    )
 
 
 def _require_honest(inner: float, elapsed: float, outer: float) -> None:

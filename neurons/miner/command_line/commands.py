@@ -19,7 +19,8 @@ from harness.analysis.stats import show_table
 from harness.source import tree_commit
 from harness.terminal import printable
 from harness.workload import LENGTHS, lengths_for
-from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.embedded.settings import embedded_settings, is_embedded
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner import daemon
 from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks
@@ -33,13 +34,13 @@ from neurons.miner.command_line.status import (
 )
 from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
-from neurons.miner.publishing.from_settings import open_fork
-from neurons.miner.series import (
-    MinerSeries,
+from neurons.miner.measuring import (
+    ClaimMeasurement,
     describe_machine,
-    new_series,
+    new_measurement,
     targets_to_try,
 )
+from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Retry
 from neurons.runtime.flags import Given, Whole
@@ -195,27 +196,29 @@ def bench(given: Given, all_lengths: bool = False) -> int:
         wanted = None if target == "auto" else target
         targets = targets_to_try(wanted, environment.device)
         commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
-        series = new_series(settings, fork.worktree, environment, "bench", commit, log, anew=True)
-        _insist(series, lambda: series.run_targets(targets))
+        measurement = new_measurement(
+            settings, fork.worktree, environment, "bench", commit, log, fresh=True
+        )
+        _insist(measurement, lambda: measurement.run_targets(targets))
         if all_lengths:
             lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
-            _insist(series, lambda: series.run(lengths))
-            series.round_done()
-    show_table(series.measurements, series.failures)
-    say(f"report: {series.path}")
-    return int(bool(series.failures))
+            _insist(measurement, lambda: measurement.run_lengths(lengths))
+    sampler = measurement.sampler
+    show_table(sampler.samples, sampler.failures)
+    say(f"report: {measurement.recorder.path}")
+    return int(bool(sampler.failures))
 
 
-def _insist(series: MinerSeries, act: Callable[[], object]) -> None:
-    """Measure, and go on after what the miner goes on after."""
+def _insist(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
+    """Measure, and continue after the failures that the miner continues after."""
     while True:
         try:
             act()
             return
         except Retry as fault:
-            series.crashes += 1
-            series.log.warning("trying again", reason=fault.reason)
-            time.sleep(backoff_seconds(series.crashes, jitter=1.0))
+            measurement.crashes += 1
+            measurement.recorder.log.warning("trying again", reason=fault.reason)
+            time.sleep(backoff_seconds(measurement.crashes, jitter=1.0))
 
 
 @click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from harness.measuring.runner import MeasurementError, call
+from harness.measuring.runner import MeasurementError, Options, call
 from neurons.miner.command_line.machine_checks import Finding, failure, gpu, ok, warning
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
@@ -30,7 +30,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
         MeasurementError: the process came to no result.
     """
     function = "quasar_kernels.diagnosis:compile_for"
-    return Builds.model_validate(call(function, *capability, device="cpu", timeout=120))
+    return Builds.model_validate(call(function, *capability, options=Options("cpu", 120.0)))
 
 
 def find_paths(device: str) -> PathsTaken:
@@ -40,7 +40,7 @@ def find_paths(device: str) -> PathsTaken:
         MeasurementError: the process came to no result, or torch cannot use the device.
     """
     function = "quasar_kernels.diagnosis:find_paths"
-    return PathsTaken.model_validate(call(function, device, device=device, timeout=300))
+    return PathsTaken.model_validate(call(function, device, options=Options(device)))
 
 
 def examine(

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from harness.measuring.runner import MeasurementError, probe
-from harness.report import Environment
+from harness.hardware.machine import Environment
+from harness.measuring.runner import MeasurementError, Options, probe
 from neurons.miner.command_line.metrics import INSTALL
 from neurons.runtime.git.command import MINIMUM_GIT
 from neurons.runtime.machine import gpus
@@ -87,7 +87,7 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
     """torch and triton, as a child process sees them: this one never imports torch."""
     repair = "Remove .venv and run scripts/install.sh miner."
     try:
-        found = look(device=device)
+        found = look(Options(device))
     except MeasurementError as error:
         tail = error.log_tail.strip().splitlines()
         yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)

@@ -1,29 +1,29 @@
-"""MEASURED to CLAIMED: derives what is claimed from the accepted measurements."""
+"""MEASURED to CLAIMED: derives the claim from the accepted samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from harness.claim import Claim, NoClaim, derive_claim
-from harness.report import Measurement
+from harness.report import ReportError, load_report
+from harness.sample import Sample
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.reports import load_runs
 from neurons.runtime.errors import Held
 from neurons.wire.rules import weighted_score
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Journal the claim; measurements that are gone or torn are taken again."""
-    runs = load_runs(submission, context)
-    if runs is None:
+    """Journal the claim; samples that are lost or damaged are taken again."""
+    samples = _samples(submission, context)
+    if samples is None:
         return context.move(submission, State.PUBLISHED, report=None)
     headroom = context.settings.claim_headroom
     try:
         if submission.auto_target:
-            claim = best_claim(runs, headroom)
+            claim = best_claim(samples, headroom)
         else:
-            claim = derive_claim(runs, submission.target_sequence_length, headroom)
+            claim = derive_claim(samples, submission.target_sequence_length, headroom)
     except NoClaim as error:
         raise Held(
             f"Nothing can be claimed: {error}.",
@@ -43,16 +43,26 @@ def run(submission: Submission, context: Context) -> Submission:
     )
 
 
-def best_claim(runs: Mapping[int, Sequence[Measurement]], headroom: float) -> Claim:
+def _samples(submission: Submission, context: Context) -> dict[int, list[Sample]] | None:
+    """Return the samples in the submission's report by length; None when they are lost."""
+    try:
+        report = load_report(context.settings.state_dir / str(submission.report))
+    except ReportError as error:
+        context.log.warning("the report cannot be used", reason=str(error))
+        return None
+    return report.by_length() if report.commit == submission.commit_hash else None
+
+
+def best_claim(samples: Mapping[int, Sequence[Sample]], headroom: float) -> Claim:
     """Return the claim with the best tokens/s times multiplier over the measured lengths.
 
     Raises:
-        NoClaim: no length has an accepted run.
+        NoClaim: no length has an accepted sample.
     """
     claims = []
-    for length in runs:
+    for length in samples:
         try:
-            claims.append(derive_claim(runs, length, headroom))
+            claims.append(derive_claim(samples, length, headroom))
         except NoClaim:
             continue
     if not claims:

@@ -1,4 +1,4 @@
-"""What the competition refuses. It knows no HTTP: app.py maps each type to a status."""
+"""What the competition refuses; `routes/errors.py` maps each type to an HTTP status."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class NotFound(Refusal):
 
 class Banned(Refusal):
     """The client is banned."""
+
+
+class Replayed(Refusal):
+    """A validator's signed request came a second time."""
 
 
 class Conflict(Refusal):

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import IN_QUEUE, UNJUDGED, Round, Submission, count
 from neurons.wire import protocol
@@ -153,19 +153,19 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    leaders = rounds.ranked_in(session, newest, limit // 2) if newest else []
+    leaders = ranking.ranked_in(session, newest, limit // 2) if newest else []
     leading = [place.submission for place in leaders]
     chosen = {row.id: row for row in [*leading, *latest]}
     shown = list(chosen.values())[:limit]
-    ranks = rounds.ranks_of(session, shown)
+    ranks = ranking.ranks_of(session, shown)
     return [_performer(row, ranks.get(row.id)) for row in shown]
 
 
 def _performer(row: Submission, rank: int | None) -> protocol.Performer:
-    found = {
+    figures = {
         "tokens_per_sec": row.tokens_per_sec or 0.0,
         "validated": row.validated_at is not None,
         "rank": rank,
         "weighted_score": ranking.weighted(row),
     }
-    return protocol.Performer(**row.facts() | found)
+    return protocol.Performer(**row.facts() | figures)

@@ -1,6 +1,6 @@
-"""The ranking: which submissions count, in what order, and what they earn.
+"""The ranking of a round: which submissions count, in what order, and what they earn.
 
-The database chooses and sorts, so that a page of a round with thousands of submissions reads no
+The database selects and sorts, so that a page of a round with thousands of submissions reads no
 more of them than it shows.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import case
+from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy.orm import Session
 
-from neurons.validator_api.database.tables import Submission
+from neurons.validator_api.database.tables import ACTIVE, Place, Round, Submission
 from neurons.wire.protocol import HIGHEST_CLAIM
 from neurons.wire.rules import LEAGUES, TOP_SHARES, weighted_score
 
@@ -58,6 +59,11 @@ def weighted(submission: Submission) -> float:
     return weighted_score(submission.tokens_per_sec or 0.0, submission.target_sequence_length)
 
 
+def is_confirmed(submission: Submission) -> bool:
+    """Return whether the verdict confirmed the claim, as far as the pages show it."""
+    return (submission.score or 0.0) > 0.0 and submission.verification_passed is not False
+
+
 def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
     """Yield rank and weight of each submission that counts.
 
@@ -70,3 +76,86 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
         weight = TOP_SHARES[len(seen)] if earns else 0.0
         yield 1 + len(seen) - (hotkey in seen), weight
         seen.add(hotkey)
+
+
+def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
+    """Return the round's ranking by the verdicts of this context, best first.
+
+    With a baseline (the winner of the round before), only what is faster than it counts, unless
+    the baseline has been refuted since.
+
+    Args:
+        most: return no more than so many submissions.
+    """
+    rows = session.scalars(
+        select(Submission).where(*_counted(session, row)).order_by(*BEST_FIRST).limit(most)
+    ).all()
+    numbers = places(submission.miner_hotkey for submission in rows)
+    return [
+        Ranked(submission, weighted(submission), rank, weight)
+        for submission, (rank, weight) in zip(rows, numbers, strict=True)
+    ]
+
+
+def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
+    """Return the round's ranking: of this moment while it is active, frozen afterwards.
+
+    Args:
+        most: return no more than so many submissions.
+    """
+    if row.status == ACTIVE:
+        return standing(session, row, most)
+    frozen = session.execute(
+        select(Place, Submission)
+        .join(Submission, Place.submission_id == Submission.id)
+        .where(Place.round_id == row.id)
+        .order_by(Place.weighted_score.desc(), Submission.created_at, Submission.id)
+        .limit(most)
+    )
+    return [
+        Ranked(submission, place.weighted_score, place.rank, place.weight)
+        for place, submission in frozen
+    ]
+
+
+def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
+    """Return the rank of each of these submissions in its own round, of those that have one."""
+    round_of = {row.id: row.round_id for row in rows}
+    frozen = select(Place.submission_id, Place.rank).where(
+        Place.round_id.in_(set(round_of.values())), Place.submission_id.in_(round_of)
+    )
+    ranks = {place.submission_id: place.rank for place in session.execute(frozen)}
+    running = select(Round).where(Round.status == ACTIVE, Round.id.in_(set(round_of.values())))
+    now = session.scalars(running).first()
+    if now is not None:
+        counted = session.execute(
+            select(Submission.id, Submission.miner_hotkey)
+            .where(*_counted(session, now))
+            .order_by(*BEST_FIRST)
+        ).all()
+        numbers = places(hotkey for _, hotkey in counted)
+        ranks |= {number: rank for (number, _), (rank, _) in zip(counted, numbers, strict=True)}
+    return {number: ranks[number] for number in round_of if number in ranks}
+
+
+def floor(session: Session, baseline: int | None) -> float | None:
+    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks.
+
+    Args:
+        baseline: the submission to beat. It sets no floor once its verdict is refuted.
+    """
+    return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *COUNTS)).first()
+
+
+def best_scores(session: Session, row: Round, most: int) -> list[float]:
+    """Return the best weighted score of each of the `most` leading hotkeys, best first."""
+    best = func.max(WEIGHTED)
+    of_hotkeys = select(best).where(*_counted(session, row)).group_by(Submission.miner_hotkey)
+    return list(session.scalars(of_hotkeys.order_by(best.desc()).limit(most)))
+
+
+def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
+    """Return the conditions under which a submission of the round ranks."""
+    least = floor(session, row.baseline_submission_id)
+    of_round = [Submission.round_id == row.id, *COUNTS]
+    return of_round if least is None else [*of_round, least < WEIGHTED]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.errors import Invalid, NotFound
-from neurons.validator_api.database.tables import UNJUDGED, Miner, Place, Round, Submission, count
+from neurons.validator_api.database.tables import (
+    ACTIVE,
+    COMPLETED,
+    UNJUDGED,
+    Miner,
+    Place,
+    Round,
+    Submission,
+    count,
+)
 from neurons.wire import protocol, rules
 
 log = get_logger("validator_api")
-
-ACTIVE = "active"
-COMPLETED = "completed"
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def current(session: Session, context: RequestContext) -> Round:
 
 
 def is_overdue(session: Session, context: RequestContext) -> bool:
-    """Tell whether the active round's time is over."""
+    """Return whether the active round's time is over."""
     end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
     return end is not None and end <= context.now
 
@@ -84,7 +90,7 @@ def create(
 
 def finalize(session: Session, row: Round, context: RequestContext) -> list[ranking.Ranked]:
     """Complete the round, name its winner and freeze its places; return its ranking."""
-    ranked = standing(session, row)
+    ranked = ranking.standing(session, row)
     if ranked:
         row.winner_submission_id = ranked[0].submission.id
         row.winner_hotkey = ranked[0].submission.miner_hotkey
@@ -107,7 +113,7 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round on a validator's word; return the wire's answer."""
+    """Complete one round as a validator requests; return the wire's answer."""
     row = session.get(Round, round_id)
     if row is None:
         raise NotFound("Round not found")
@@ -122,86 +128,9 @@ def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> 
     }
 
 
-def standing(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
-    """Return the round's ranking by the verdicts of this context, best first.
-
-    With a baseline (the winner of the round before), only what is faster than it counts, unless
-    the baseline has been refuted since.
-
-    Args:
-        most: return no more than so many submissions.
-    """
-    rows = session.scalars(
-        select(Submission).where(*_counted(session, row)).order_by(*ranking.BEST_FIRST).limit(most)
-    ).all()
-    numbers = ranking.places(submission.miner_hotkey for submission in rows)
-    return [
-        ranking.Ranked(submission, ranking.weighted(submission), rank, weight)
-        for submission, (rank, weight) in zip(rows, numbers, strict=True)
-    ]
-
-
 def baseline_after(row: Round) -> int | None:
     """Return the submission that the next round's claims must beat: the last winner there was."""
     return row.winner_submission_id or row.baseline_submission_id
-
-
-def floor(session: Session, baseline: int | None) -> float | None:
-    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks.
-
-    Args:
-        baseline: the submission to beat. It sets no floor once its verdict is refuted.
-    """
-    return session.scalars(
-        select(ranking.WEIGHTED).where(Submission.id == baseline, *ranking.COUNTS)
-    ).first()
-
-
-def best_scores(session: Session, row: Round, most: int) -> list[float]:
-    """Return the best weighted score of each of the `most` leading hotkeys, best first."""
-    best = func.max(ranking.WEIGHTED)
-    of_hotkeys = select(best).where(*_counted(session, row)).group_by(Submission.miner_hotkey)
-    return list(session.scalars(of_hotkeys.order_by(best.desc()).limit(most)))
-
-
-def ranked_in(session: Session, row: Round, most: int | None = None) -> list[ranking.Ranked]:
-    """Return the round's ranking: of this moment while it is active, frozen afterwards.
-
-    Args:
-        most: return no more than so many submissions.
-    """
-    if row.status == ACTIVE:
-        return standing(session, row, most)
-    frozen = session.execute(
-        select(Place, Submission)
-        .join(Submission, Place.submission_id == Submission.id)
-        .where(Place.round_id == row.id)
-        .order_by(Place.weighted_score.desc(), Submission.created_at, Submission.id)
-        .limit(most)
-    )
-    return [
-        ranking.Ranked(submission, place.weighted_score, place.rank, place.weight)
-        for place, submission in frozen
-    ]
-
-
-def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
-    """Return the rank of each of these submissions in its own round, of those that have one."""
-    round_of = {row.id: row.round_id for row in rows}
-    frozen = select(Place.submission_id, Place.rank).where(
-        Place.round_id.in_(set(round_of.values())), Place.submission_id.in_(round_of)
-    )
-    ranks = {place.submission_id: place.rank for place in session.execute(frozen)}
-    now = active(session)
-    if now is not None and now.id in round_of.values():
-        counted = session.execute(
-            select(Submission.id, Submission.miner_hotkey)
-            .where(*_counted(session, now))
-            .order_by(*ranking.BEST_FIRST)
-        ).all()
-        places = ranking.places(hotkey for _, hotkey in counted)
-        ranks |= {number: rank for (number, _), (rank, _) in zip(counted, places, strict=True)}
-    return {number: ranks[number] for number in round_of if number in ranks}
 
 
 def weights(
@@ -219,7 +148,7 @@ def weights(
     places = session.scalars(select(Place).where(Place.round_id == row.id))
     frozen = {place.submission_id: place.uid for place in places}
     shown = []
-    for place in ranked_in(session, row):
+    for place in ranking.ranked_in(session, row):
         hotkey, number = place.submission.miner_hotkey, place.submission.id
         uid = frozen[number] if number in frozen else uid_of(session, hotkey, context)
         if place.weight and uid is not None:
@@ -228,7 +157,7 @@ def weights(
 
 
 def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
-    """Return the hotkey's uid: the chain's, or where none is asked, this server's own count.
+    """Return the hotkey's uid: the chain's, or without a chain, this server's own count.
 
     None where the chain does not know the hotkey: any number would be another's.
     """
@@ -269,13 +198,6 @@ def _open(
     _take_over(session, row, context)
     log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
     return row
-
-
-def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
-    """Return the conditions under which a submission of the round ranks."""
-    least = floor(session, row.baseline_submission_id)
-    of_round = [Submission.round_id == row.id, *ranking.COUNTS]
-    return of_round if least is None else [*of_round, least < ranking.WEIGHTED]
 
 
 def _take_over(session: Session, row: Round, context: RequestContext) -> None:

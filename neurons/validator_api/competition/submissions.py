@@ -19,7 +19,7 @@ from neurons.validator_api.competition.errors import (
 )
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import UNJUDGED, LeagueEntry, Miner, Submission
-from neurons.wire import protocol
+from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
 LEAGUE_ENTRIES = 64
@@ -32,6 +32,9 @@ def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
     """Register the hotkey for a model and league; the first time it gets the next free uid."""
+    leagues = [league for _, league, _ in rules.LEAGUES]
+    if request.league not in leagues:
+        raise Invalid(f"Invalid league. Must be one of: {', '.join(leagues)}")
     miner = session.get(Miner, request.hotkey)
     if miner is None:
         highest = session.scalar(select(func.max(Miner.uid)))

@@ -21,6 +21,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+ACTIVE = "active"
+COMPLETED = "completed"
+"""The status of a round."""
+
 
 class Base(DeclarativeBase):
     """Base of the tables."""
@@ -35,7 +39,7 @@ class Base(DeclarativeBase):
 
 
 class Miner(Base):
-    """A registered hotkey and the uid that weights name it by where no chain tells one."""
+    """A registered hotkey and the uid that weights use for it where no chain gives one."""
 
     __tablename__ = "miners"
 

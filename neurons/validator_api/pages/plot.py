@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from neurons.validator_api.pages.views import Speeds
+Speeds = Sequence[tuple[int, float]]
+"""Length in tokens and tokens per second, the shortest first."""
 
 WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 44
@@ -131,15 +132,15 @@ def _lengths(lengths: list[int], x: _Axis) -> list[str]:
 
 
 def _spoken(timed: Speeds, claim: Speeds, measured: Speeds) -> str:
-    """Return what a screen reader says in the figure's place."""
+    """Return the text of the figure for screen readers."""
     series = (
         ("Measured by the miner", timed),
         ("claimed", claim),
         ("measured by the validator", measured),
     )
-    said = [
+    texts = [
         f"{name}: " + ", ".join(f"{speed:,.0f} tokens/s at {n:,} tokens" for n, speed in figures)
         for name, figures in series
         if figures
     ]
-    return str(escape("; ".join(said)))
+    return str(escape("; ".join(texts)))

@@ -1,19 +1,14 @@
-"""Makes HTML of the views: the templates, the headers of every page, and the style sheet."""
+"""Renders the pages: the templates, the headers of every page, and the style sheet."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import datetime
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
-from fastapi.responses import JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from neurons.validator_api.pages.plot import legend, plot
@@ -30,21 +25,6 @@ HEADERS = {
 }
 NOT_REFRESHED = "off"
 """The value of a page's parameter `refresh` for readers who want it to stand still."""
-
-ERRORS = {
-    404: (
-        "Not found",
-        "There is nothing at this address. The round or submission may have another number.",
-    ),
-    405: ("Not a page", "This address is for programs: a browser cannot open it."),
-    500: ("Server error", "The server made a mistake and has logged it. Try again in a moment."),
-    503: (
-        "Back soon",
-        "The competition's database cannot be used now. Nothing that was accepted is lost. "
-        "This page tries again by itself.",
-    ),
-}
-"""The title and text that a person reads instead of an error's `detail`."""
 
 _environment = Environment(
     loader=FileSystemLoader(TEMPLATES),
@@ -79,20 +59,6 @@ def page(
     return shown
 
 
-def error(
-    request: Request, status: int, detail: Any, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Return an error: a page for a client that accepts HTML, `{"detail": ...}` for others."""
-    if _wants_html(request):
-        try_again = float((headers or {}).get("Retry-After", 0)) or None
-        title, text = ERRORS.get(status) or (HTTPStatus(status).phrase, _text(detail))
-        shown = page("error.html", status, refresh=try_again, title=title, text=text)
-    else:
-        shown = JSONResponse({"detail": detail}, status)
-    shown.headers.update({**(headers or {}), "Cache-Control": "no-store", "Vary": "Accept"})
-    return shown
-
-
 def style_sheet() -> Response:
     """Return the style sheet, which a browser may keep for an hour."""
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
@@ -100,24 +66,12 @@ def style_sheet() -> Response:
     return Response(text, media_type="text/css", headers=headers)
 
 
-def _wants_html(request: Request) -> bool:
-    accepted = request.headers.get("Accept", "").lower()
-    return "text/html" in accepted and "application/json" not in accepted
-
-
-def _text(detail: Any) -> str:
-    """Return an error's detail as text: FastAPI gives a list of problems for bad parameters."""
-    if not isinstance(detail, list):
-        return str(detail)
-    return "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in detail)
-
-
 def _time(value: datetime) -> str:
     return f"{value:%Y-%m-%d %H:%M} UTC"
 
 
 def _hotkey(value: str) -> str:
-    """Return enough of a hotkey to tell it from others by eye."""
+    """Return enough of a hotkey to distinguish it from others by eye."""
     return value if len(value) <= 16 else f"{value[:6]}…{value[-6:]}"
 
 

@@ -6,14 +6,14 @@ Checks run in this order: 401 headers, 429 rate, 422 body, 403 another hotkey, 4
 
 from __future__ import annotations
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter
 
 from neurons.validator_api import auth
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.auth import TheCaller
 from neurons.validator_api.competition import bans, submissions
 from neurons.validator_api.competition.errors import CommitmentMismatch
-from neurons.wire import protocol, rules
+from neurons.wire import protocol
 
 router = APIRouter(tags=["miners"])
 
@@ -24,9 +24,6 @@ def register_miner(
 ) -> protocol.RegisterReply:
     """Register the calling hotkey for a model and a league."""
     auth.check_same_hotkey(body.hotkey, caller.hotkey)
-    leagues = [league for _, league, _ in rules.LEAGUES]
-    if body.league not in leagues:
-        raise HTTPException(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
     return api.write(lambda session, context: submissions.register(session, body, context))
 
 

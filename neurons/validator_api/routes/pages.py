@@ -8,7 +8,8 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
 from neurons.validator_api.api import TheApi
-from neurons.validator_api.pages import reference, views
+from neurons.validator_api.pages import leaderboard, reference
+from neurons.validator_api.pages import submission as submissions
 from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
 
 LARGEST = 2**31 - 1
@@ -19,9 +20,9 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def leaderboard(api: TheApi, refresh: str = "") -> Response:
+def front_page(api: TheApi, refresh: str = "") -> Response:
     """Show the present round: its ranking, the time left, the latest verdicts."""
-    shown = api.read(views.leaderboard)
+    shown = api.read(leaderboard.leaderboard)
     return _live("round.html", api, refresh, shown=shown, home=True)
 
 
@@ -29,7 +30,7 @@ def leaderboard(api: TheApi, refresh: str = "") -> Response:
 def history(api: TheApi, before: str = "") -> Response:
     """Show the rounds, the newest first."""
     start = _number(before)
-    shown = api.read(lambda session, context: views.history(session, context, start))
+    shown = api.read(lambda session, context: leaderboard.history(session, context, start))
     return page("rounds.html", now=api.context().now, shown=shown)
 
 
@@ -37,7 +38,7 @@ def history(api: TheApi, before: str = "") -> Response:
 def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a round's ranking."""
     wanted = _existing(number)
-    shown = api.read(lambda session, context: views.one_round(session, context, wanted))
+    shown = api.read(lambda session, context: leaderboard.one_round(session, context, wanted))
     if shown is None or shown.round is None:
         raise HTTPException(404, "Round not found")
     if not shown.round.remaining:
@@ -49,7 +50,7 @@ def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
 def submission(number: str, api: TheApi, refresh: str = "") -> Response:
     """Show a submission: its claim once it is revealed, what was measured, the verdict."""
     wanted = _existing(number)
-    shown = api.read(lambda session, context: views.submission(session, context, wanted))
+    shown = api.read(lambda session, context: submissions.submission(session, context, wanted))
     if shown is None:
         raise HTTPException(404, "Submission not found")
     if not shown.open:

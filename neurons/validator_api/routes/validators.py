@@ -1,6 +1,6 @@
 """The routes for validators alone: their queue, verdicts, failures, rounds.
 
-Each request is signed as a whole, and each that writes is taken once (`auth.validator`).
+Each request is signed as a whole, and each that writes is accepted once (`auth.validator`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from fastapi import APIRouter, Query
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.auth import Validator
 from neurons.validator_api.competition import bans, lists, rounds, verdicts
-from neurons.validator_api.middleware import ban_key
 from neurons.wire import protocol
 
 QUEUE_PAGE = 100
@@ -43,17 +42,17 @@ def mark_validated(
 
 @router.post("/record_verification")
 def record_verification(
-    call: Validator, api: TheApi, found: Annotated[protocol.Verification, Query()]
+    call: Validator, api: TheApi, verification: Annotated[protocol.Verification, Query()]
 ) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
-    return api.write(lambda session, _: verdicts.record_verification(session, found), call)
+    return api.write(lambda session, _: verdicts.record_verification(session, verification), call)
 
 
 @router.post("/record_failure")
 def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) -> dict[str, str]:
     """Count a failed validation against the client that sent the submission."""
     client = body.ip_address
-    key = client if client.startswith("hotkey ") else ban_key(client)
+    key = client if client.startswith("hotkey ") else bans.ban_key(client)
     if key is None:
         message = "Not counted: this address is no client's own"
         api.write(lambda *_: None, call)

@@ -18,8 +18,8 @@ def answering(row):
             from harness.worker.subject import serve
 
             global true_row
-            true_row, prepare = serve.Local.row, serve.Local.prepare
-            serve.Local.row = row
+            true_row, prepare = serve.InProcessSubject.row, serve.InProcessSubject.prepare
+            serve.InProcessSubject.row = row
 
             def prepared(self, weights, *rest):
                 from harness.worker.chain import SCALED
@@ -27,7 +27,7 @@ def answering(row):
                 self.true = [weights[name].clone() for name in SCALED]
                 return prepare(self, weights, *rest)
 
-            serve.Local.prepare = prepared
+            serve.InProcessSubject.prepare = prepared
 
     return Answering
 
@@ -213,7 +213,7 @@ class ForgesItsFirstCalls(Slow):
     def __init_subclass__(cls):
         from harness.worker.subject import serve
 
-        true, rows = serve.Local.row, []
+        true, rows = serve.InProcessSubject.row, []
 
         def row(self, seed, calls):
             rows.append(calls)
@@ -221,7 +221,7 @@ class ForgesItsFirstCalls(Slow):
                 time.sleep(1)
             return true(self, seed, calls)
 
-        serve.Local.row = row
+        serve.InProcessSubject.row = row
 
 
 class StartsTrivial(Slow):

@@ -56,7 +56,7 @@ class RightWhereLookedAt(honest.QuasarAttention):
     """Right for 257 tokens, whatever is asked."""
 
     def forward(self, x, **options):
-        if "run_gate" in str(sys.argv) or x.shape[1] <= 257:
+        if "check_correctness" in str(sys.argv) or x.shape[1] <= 257:
             return super().forward(x, **options)
         y = torch.zeros_like(x)
         y[:, :257] = super().forward(x[:, :257], **options)[0]
@@ -125,8 +125,8 @@ class ForgesItsTime(honest.QuasarAttention):
     def __init_subclass__(cls):
         from harness.worker.subject import serve
 
-        true = serve.Local.time
-        serve.Local.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
+        true = serve.InProcessSubject.time
+        serve.InProcessSubject.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
 
 
 class ComputesItsProofBeforehand(honest.QuasarAttention):

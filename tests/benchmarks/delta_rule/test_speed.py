@@ -22,10 +22,10 @@ from benchmarks.delta_rule.results import (
     joined,
 )
 from benchmarks.delta_rule.speed import CHECKED_TOKENS, compared, wide
-from benchmarks.documents import RESULTS
-from benchmarks.limits import missed
+from benchmarks.engine.limits import missed
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
+from benchmarks.report.documents import RESULTS
 from benchmarks.results import write
 from quasar_kernels import delta_rule
 from quasar_kernels.reference import relative_rms

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from benchmarks.documents import RESULTS
+from benchmarks.engine.limits import missed
 from benchmarks.honesty import acceptance, page
 from benchmarks.honesty.page import (
     DATA,
@@ -21,7 +21,7 @@ from benchmarks.honesty.page import (
 from benchmarks.honesty.results import Acceptance, Agreement, load
 from benchmarks.honesty.shapes import SHAPES, Shape
 from benchmarks.honesty.simulate import simulate
-from benchmarks.limits import missed
+from benchmarks.report.documents import RESULTS
 from benchmarks.results import write
 from tests.harness import samples
 

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.documents import RESULTS
 from benchmarks.learning import page as learning
 from benchmarks.mechanisms import page
 from benchmarks.mechanisms.results import (
@@ -18,6 +17,7 @@ from benchmarks.mechanisms.results import (
     Trained,
     bound_ms,
 )
+from benchmarks.report.documents import RESULTS
 from benchmarks.results import load, write
 from tests.harness import samples
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.limits import missed
+from benchmarks.engine.limits import missed
 from benchmarks.nsight.results import bytes_ms, floor_ms
 from benchmarks.operator.page import Runs, limits, load_runs, plot
 from benchmarks.operator.results import ERRORS, FORWARD_MS, OperatorResults

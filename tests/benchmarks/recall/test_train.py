@@ -13,8 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.documents import stale
-from benchmarks.limits import missed
+from benchmarks.engine.limits import missed
 from benchmarks.recall.model import Model, recall_loss
 from benchmarks.recall.page import RUN, apart, documents, plot, recall
 from benchmarks.recall.processes import in_group
@@ -22,8 +21,9 @@ from benchmarks.recall.results import WAYS, Curve, Recall, Recipe, Setting, Task
 from benchmarks.recall.task import draw
 from benchmarks.recall.train import HELD_OUT, SETTINGS, train
 from benchmarks.recall.ways import prepare
+from benchmarks.report.documents import stale
 from benchmarks.results import load
-from harness.report import Environment
+from harness.hardware.machine import Environment
 from quasar_kernels.reference import relative_rms
 from tests.training_steps import Taken, assert_same, take_steps
 

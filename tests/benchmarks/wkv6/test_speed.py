@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 import torch
 
-from benchmarks.limits import missed
+from benchmarks.engine.limits import missed
 from benchmarks.operator.results import Timing
 from benchmarks.operator.training_results import Shape
 from benchmarks.wkv6.calls import NAMES, TENSORS, draw, exact, implementation

@@ -68,7 +68,7 @@ def main(folder: Path, cycles: int) -> None:
     context = make_context(folder, url, client=client, waiter=Waits(next_round))
     for part, name in (
         *((context.fork, one) for one in ("pushed", "verified")),
-        *((context.measure, one) for one in ("calls", "gates")),
+        *((context.measure, one) for one in ("calls", "checks")),
         (context.waiter, "seconds"),
     ):
         setattr(part, name, _Forgetful())

@@ -16,24 +16,26 @@ import pytest
 
 from harness.analysis.ab_compare import (
     BLOCKS,
-    ERROR_RATE,
-    LEAST_BLOCKS,
-    Block,
     BlockPrinter,
     Comparison,
-    Difference,
     checked_out,
-    difference,
     main,
     overload,
     plot,
     table,
+)
+from harness.analysis.difference import (
+    ERROR_RATE,
+    LEAST_BLOCKS,
+    Block,
+    Difference,
+    difference,
     take_block,
 )
-from harness.measuring.runner import MeasurementError
+from harness.measuring.runner import MeasurementError, Options
 from harness.terminal import Progress
 from tests import PROJECT
-from tests.harness.samples import gate_result, measurement
+from tests.harness.samples import make_correctness, make_sample
 from tests.repositories import commit, make_checkout
 
 Noise = Callable[[random.Random, int], list[float]]
@@ -206,13 +208,13 @@ def test_each_block_is_printed_before_the_next_one_starts(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     printed: list[int] = []
 
-    def timer(tree: Path, length: int, *, gate: Any, **_options: Any) -> Any:
-        assert gate is False
+    def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
+        assert not options["cross_check"]
         printed.append(capsys.readouterr().err.count("\n"))
-        return measurement(length, 100.0 if tree.name == "a" else 120.0)
+        return make_sample(length, 100.0 if tree.name == "a" else 120.0)
 
     comparison = Comparison(
-        blocks=5, gated=False, timer=timer, on_block=BlockPrinter(Progress(), 5)
+        blocks=5, checked=False, measure=timer, on_block=BlockPrinter(Progress(), 5)
     )
     ((length, found),) = comparison.run(Path("a"), Path("b"), [512])
     assert printed == [0] * 3 + ([1] + [0] * 2) * 4
@@ -265,31 +267,31 @@ def test_what_a_difference_says(ratio: float, low: float, high: float, said: str
         assert text.endswith(f"A against itself {shown})")
 
 
-def test_the_gate_and_the_timer_are_given_what_the_comparison_is(tmp_path: Path) -> None:
-    given: list[dict[str, Any]] = []
+def test_the_check_and_the_timed_processes_get_the_comparisons_options(tmp_path: Path) -> None:
+    received: list[Any] = []
 
-    def checker(*_: Any, **options: Any) -> Any:
-        given.append(options)
-        return gate_result()
+    def checker(*arguments: Any, **_: Any) -> Any:
+        received.append(arguments)
+        return make_correctness(longest=1024)
 
-    def timer(tree: Path, length: int, **options: Any) -> Any:
-        given.append(options)
-        return measurement(length, 1.0)
+    def timer(*arguments: Any, **more: Any) -> Any:
+        received.append((*arguments, more["cross_check"]))
+        return make_sample(arguments[1], 1.0)
 
-    stop = threading.Event()
-    comparison = Comparison("cpu", 5, 60.0, timer=timer, checker=checker, stop=stop)
-    assert len(list(comparison.run(tmp_path / "a", tmp_path / "b", [512, 1024]))) == 2
-    shared = {"device": "cpu", "timeout": 60.0, "stop": stop}
-    gate = gate_result()
-    assert given == [shared] * 2 + [{**shared, "gate": gate, "cold_cache": False}] * 30
+    options, a, b = Options("cpu", 60.0, threading.Event()), tmp_path / "a", tmp_path / "b"
+    comparison = Comparison(options, 5, measure=timer, check=checker)
+    assert len(list(comparison.run(a, b, [512, 1024]))) == 2
+    assert received[:2] == [(a, 1024, options), (b, 1024, options)]
+    timed = [(tree, n, options, True) for n in (512, 1024) for tree in (a, a, b) * 5]
+    assert sorted(received[2:], key=str) == sorted(timed, key=str)
 
 
-def test_a_red_gate_ends_the_comparison(tmp_path: Path) -> None:
+def test_wrong_results_end_the_comparison(tmp_path: Path) -> None:
     checks = tuple(
-        gate_result(passed=False).checks[0].model_copy(update={"name": n}) for n in "abcd"
+        make_correctness(passed=False).checks[0].model_copy(update={"name": n}) for n in "abcd"
     )
-    red = gate_result(passed=False, checks=checks)
-    comparison = Comparison(checker=lambda *_, **__: red)
+    red = make_correctness(passed=False, checks=checks)
+    comparison = Comparison(check=lambda *_: red)
     with pytest.raises(MeasurementError, match=r"wrong results: a .*; b .*; c [^;]*$"):
         next(comparison.run(tmp_path, tmp_path, [512]))
 
@@ -366,9 +368,9 @@ def test_the_command_line_prints_and_writes_what_was_found(
     trees = [str(a), str(b)]
     assert main([*trees, "--lengths", "1,512", "--blocks", "6", "--device", "cpu", *files]) == 0
     assert seen == [a, b, [1, 512]]
-    assert made == [Comparison("cpu", 6)]
+    assert made == [Comparison(Options("cpu"), 6)]
     assert capsys.readouterr().out == "".join(f"{n:>9} tokens: {one}\n" for n, one in found)
     assert (tmp_path / "plot.svg").read_text() == plot(found)
     assert (tmp_path / "table.md").read_text() == table(found)
     assert main([*trees, "--ungated", "--pairs", "9"]) == 0
-    assert (made[1], seen[-1]) == (Comparison(blocks=9, gated=False), [2048])
+    assert (made[1], seen[-1]) == (Comparison(blocks=9, checked=False), [2048])

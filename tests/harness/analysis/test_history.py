@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.history import entries, main, table
 from harness.report import build_report, write_report
-from tests.harness.samples import measurement
+from tests.harness.samples import make_sample
 from tests.repositories import commit, make_checkout
 
 
@@ -18,7 +18,7 @@ def test_the_speeds_of_every_commit_and_their_changes(
     repository = make_checkout(tmp_path / "data", {"README.md": "x\n"})
     file = repository / "overlay.json"
     for speeds in ((1000.0, 1010.0), (1500.0,)):
-        runs = [measurement(512, speed) for speed in speeds]
+        runs = [make_sample(512, speed) for speed in speeds]
         write_report(file, build_report("p", None, runs))
         commit(repository)
     file.write_text("{")

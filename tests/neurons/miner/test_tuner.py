@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from harness.analysis.ab_compare import BLOCKS
 from harness.measuring.runner import MeasurementError
-from harness.report import Measurement
+from harness.sample import Sample
 from neurons.miner.proposal import Refused
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
 from neurons.miner.tuner import Tuner
@@ -33,13 +34,13 @@ class Bench:
     def __init__(self) -> None:
         self.speeds = iter(range(1000))
 
-    def measure(self, tree: Path, length: int, **_: Any) -> Measurement:
+    def measure(self, tree: Path, length: int, *_: Any, **__: Any) -> Sample:
         faster = 1.2 if "# FASTER" in (tree / CHUNK).read_text() else 1.0
-        return samples.measurement(length, faster * (1000 + next(self.speeds)))
+        return samples.make_sample(length, faster * (1000 + next(self.speeds)))
 
-    def check(self, tree: Path, length: int, **_: Any) -> Any:
+    def check(self, tree: Path, length: int, *_: Any) -> Any:
         passed = "# WRONG" not in (tree / CHUNK).read_text()
-        return samples.gate_result(passed=passed, longest=length)
+        return samples.make_correctness(passed=passed, longest=length)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def tuner(tmp_path: Path, host: Path) -> Tuner:
     return Tuner(
         *(settings, TunedKernels(settings.state_dir), host, get_logger("test")),
         **parts,
-        probe=lambda **_: ENVIRONMENT,
+        probe=lambda *_: ENVIRONMENT,
     )
 
 
@@ -162,7 +163,7 @@ def test_nothing_is_tried_unless_it_is_asked_for(tuner: Tuner) -> None:
     search, own = tuner.commands()
     assert search[0] == sys.executable
     assert search[search.index("--more") + 1] == "7"
-    assert Path(search[1]).is_file()
+    assert find_spec(search[2])
     assert list(own) == ["optimise", "--mine", "a b"]
 
 

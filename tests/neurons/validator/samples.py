@@ -1,19 +1,18 @@
-"""Forks in real git repositories, and a stand-in for the measurement."""
+"""Forks in real git repositories, and a fake measurement."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.measuring.runner import MeasurementError
-from harness.report import GateResult, Measurement
+from harness.measuring.runner import MeasurementError, Options
+from harness.sample import Correctness, Sample
 from quasar_kernels.contract import LAYER_FILE, QUASAR_DIR, REQUIRED_IMPORTS, TARGET_FILES
 from tests.harness import samples
 from tests.repositories import commit, make_checkout, run_git
 
-GATE = samples.gate_result(longest=2048)
+CORRECTNESS = samples.make_correctness(longest=65536)
 
 
 @dataclass
@@ -23,33 +22,29 @@ class Measured:
     speed: float = 1000.0
     answers: list[float | Exception] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    gates: list[GateResult | bool] = field(default_factory=list)
+    checks: list[int] = field(default_factory=list)
     trees: list[Path] = field(default_factory=list)
     proven: list[bool] = field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
 
+    def check(self, tree: Path, length: int, options: Options) -> Correctness:
+        self.checks.append(length)
+        return CORRECTNESS
+
     def __call__(
-        self,
-        tree: Path,
-        length: int,
-        *,
-        gate: bool | GateResult,
-        stop: threading.Event | None,
-        proven: bool = False,
-        **_: object,
-    ) -> Measurement:
+        self, tree: Path, length: int, options: Options, *, proven: bool = False, **_: object
+    ) -> Sample:
         self.proven.append(proven)
         assert (tree / QUASAR_DIR / "chunk.py").is_file()
         self.lengths.append(length)
-        self.gates.append(gate)
         self.trees.append(tree)
         self.on_call()
-        if stop is not None and stop.is_set():
+        if options.stop is not None and options.stop.is_set():
             raise MeasurementError("stopped on request", "stopped")
         answer = self.answers.pop(0) if self.answers else self.speed
         if isinstance(answer, Exception):
             raise answer
-        return samples.measurement(length, answer, gate=GATE, vram_mb=0.0)
+        return samples.make_sample(length, answer, correctness=None, vram_mb=0.0)
 
 
 @dataclass

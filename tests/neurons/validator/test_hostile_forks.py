@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.measuring.runner import MeasurementError, check_import, measure
+from harness.measuring.runner import MeasurementError, Options, check_import, measure
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import create_throwaway
 from neurons.validator.attempts import Attempts
@@ -168,10 +168,11 @@ def attack(folder: Path, text: str, sandbox: Sandbox) -> str:
     )
     try:
         if "lambda" in text:  # what works on the measurement itself
-            measure(folder, 16, device="cpu", gate=False, confinement=sandbox)
+            options = Options("cpu", confinement=sandbox)
+            measure(folder, 16, options, cross_check=False)
         else:  # the same process up to the import of the fork, which most never get beyond
             timeout = 3.0 if "SIG_IGN" in text else HANG
-            check_import(folder, timeout=timeout, confinement=sandbox)
+            check_import(folder, Options("cpu", timeout, confinement=sandbox))
     except MeasurementError as error:
         return f"No measurement ({error.kind}): {error.reason}"
     return "measured"

@@ -1,10 +1,9 @@
-"""Who may call, to the border: times, nonces and forms of headers, without a server."""
+"""Which headers, times, nonces and addresses are accepted, at each limit, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +14,10 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
 from neurons.validator_api import auth
+from neurons.validator_api.competition.errors import Replayed
 from neurons.validator_api.database.tables import UsedNonce
-from neurons.wire.protocol import CommitRequest, SubmitRequest
-from tests.neurons.live_api import ALICE, BOB, COMMIT, FORK, commitment, submission
+from neurons.wire.protocol import CommitRequest
+from tests.neurons.live_api import ALICE, BOB, commitment
 
 NOW = 1_770_000_000.0
 MOMENT = datetime.fromisoformat("2026-02-02T02:40:00")
@@ -94,24 +94,19 @@ def test_headers_of_another_form_are_refused(change: dict[str, str], text: str) 
     assert refusal(auth.authenticated, request(ALICE.headers() | change)) == (401, text)
 
 
-@pytest.mark.parametrize(("offset", "taken"), [(-61, 0), (-60, 1), (0, 1), (60, 1), (61, 0)])
-def test_a_validators_clock_may_be_a_minute_off(offset: int, taken: int) -> None:
+@pytest.mark.parametrize("offset", [-60, 0, 60])
+def test_a_validators_clock_may_be_a_minute_off(offset: int) -> None:
     headers = ALICE.bound_headers("POST", PATH, NOW + offset, b"{}")
-    if taken:
-        call = called(headers, b"{}")
-        assert (call.hotkey, call.nonce) == (ALICE.hotkey, headers["Nonce"])
-        assert call.made_at == MOMENT
-        # The first moment, to the second, at which this time would be refused.
-        assert call.expires_at == call.made_at + timedelta(seconds=offset + 61)
-    else:
-        late = (401, "Timestamp is more than 60 s from the server's time")
-        assert refusal(called, headers, b"{}") == late
+    call = called(headers, b"{}")
+    assert (call.hotkey, call.nonce, call.made_at) == (ALICE.hotkey, headers["Nonce"], MOMENT)
+    # The first moment, to the second, at which this time would be refused.
+    assert call.expires_at == call.made_at + timedelta(seconds=offset + 61)
 
 
-def test_a_fraction_of_a_second_counts() -> None:
-    headers = ALICE.bound_headers("POST", PATH, NOW, b"")
-    assert called(headers, now=NOW + 60.0).nonce == headers["Nonce"]
-    assert refusal(called, headers, now=NOW + 60.5)[0] == 401
+@pytest.mark.parametrize("now", [NOW - 61, NOW + 60.5])
+def test_a_clock_that_differs_by_more_is_refused(now: float) -> None:
+    late = (401, "Timestamp is more than 60 s from the server's time")
+    assert refusal(called, ALICE.bound_headers("POST", PATH, NOW), now=now) == late
 
 
 def test_query_body_and_hotkey_are_signed() -> None:
@@ -163,26 +158,13 @@ def test_a_nonce_is_spent_once_by_each_and_forgotten_when_its_time_is_refused(
     call(0).spend(session)
     call(0, hotkey="5B").spend(session)
     call(1, nonce="b").spend(session)
-    assert refusal(call(9).spend, session) == (401, "Nonce was used before")
+    with pytest.raises(Replayed):
+        call(9).spend(session)
     call(10).spend(session)  # what expires now is gone, what expires in a second is not
-    assert refusal(call(10, nonce="b").spend, session) == (401, "Nonce was used before")
-    held = session.scalars(select(UsedNonce).order_by(UsedNonce.nonce)).all()
-    assert [(row.hotkey, row.nonce) for row in held] == [("5A", "a"), ("5A", "b")]
-    assert [row.expires_at - MOMENT for row in held] == [timedelta(0, 20), timedelta(0, 11)]
+    with pytest.raises(Replayed):
+        call(10, nonce="b").spend(session)
     call(25, nonce="c").spend(session)  # both have expired long since
     assert session.scalars(select(UsedNonce.nonce)).all() == ["c"]
-
-
-def test_a_call_cannot_be_changed() -> None:
-    call = auth.ValidatorCall("5A", "a", MOMENT, MOMENT)
-    with pytest.raises(FrozenInstanceError):
-        call.hotkey = "5B"  # type: ignore[misc]
-
-
-def test_a_body_speaks_for_its_own_hotkey() -> None:
-    auth.check_same_hotkey(ALICE.hotkey, "".join(ALICE.hotkey))  # equal, not the same object
-    for other in (BOB.hotkey, "", "0", "z"):
-        assert refusal(auth.check_same_hotkey, other, ALICE.hotkey) == (403, "Hotkey mismatch")
 
 
 def test_a_commitment_is_signed_by_its_hash_and_by_its_own_hotkey() -> None:
@@ -192,20 +174,6 @@ def test_a_commitment_is_signed_by_its_hash_and_by_its_own_hotkey() -> None:
     for change in ({"miner_hotkey": BOB.hotkey}, {"commitment_hash": "0" * 64}, {"version": 2}):
         other = body.model_copy(update=change)
         assert refusal(auth.check_signed, "/commit_submission", other) == refused
-
-
-def test_a_claim_without_figures_may_be_signed_with_and_without_their_place() -> None:
-    start = f"{FORK}{COMMIT}1000.0"
-    body = SubmitRequest(**submission(ALICE))
-    assert body.benchmarks is None
-    assert auth.public_texts(body)[1:] == [start]
-    with_hash = body.model_copy(update={"repo_hash": "feed"})
-    assert auth.public_texts(with_hash)[1:] == [f"{start}feed"]
-    figures = {"1024": {"tokens_per_sec": 2.0}, "512": {"tokens_per_sec": 1.0}}
-    full = with_hash.model_copy(update={"benchmarks": figures})
-    numeric = '{"512": {"tokens_per_sec": 1.0}, "1024": {"tokens_per_sec": 2.0}}'
-    assert auth.public_texts(full)[1:] == [f"{start}{numeric}feed"]
-    assert len(auth.public_texts(full)) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from neurons.validator_api.auth import RateLimiter
-from neurons.validator_api.middleware import ban_key
+from neurons.validator_api.competition.bans import ban_key
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
@@ -117,11 +117,10 @@ def test_what_failures_are_counted_under(address: str | None, key: str) -> None:
 
 
 def test_a_success_clears_the_failures_and_a_zero_does_not(api: LiveApi) -> None:
-    good = api.submit(ALICE, 1.0)
     fail(api, 4, own(ALICE))
-    api.mark(good, 1.0)
+    api.judged(ALICE, 1.0)
     fail(api, 4, own(ALICE))
-    api.mark(api.submit(ALICE, 2.0), 0.0)
+    api.judged(ALICE, 2.0, score=0.0)
     api.submit(ALICE, 3.0)
     fail(api, 1, own(ALICE))
     assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 403
@@ -131,18 +130,12 @@ def test_a_hash_mismatch_counts_and_other_refusals_do_not(api: LiveApi) -> None:
     row = api.commit(ALICE)
     early = revelation(ALICE, row)
     assert [api.post("/reveal_submission", early, ALICE).status_code for _ in range(6)] == [425] * 6
-    again = commitment(ALICE)
-    assert api.post("/commit_submission", again, ALICE).status_code == 409
+    assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 409
     api.pass_blocks(BLOCKS)
     wrong = revelation(ALICE, row, salt="wrong")
     assert [api.post("/reveal_submission", wrong, ALICE).status_code for _ in range(5)] == [400] * 5
     assert api.refusal("/commit_submission", commitment(ALICE, "new"), ALICE) == BANNED
     api.ok("/reveal_submission", early, ALICE)  # a ban shuts out what is new, not what is due
-
-
-def test_unregistered_is_said_before_banned(api: LiveApi) -> None:
-    fail(api, 5, own(BOB))
-    assert api.post("/commit_submission", commitment(BOB), BOB).status_code == 404
 
 
 def test_the_rate_limit_is_a_hotkeys_own_and_tells_when_to_return(tmp_path: Path) -> None:
@@ -168,12 +161,9 @@ def test_the_rate_limit_is_a_hotkeys_own_and_tells_when_to_return(tmp_path: Path
 def test_the_limiter_forgets_what_the_window_left(limit: int) -> None:
     now = 0.0
     limiter = RateLimiter(limit, lambda: now)
-    waits: list[Any] = []
     for now in range(0, 600, 10):
-        waits.append(limiter.wait(f"hotkey {now}"))
-        assert len(limiter._of) <= 7
-        assert len(limiter._calls) <= 7
-    assert set(waits) == {0.0}
+        assert limiter.wait(f"hotkey {now}") == 0.0
+        assert len(limiter._of) <= len(limiter._calls) <= 7
 
 
 def test_one_hotkey_waits_once_for_each_target(api: LiveApi) -> None:
@@ -182,15 +172,13 @@ def test_one_hotkey_waits_once_for_each_target(api: LiveApi) -> None:
     kept = [api.submit(BOB, 2.0), api.submit(ALICE, 3.0), api.submit(ALICE, 3.0, target=512)]
     assert [row["id"] for row in api.queue()["submissions"]] == kept
     open_ = [api.commit(ALICE, salt=f"{n}") for n in range(3)][-1]
-    assert [row["submission_id"] for row in api.get("/pending_reveals")["pending_reveals"]] == [
-        open_
-    ]
+    assert api.pending() == [open_]
     assert len(api.queue()["submissions"]) == 3  # what is revealed waits until the next reveal
     api.pass_blocks(BLOCKS)
     newer = "Submission not found: a newer one of this target took its place"
     late = revelation(ALICE, open_ - 1, salt="1")
     assert api.refusal("/reveal_submission", late, ALICE) == (404, newer)
-    api.ok("/reveal_submission", revelation(ALICE, open_, salt="2"), ALICE)
+    api.reveal(ALICE, open_, salt="2")
     assert [row["id"] for row in api.queue()["submissions"]] == [kept[0], kept[2], open_]
 
 
@@ -203,12 +191,10 @@ def test_one_hotkey_cannot_fill_the_queue(api: LiveApi) -> None:
     for target in range(513, 552):
         api.submit(ALICE, 1.0, target=target, benchmarks=figures)
     page = api.queue(limit=4)
-    assert page["submissions"][0]["id"] == honest
     rest = api.queue(after=page["next_after"])
-    assert len(page["submissions"] + rest["submissions"]) == 11
-    assert rest["next_after"] is None
+    assert page["submissions"][0]["id"] == honest
+    assert (len(page["submissions"] + rest["submissions"]), rest["next_after"]) == (11, None)
     assert all(len(row["benchmarks"]) <= 1 for row in rest["submissions"])
-    assert len(str(rest)) < 8 * 1000
 
 
 @pytest.mark.parametrize(
@@ -224,8 +210,3 @@ def test_one_hotkey_cannot_fill_the_queue(api: LiveApi) -> None:
 def test_benchmarks_that_no_miner_measures_are_422(api: LiveApi, benchmarks: Any) -> None:
     body = submission(ALICE, benchmarks=benchmarks)
     assert api.post("/submit_kernel", body, ALICE).status_code == 422
-
-
-def test_a_claim_beyond_the_ceiling_is_422(api: LiveApi) -> None:
-    status, problems = api.refusal("/submit_kernel", submission(ALICE, 1.7e308), ALICE)
-    assert (status, problems[0]["loc"]) == (422, ["body", "tokens_per_sec"])

@@ -11,11 +11,12 @@ import pytest
 import structlog
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 from sqlalchemy import event, insert
+from sqlalchemy.orm import Session
 
-from neurons.validator_api.competition.rounds import ACTIVE, utc
+from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.storage import DatabaseAway, Storage
-from neurons.validator_api.database.tables import Miner, Round, Submission
-from neurons.validator_api.pages.views import PLACES, ROUNDS, VERDICTS
+from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Round, Submission
+from neurons.validator_api.pages.leaderboard import PLACES, ROUNDS, VERDICTS
 from tests import postgresql
 from tests.neurons.live_api import (
     ALICE,
@@ -89,6 +90,11 @@ class Page:
 def database_url(tmp_path: Path) -> str:
     """SQLite: on PostgreSQL one test runs every query of the pages."""
     return f"sqlite:///{tmp_path / 'api.db'}"
+
+
+def marks(drawing: LexborNode, selector: str) -> list[dict[str, str]]:
+    """Return the attributes of a drawing's elements."""
+    return [{k: v or "" for k, v in node.attributes.items()} for node in drawing.css(selector)]
 
 
 def judge(api: LiveApi, row: int, score: float, reason: str = "", **more: object) -> None:
@@ -170,29 +176,18 @@ def test_a_submission_shows_its_figures_and_why_it_was_judged_so(api: LiveApi) -
         ["100,000", "–", "4,000", "3,000"],
     ]
     (drawing,) = page.all("svg[role=img]")
-    dots = [node.attributes for node in drawing.css("circle.timed")]
-    points = [(float(dot["cx"] or 0), float(dot["cy"] or 0)) for dot in dots]
+    points = [(float(dot["cx"]), float(dot["cy"])) for dot in marks(drawing, "circle.timed")]
     assert len(points) == 2
     assert points == sorted(points, key=lambda point: (point[0], -point[1]))  # faster is higher
-    (line,) = drawing.css("path.timed")  # joins the miner's measurements, and nothing else
-    assert line.attributes["d"] == "M" + "L".join(f"{x} {y}" for x, y in points)
-    (diamond,) = drawing.css("path.claim")
-    claim_x, claim_top = map(float, (diamond.attributes["d"] or "")[1:].split("l")[0].split())
-    (square,) = drawing.css("rect.measured")
-    assert float(square.attributes["x"] or 0) + 5 == claim_x > points[-1][0]  # at its own length
-    assert float(square.attributes["y"] or 0) + 5 > claim_top + 6  # and slower
+    (line,) = marks(drawing, "path.timed")  # joins the miner's measurements, and nothing else
+    assert line["d"] == "M" + "L".join(f"{x} {y}" for x, y in points)
+    (diamond,), (square,) = marks(drawing, "path.claim"), marks(drawing, "rect.measured")
+    claim_x, claim_top = map(float, diamond["d"][1:].split("l")[0].split())
+    assert float(square["x"]) + 5 == claim_x > points[-1][0]  # at its own length
+    assert float(square["y"]) + 5 > claim_top + 6  # and slower
     assert len(page.all("figcaption svg")) == 3  # each series is in the legend
     spoken = drawing.attributes["aria-label"] or ""
     assert "4,000 tokens/s at 100,000 tokens; measured by the validator: 3,000 tokens/s" in spoken
-
-
-def test_a_verdict_without_the_projects_own_fields_is_taken_and_shown(api: LiveApi) -> None:
-    row = api.submit(ALICE, 4000.0)
-    api.judge("/mark_validated", {"submission_id": row, "score": 1.0})  # the public wire's
-    page = Page(api, f"/submissions/{row}")
-    assert page.fact("State") == "confirmed"
-    assert page.fact("Validator") == VALIDATOR.hotkey
-    assert page.fact("Measured on") == "not recorded"
 
 
 def test_nothing_is_shown_before_its_reveal(api: LiveApi) -> None:
@@ -258,8 +253,7 @@ def test_only_a_web_address_is_a_link(api: LiveApi) -> None:
 
 
 def test_the_history_keeps_a_round_as_it_ended(api: LiveApi) -> None:
-    row = api.submit(ALICE, 4000.0)
-    judge(api, row, 1.0)
+    row = api.judged(ALICE, 4000.0)
     api.judge("/finalize_round/1", {})
     api.get("/get_current_round")
     judge(api, row, 0.0, "refuted later")
@@ -273,8 +267,7 @@ def test_the_history_keeps_a_round_as_it_ended(api: LiveApi) -> None:
 
 
 def test_a_round_that_is_ended_early_shows_when_it_ended(api: LiveApi) -> None:
-    row = api.submit(ALICE, 4000.0)
-    judge(api, row, 1.0)
+    row = api.judged(ALICE, 4000.0)
     api.clock.now += 3600.0
     ended = f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"
     api.judge("/finalize_round/1", {})
@@ -304,23 +297,20 @@ def test_a_round_that_ends_on_time_keeps_its_planned_end(api: LiveApi) -> None:
 
 
 def test_the_scores_to_beat_are_those_that_the_ranking_takes(api: LiveApi) -> None:
-    judge(api, api.submit(ALICE, 100.0), 1.0)
+    api.judged(ALICE, 100.0)
     api.judge("/create_round", {})
     keys = [Hotkey(f"//Miner{n}") for n in range(6)]
     for place, key in enumerate(keys[:4]):
-        api.register(key)
-        judge(api, api.submit(key, 1000.0 - 100 * place), 1.0)
+        api.judged(key, 1000.0 - 100 * place)
     for many in range(PLACES):  # of the leader: they take neither shares nor pages from others
-        judge(api, api.submit(keys[0], 990.0 - many / 100), 1.0)
+        api.judged(keys[0], 990.0 - many / 100)
     page = Page(api, "/")
     assert page.texts("main p strong") == ["50.1", "350.1", "500.1"]
     league, multiplier, rank, share, lead = page.rows(1)[0]
     assert (league, multiplier, rank, share, lead) == ("100k", "0.5", "100.1", "700.1", "1,001")
     for key, speed, weight in ((keys[4], 100.1, 0.0), (keys[5], 700.1, 0.05)):
-        api.register(key)
-        judge(api, api.submit(key, speed), 1.0)
-        shares = api.get("/get_weights", round_id=2)["weights"]
-        assert {row["hotkey"]: row["weight"] for row in shares}.get(key.hotkey, 0.0) == weight
+        api.judged(key, speed)
+        assert dict(api.weights(round_id=2)).get(key.hotkey, 0.0) == weight
         assert key.hotkey in ranked(api)
 
 
@@ -404,6 +394,8 @@ def test_a_fault_of_the_server_is_a_page_for_browsers(
 def test_the_page_of_the_api_lists_every_call_and_loads_nothing(api: LiveApi) -> None:
     page = Page(api, "/docs")
     document = api.get("/openapi.json")
+    assert "/" not in document["paths"]  # pages are no part of the wire
+    assert "prefers-color-scheme: dark" in api.http.get("/style.css").text
     calls = {
         f"{method.upper()} {path}" for path, some in document["paths"].items() for method in some
     }
@@ -444,53 +436,30 @@ def test_a_page_of_thousands_reads_what_it_shows(tmp_path: Path) -> None:
 
 def fill(url: str, submissions: int, rounds: int) -> None:
     now = utc(Clock().now)
+    miners = [{"hotkey": f"{n:048}", "uid": n, "registered_at": now} for n in range(submissions)]
+    times = {"start_time": now, "end_time": now + timedelta(hours=48)}
+    all_rounds = [
+        {"id": n, "round_number": n, "status": ACTIVE if n == rounds else COMPLETED, **times}
+        for n in range(1, rounds + 1)
+    ]
+    rows = [
+        {
+            "miner_hotkey": f"{n:048}",
+            "round_id": rounds,
+            "target_sequence_length": 100_000 * (1 + n % 12),
+            "signature": "",
+            "created_at": now,
+            "is_revealed": True,
+            "tokens_per_sec": 1000.0 + n,
+            "validated_at": now,
+            "score": 1.0,
+        }
+        for n in range(submissions)
+    ]
+
+    def insert_all(session: Session) -> None:
+        for table, values in ((Miner, miners), (Round, all_rounds), (Submission, rows)):
+            session.execute(insert(table), values)
+
     with closing(Storage(url)) as storage:
-        storage.write(
-            lambda session: (
-                session.execute(
-                    insert(Miner),
-                    [
-                        {"hotkey": f"{n:048}", "uid": n, "registered_at": now}
-                        for n in range(submissions)
-                    ],
-                ),
-                session.execute(
-                    insert(Round),
-                    [
-                        {
-                            "id": n,
-                            "round_number": n,
-                            "start_time": now,
-                            "end_time": now + timedelta(hours=48),
-                            "status": ACTIVE if n == rounds else "completed",
-                        }
-                        for n in range(1, rounds + 1)
-                    ],
-                ),
-                session.execute(
-                    insert(Submission),
-                    [
-                        {
-                            "miner_hotkey": f"{n:048}",
-                            "round_id": rounds,
-                            "target_sequence_length": 100_000 * (1 + n % 12),
-                            "signature": "",
-                            "created_at": now,
-                            "is_revealed": True,
-                            "tokens_per_sec": 1000.0 + n,
-                            "validated_at": now,
-                            "score": 1.0,
-                        }
-                        for n in range(submissions)
-                    ],
-                ),
-            )
-        )
-
-
-def test_the_style_sheet_and_the_api_beside_it(api: LiveApi) -> None:
-    reply = api.http.get("/style.css")
-    assert reply.headers["content-type"].startswith("text/css")
-    assert "prefers-color-scheme: dark" in reply.text
-    paths = api.get("/openapi.json")["paths"]
-    assert "/" not in paths  # pages are no part of the wire
+        storage.write(insert_all)

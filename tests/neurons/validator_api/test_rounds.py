@@ -17,11 +17,11 @@ from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
-from neurons.validator_api.database.tables import Miner, Round, Submission
+from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Round, Submission
 from neurons.wire import rules
 from neurons.wire.protocol import HIGHEST_CLAIM
 from tests import postgresql
-from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, revelation, serve
+from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, serve
 from tests.processes import wait_for
 
 CAROL, DAVE, EVE = Hotkey("//Carol"), Hotkey("//Dave"), Hotkey("//Eve")
@@ -65,7 +65,7 @@ class Standing:
             session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
         session.flush()
         times = {"start_time": START, "end_time": START + timedelta(hours=48)}
-        for number, status in ((1, rounds.COMPLETED), (2, rounds.ACTIVE)):
+        for number, status in ((1, COMPLETED), (2, ACTIVE)):
             session.add(Round(id=number, round_number=number, status=status, **times))
         session.flush()
         for round_id, (number, hotkey, speed, changes) in listed:
@@ -82,11 +82,11 @@ class Standing:
         now = session.get_one(Round, 2)
         now.baseline_submission_id = baseline[0] if baseline else None
         session.flush()
-        ranked = rounds.standing(session, now)
+        ranked = ranking.standing(session, now)
         of_round = session.scalars(select(Submission).where(Submission.round_id == 2)).all()
         ranks = {place.submission.id: place.rank for place in ranked}
-        assert rounds.ranks_of(session, of_round) == ranks  # every way to a rank agrees
-        assert rounds.standing(session, now, 2) == ranked[:2]
+        assert ranking.ranks_of(session, of_round) == ranks  # every way to a rank agrees
+        assert ranking.standing(session, now, 2) == ranked[:2]
         return ranked
 
 
@@ -119,45 +119,68 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
         assert weighted == pytest.approx(rules.weighted_score(speed, length), rel=1e-12)
 
 
-def test_what_was_never_revealed_weighs_nothing() -> None:
-    assert ranking.weighted(Submission(target_sequence_length=300_000)) == 0.0
-
-
-def test_the_multiplier_decides_before_the_speed(standing: Standing) -> None:
-    slow = row(1, "a", 100.0, target_sequence_length=1_000_000)
-    fast = row(2, "b", 290.0)
-    assert order(standing([fast, slow])) == [1, 2]
-
-
-def test_the_earlier_commit_wins_a_tie_then_the_lower_id(standing: Standing) -> None:
-    late = row(1, "a", 100.0, created_at=START + timedelta(hours=1))
-    early = row(2, "b", 100.0, created_at=START)
-    twin = row(3, "c", 100.0, created_at=START)
-    assert order(standing([twin, late, early])) == [2, 3, 1]
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("rows", "expected"),
     [
-        {"score": 0.0},
-        {"score": -1.0},
-        {"score": None},
-        {"validated_at": None},
-        {"is_revealed": False},
-        {"verification_passed": False},
+        pytest.param(
+            [row(2, "b", 290.0), row(1, "a", 100.0, target_sequence_length=1_000_000)],
+            [1, 2],
+            id="the multiplier before the speed",
+        ),
+        pytest.param(
+            [
+                row(3, "c", 100.0, created_at=START),
+                row(1, "a", 100.0, created_at=START + timedelta(hours=1)),
+                row(2, "b", 100.0, created_at=START),
+            ],
+            [2, 3, 1],
+            id="the earlier commit, then the lower number",
+        ),
+        pytest.param(
+            [
+                row(1, "a", 1.7e308, target_sequence_length=1_000_000),  # the product overflows
+                row(2, "b", 1.0),
+                row(3, "c", HIGHEST_CLAIM),
+            ],
+            [3, 2],
+            id="nothing beyond the highest claim",
+        ),
+        *(
+            pytest.param([row(1, "a", 900.0, **change), row(2, "b", 1.0)], [2], id=str(change))
+            for change in (
+                {"score": 0.0},
+                {"score": -1.0},
+                {"score": None},
+                {"validated_at": None},
+                {"is_revealed": False},
+                {"verification_passed": False},
+            )
+        ),
     ],
 )
-def test_what_nobody_confirmed_does_not_rank(standing: Standing, change: dict[str, Any]) -> None:
-    assert order(standing([row(1, "a", 900.0, **change), row(2, "b", 1.0)])) == [2]
+def test_which_submissions_rank_and_in_which_order(
+    standing: Standing, rows: list[Row], expected: list[int]
+) -> None:
+    assert order(standing(rows)) == expected
 
 
 def test_what_the_round_before_has_ranked_does_not_rank_again(standing: Standing) -> None:
     assert order(standing([row(2, "b", 1.0)], before=[row(1, "a", 900.0)])) == [2]
 
 
-def test_only_what_beats_the_baseline_ranks(standing: Standing) -> None:
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        (row(9, "z", 100.0), [3]),
+        (row(9, "z", 1.7e308), [3, 2, 1]),  # beyond the highest claim
+        (row(9, "z", 500.0, score=0.0), [3, 2, 1]),  # refuted since
+    ],
+)
+def test_only_what_beats_a_valid_baseline_ranks(
+    standing: Standing, baseline: Row, expected: list[int]
+) -> None:
     rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
-    assert order(standing(rows, baseline=row(9, "z", 100.0))) == [3]
+    assert order(standing(rows, baseline=baseline)) == expected
 
 
 def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -> None:
@@ -174,20 +197,6 @@ def test_from_the_fifth_hotkey_on_nothing_is_earned(standing: Standing) -> None:
     ranked = standing([row(number, f"key{number}", 100.0 - number) for number in range(1, 9)])
     assert [place.rank for place in ranked] == list(range(1, 9))
     assert [place.weight for place in ranked] == [0.60, 0.25, 0.10, 0.05, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_nothing_beyond_the_ceiling_ranks(standing: Standing) -> None:
-    beyond = row(1, "a", 1.7e308, target_sequence_length=1_000_000)  # their product overflows
-    assert order(standing([beyond, row(2, "b", 1.0), row(3, "c", HIGHEST_CLAIM)])) == [3, 2]
-
-
-def test_nothing_beyond_the_ceiling_is_a_baseline(standing: Standing) -> None:
-    assert order(standing([row(2, "b", 1.0)], baseline=row(1, "a", 1.7e308))) == [2]
-
-
-def test_a_refuted_baseline_need_not_be_beaten(standing: Standing) -> None:
-    refuted = row(1, "a", 500.0, score=0.0)
-    assert order(standing([row(2, "b", 1.0)], baseline=refuted)) == [2]
 
 
 def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
@@ -232,136 +241,112 @@ def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> 
 
 
 def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveApi) -> None:
-    api.register(BOB)
-    api.mark(api.submit(ALICE, 100.0), 1.0)
-    best = api.submit(BOB, 200.0)
-    api.mark(best, 1.0)
-    assert api.get("/get_weights")["weights"] == []
+    api.judged(ALICE, 100.0)
+    best = api.judged(BOB, 200.0)
+    assert api.weights() == []
     assert api.get("/get_current_round")["total_submissions"] == 2
     api.clock.now += 48 * HOURS
     following = api.get("/get_current_round")
     assert following["total_submissions"] == 0
     assert (following["round_number"], following["baseline_submission_id"]) == (2, best)
-    assert [(w["uid"], w["hotkey"], w["weight"]) for w in api.get("/get_weights")["weights"]] == [
-        (1, BOB.hotkey, 0.60),
-        (0, ALICE.hotkey, 0.25),
-    ]
+    assert [row["uid"] for row in api.get("/get_weights")["weights"]] == [1, 0]
+    first = [(BOB.hotkey, 0.60), (ALICE.hotkey, 0.25)]
+    assert api.weights() == first
     for key, speed in ((ALICE, 200.0), (BOB, 201.0)):
-        api.mark(api.submit(key, speed), 1.0)
+        api.judged(key, speed)
     for _ in ("as it stands", "as it ended"):
-        weights = api.get("/get_weights", round_id=2)["weights"]
-        assert [(w["hotkey"], w["weight"]) for w in weights] == [(BOB.hotkey, 0.60)]
+        assert api.weights(round_id=2) == [(BOB.hotkey, 0.60)]
         api.clock.now += 48 * HOURS
-    first = api.get("/get_weights", round_id=1)["weights"]
-    assert [w["hotkey"] for w in first] == [BOB.hotkey, ALICE.hotkey]
+    assert api.weights(round_id=1) == first
 
 
 def test_a_round_without_a_winner_keeps_the_baseline(api: LiveApi) -> None:
-    best = api.submit(ALICE, 100.0)
-    api.mark(best, 1.0)
+    best = api.judged(ALICE, 100.0)
     for expected in (best, best):
         api.clock.now += 48 * HOURS
         assert api.get("/get_current_round")["baseline_submission_id"] == expected
 
 
 def test_finalize(api: LiveApi) -> None:
-    keys = (ALICE, BOB, CAROL, DAVE, EVE)
-    for speed, key in enumerate(keys, start=1):
-        api.register(key)
-        api.mark(api.submit(key, float(speed)), 1.0)
-    cheat = api.submit(ALICE, 1e9)
-    api.mark(cheat, 0.0)
+    for speed, key in enumerate((ALICE, BOB, CAROL, DAVE, EVE), start=1):
+        api.judged(key, float(speed))
+    api.judged(ALICE, 1e9, score=0.0)
     final = api.judge("/finalize_round/1", {})
     assert (final["status"], final["round_id"], final["winner"]) == ("completed", 1, EVE.hotkey)
     assert [(r["rank"], r["miner_hotkey"], r["league"]) for r in final["rankings"]] == [
-        (1, EVE.hotkey, "100k"),
-        (2, DAVE.hotkey, "100k"),
-        (3, CAROL.hotkey, "100k"),
-        (4, BOB.hotkey, "100k"),
+        (rank, key.hotkey, "100k") for rank, key in enumerate((EVE, DAVE, CAROL, BOB), start=1)
     ]
-    weights = api.get("/get_weights")["weights"]
-    assert [w["weight"] for w in weights] == [0.60, 0.25, 0.10, 0.05]
+    assert [weight for _, weight in api.weights()] == [0.60, 0.25, 0.10, 0.05]
     shown = api.get("/get_submission_stats")["top_performers"]  # while no round is active
     assert [one["rank"] for one in shown] == [1, 2, 3, 4, 5, None]
-    for path, status, text in (
-        ("/finalize_round/1", 400, "Round already finalized"),
-        ("/finalize_round/7", 404, "Round not found"),
-    ):
-        reply = api.verdict(path, {})
-        assert (reply.status_code, reply.json()["detail"]) == (status, text)
+    assert api.refused_verdict("/finalize_round/1", {}) == (400, "Round already finalized")
+    assert api.refused_verdict("/finalize_round/7", {}) == (404, "Round not found")
 
 
 def test_create_round_ends_the_one_before(api: LiveApi) -> None:
-    row = api.submit(ALICE, 5.0)
-    api.mark(row, 1.0)
+    row = api.judged(ALICE, 5.0)
     created = api.judge("/create_round", {"duration_hours": 2})
     assert (created["round_number"], created["time_remaining_seconds"]) == (2, 7200)
     assert created["baseline_submission_id"] == row
-    assert api.get("/get_weights", round_id=1)["weights"][0]["hotkey"] == ALICE.hotkey
-    unknown = api.verdict("/create_round", {"baseline_submission_id": 77})
-    assert unknown.status_code == 404
-    assert api.verdict("/create_round", {"duration_hours": 0}).status_code == 422
+    assert api.weights(round_id=1) == [(ALICE.hotkey, 0.60)]
+    assert api.refused_verdict("/create_round", {"baseline_submission_id": 77})[0] == 404
+    assert api.refused_verdict("/create_round", {"duration_hours": 0})[0] == 422
 
 
 def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(
     api: LiveApi,
 ) -> None:
-    api.register(BOB)
-    api.mark(api.submit(BOB, 900.0), 1.0)
+    api.judged(BOB, 900.0)
     api.clock.now += 48 * HOURS - 60
     early = api.commit(ALICE)
     api.clock.now += 59
     late = api.submit(BOB, 1000.0)
     api.clock.now += 1 + BLOCKS * 12
-    api.ok("/reveal_submission", revelation(ALICE, early), ALICE)
-    first = api.get("/get_weights", round_id=1)["weights"]
+    api.reveal(ALICE, early)
     for submission in (late, early):
         api.mark(submission, 1.0)
-    assert api.get("/get_weights", round_id=1)["weights"] == first
-    assert [w["hotkey"] for w in first] == [BOB.hotkey]
-    weights = api.get("/get_weights", round_id=2)["weights"]
-    assert [w["hotkey"] for w in weights] == [ALICE.hotkey, BOB.hotkey]
+    assert api.weights(round_id=1) == [(BOB.hotkey, 0.60)]
+    assert [hotkey for hotkey, _ in api.weights(round_id=2)] == [ALICE.hotkey, BOB.hotkey]
 
 
-def test_a_completed_round_never_changes(api: LiveApi) -> None:
-    api.register(BOB)
-    first, second = api.submit(ALICE, 20.0), api.submit(BOB, 10.0)
-    api.mark(first, 1.0)
-    api.mark(second, 0.0)
+def test_a_completed_round_never_changes_and_shows_its_verdicts(api: LiveApi) -> None:
+    first, second = api.judged(ALICE, 20.0), api.judged(BOB, 10.0, score=0.0)
     api.clock.now += 48 * HOURS
-    api.mark(second, 1.0)  # the first to call after the end
+    api.get("/get_current_round")
+    rows = {row["id"]: row for row in api.get("/get_submission_stats")["top_performers"]}
+    assert (rows[first]["rank"], rows[first]["score"]) == (1, 1.0)
+    assert (rows[second]["rank"], rows[second]["score"]) == (None, 0.0)
+    assert rows[second]["validated"]
+    api.mark(second, 1.0)
     api.mark(first, 0.0)
-    weights = api.get("/get_weights", round_id=1)["weights"]
-    assert [(w["hotkey"], w["weight"]) for w in weights] == [(ALICE.hotkey, 0.60)]
-    assert api.get("/get_current_round")["round_number"] == 2
+    assert api.weights(round_id=1) == [(ALICE.hotkey, 0.60)]
 
 
-def test_a_commitment_outlives_a_round_to_its_last_block(api: LiveApi) -> None:
+def test_a_verdict_after_the_planned_end_counts_in_the_next_round(api: LiveApi) -> None:
+    row = api.judged(ALICE, 20.0, score=0.0)
+    api.clock.now += 48 * HOURS
+    api.mark(row, 1.0)  # the first call after the end
+    assert (api.weights(round_id=1), api.get("/get_current_round")["round_number"]) == ([], 2)
+
+
+def test_what_is_open_outlives_a_round_until_it_expires(api: LiveApi) -> None:
+    """A commitment is revealed in its last block; a revealed row waits; an expired one does not."""
+    api.register(BOB)
     row = api.commit(ALICE)
     api.pass_blocks(BLOCKS + 300)
     api.judge("/create_round", {"duration_hours": 2})
-    api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
-
-
-def test_what_was_revealed_waits_for_its_verdict_over_rounds(api: LiveApi) -> None:
-    """A commitment that nobody may reveal any more stays behind."""
-    api.register(BOB)
-    revealed = api.commit(ALICE)
+    api.reveal(ALICE, row)
     api.commit(BOB, "other")
-    api.pass_blocks(BLOCKS)
-    api.ok("/reveal_submission", revelation(ALICE, revealed), ALICE)
-    api.pass_blocks(301)
-    created = api.judge("/create_round", {"duration_hours": 2})
-    assert created["total_submissions"] == 1
-    api.mark(revealed, 1.0)
-    api.judge("/finalize_round/2", {})
-    assert [w["hotkey"] for w in api.get("/get_weights")["weights"]] == [ALICE.hotkey]
+    api.pass_blocks(BLOCKS + 301)
+    assert api.judge("/create_round", {"duration_hours": 2})["total_submissions"] == 1
+    api.mark(row, 1.0)
+    api.judge("/finalize_round/3", {})
+    assert api.weights() == [(ALICE.hotkey, 0.60)]
 
 
-def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
+def test_a_round_ends_on_time_without_any_call(tmp_path: Path) -> None:
     with serve(tmp_path, round_check_seconds=0.02) as api:
-        api.register(ALICE)
-        api.mark(api.submit(ALICE, 20.0), 1.0)
+        api.judged(ALICE, 20.0)
         api.clock.now += 48 * HOURS
 
         def statuses() -> list[str]:
@@ -369,15 +354,3 @@ def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
                 return [row[0] for row in rows.execute("SELECT status FROM rounds ORDER BY id")]
 
         wait_for(lambda: statuses() == ["completed", "active"])
-
-
-def test_top_performers_show_every_late_verdict(api: LiveApi) -> None:
-    api.register(BOB)
-    good, bad = api.submit(ALICE, 10.0), api.submit(BOB, 1e6)
-    api.mark(good, 1.0)
-    api.mark(bad, 0.0)
-    api.clock.now += 48 * HOURS
-    api.get("/get_current_round")
-    rows = {r["id"]: r for r in api.get("/get_submission_stats")["top_performers"]}
-    assert (rows[good]["rank"], rows[good]["score"]) == (1, 1.0)
-    assert (rows[bad]["rank"], rows[bad]["score"], rows[bad]["validated"]) == (None, 0.0, True)

@@ -51,23 +51,21 @@ def bound(key: Hotkey, route: str, kind: type[BaseModel], body: dict[str, Any]) 
     return body | {"signature": key.sign(bound_text(route, kind(**body)))}
 
 
-def test_health(api: LiveApi) -> None:
-    assert api.get("/health") == {"status": "ok"}
-
-
 @pytest.mark.parametrize("path", SIGNED)
-def test_each_write_needs_the_headers(api: LiveApi, path: str) -> None:
+def test_each_write_needs_the_headers_and_a_body_that_is_never_repeated(
+    api: LiveApi, path: str
+) -> None:
     cases = {
         "Missing Hotkey or Signature headers": {"Hotkey": ALICE.hotkey},
-        "Invalid signature format. Expected hex string": {**ALICE.headers(), "Signature": "0xzz"},
         "Invalid signature": {**ALICE.headers(), "Hotkey": BOB.hotkey},
     }
     for text, headers in cases.items():
         response = api.http.post(path, json={}, headers=headers)
         assert (response.status_code, response.json()) == (401, {"detail": text})
-    response = api.http.post(path, json={}, headers={**ALICE.headers(), "Hotkey": "nobody"})
-    assert response.status_code == 401
-    assert response.json()["detail"].startswith("Authentication error: ")
+    status, problems = api.refusal(path, {"commitment_salt": ["secret-salt"]}, ALICE)
+    assert status == 422
+    assert {"type", "loc", "msg"} == set(problems[0])
+    assert "secret-salt" not in json.dumps(problems)
 
 
 @pytest.mark.parametrize("path", VALIDATORS_ONLY)
@@ -100,15 +98,9 @@ def check_signed_requests(api: LiveApi, wall: Clock) -> None:
     headers = VALIDATOR.bound_headers("POST", path, wall.now, good)
     wrong = (401, "Invalid signature")
     assert send(good.replace(b"0.5", b"9.5"), headers) == wrong
-    assert send(good, headers | {"Nonce": "0" * 32}) == wrong
     assert send(good, headers, "/record_failure") == wrong
     assert send(good, headers, f"{path}?x=1") == wrong
     assert send(good, headers)[0] == 200
-    assert send(good, headers) == (401, "Nonce was used before")
-    for late in (-61, 61):
-        stale = VALIDATOR.bound_headers("POST", path, wall.now + late, good)
-        text = "Timestamp is more than 60 s from the server's time"
-        assert send(good, stale) == (401, text)
     wall.now += 59
     assert send(good, headers) == (401, "Nonce was used before")
     wall.now += 141
@@ -117,36 +109,24 @@ def check_signed_requests(api: LiveApi, wall: Clock) -> None:
     assert send(good, headers)[1].startswith("Timestamp is more than 60 s")
 
 
-@pytest.mark.parametrize("path", SIGNED)
-def test_a_malformed_body_is_422_and_is_not_repeated(api: LiveApi, path: str) -> None:
-    status, problems = api.refusal(path, {"commitment_salt": ["secret-salt"]}, ALICE)
-    assert status == 422
-    assert {"type", "loc", "msg"} == set(problems[0])
-    assert "secret-salt" not in json.dumps(problems)
-
-
-@pytest.mark.parametrize("figure", ["NaN", "Infinity", "1e999", "-1"])
-@pytest.mark.parametrize("field", ["tokens_per_sec", "vram_mb"])
-def test_a_number_that_is_none_is_422(api: LiveApi, figure: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "figure"),
+    [
+        *(("tokens_per_sec", figure) for figure in ("NaN", "Infinity", "1e999", "-1", "1.7e308")),
+        *(("vram_mb", figure) for figure in ("NaN", "-1")),
+        ("target_sequence_length", "511"),
+    ],
+)
+def test_a_figure_out_of_range_is_422(api: LiveApi, figure: str, field: str) -> None:
     text = json.dumps({**submission(ALICE), field: "FIGURE"}).replace('"FIGURE"', figure)
-    headers = {**ALICE.headers(), "Content-Type": "application/json"}
-    response = api.http.post("/submit_kernel", content=text, headers=headers)
+    response = api.http.post("/submit_kernel", content=text, headers=ALICE.headers() | JSON)
     assert response.status_code == 422
     assert response.json()["detail"][0]["loc"] == ["body", field]
     assert api.get("/get_submission_stats")["recent_submissions"] == []
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("/submit_kernel", submission), ("/commit_submission", commitment)]
-)
-def test_a_target_below_512_tokens_is_422(api: LiveApi, path: str, body: Any) -> None:
-    status, problems = api.refusal(path, body(ALICE) | {"target_sequence_length": 511}, ALICE)
-    assert (status, problems[0]["loc"]) == (422, ["body", "target_sequence_length"])
-
-
-def test_unknown_routes_and_methods_answer_in_json(api: LiveApi) -> None:
-    assert api.refusal("/nothing", {}) == (404, "Not Found")
-    assert api.refusal("/health", {}) == (405, "Method Not Allowed")
+    status, _ = api.refusal(
+        "/commit_submission", commitment(ALICE) | {"target_sequence_length": 511}, ALICE
+    )
+    assert status == 422
 
 
 def test_a_large_body_is_413(api: LiveApi) -> None:
@@ -182,13 +162,9 @@ def test_register(api: LiveApi) -> None:
     assert api.register(BOB)["status"] == "already_registered"
     other = api.register(ALICE, league="1M")  # the public server answers 500 here
     assert (other["status"], other["uid"]) == ("registered", 0)
-
-
-def test_register_refuses(api: LiveApi) -> None:
     body = {"hotkey": ALICE.hotkey, "model_name": "Qwen", "league": "150k"}
     status, text = api.refusal("/register_miner", body, ALICE)
-    assert status == 400
-    assert text.startswith("Invalid league. Must be one of: 100k, 200k")
+    assert (status, text.startswith("Invalid league. Must be one of: 100k, 200k")) == (400, True)
     assert api.refusal("/register_miner", body, BOB) == (403, "Hotkey mismatch")
 
 
@@ -209,8 +185,6 @@ def test_the_body_signature_binds_the_claim(api: LiveApi) -> None:
     for change in ({"tokens_per_sec": 2000.0}, {"fork_url": "https://host/x"}, {"repo_hash": "r"}):
         body = {**submission(ALICE), **change}
         assert api.refusal("/submit_kernel", body, ALICE) == (401, "Invalid signature")
-    wrong = {**commitment(ALICE), "signature": ALICE.sign("another text")}
-    assert api.refusal("/commit_submission", wrong, ALICE) == (401, "Invalid signature")
 
 
 def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
@@ -218,8 +192,10 @@ def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
     numeric = f"{FORK}{COMMIT}1000.0{json.dumps(figures, sort_keys=True)}"
     body = submission(ALICE, benchmarks={str(n): f for n, f in figures.items()})
     api.ok("/submit_kernel", {**body, "signature": ALICE.sign(numeric)}, ALICE)
-    bare = {**submission(ALICE), "signature": ALICE.sign(f"{FORK}{COMMIT}1000.0")}
-    api.ok("/submit_kernel", bare, ALICE)
+    for repo_hash in (None, "feed"):
+        signature = ALICE.sign(f"{FORK}{COMMIT}1000.0{repo_hash or ''}")
+        bare = {**submission(ALICE), "repo_hash": repo_hash, "signature": signature}
+        api.ok("/submit_kernel", bare, ALICE)
 
 
 def test_commit(api: LiveApi) -> None:
@@ -239,26 +215,21 @@ def test_commit(api: LiveApi) -> None:
 def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
     api.commit(ALICE)
     digest = commitment(ALICE)["commitment_hash"]
-    (row,) = api.get("/pending_reveals")["pending_reveals"]
-    assert row["commitment_hash"] == digest[:16] + "..."
-    assert (row["blocks_remaining"], row["can_reveal"]) == (BLOCKS, False)
-    api.pass_blocks(BLOCKS - 1)
-    (row,) = api.get("/pending_reveals")["pending_reveals"]
-    assert (row["blocks_remaining"], row["can_reveal"]) == (1, False)
-    api.pass_blocks(5)
-    (row,) = api.get("/pending_reveals")["pending_reveals"]
-    assert (row["blocks_remaining"], row["can_reveal"]) == (0, True)
+    for blocks, remaining in ((0, BLOCKS), (BLOCKS - 1, 1), (5, 0)):
+        api.pass_blocks(blocks)
+        (row,) = api.get("/pending_reveals")["pending_reveals"]
+        assert row["commitment_hash"] == digest[:16] + "..."
+        assert (row["blocks_remaining"], row["can_reveal"]) == (remaining, remaining == 0)
 
 
 def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> None:
     row = api.commit(ALICE)
     assert api.get("/get_submission_stats")["recent_submissions"] == []
-    mark = {"submission_id": row, "score": 0.0}
-    reply = api.verdict("/mark_validated", mark)
-    assert (reply.status_code, reply.json()["detail"]) == (409, "Submission not revealed yet")
+    early = api.refused_verdict("/mark_validated", {"submission_id": row, "score": 0.0})
+    assert early == (409, "Submission not revealed yet")
     assert api.queue()["submissions"] == []
     api.pass_blocks(BLOCKS)
-    api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+    api.reveal(ALICE, row)
     (queued,) = api.get("/get_submission_stats")["recent_submissions"]
     assert (queued["id"], queued["is_revealed"]) == (row, True)
 
@@ -288,7 +259,7 @@ def test_reveal(api: LiveApi) -> None:
         "message": "Submission revealed successfully. Awaiting validation.",
     }
     assert api.refusal(path, body, ALICE) == (409, "Submission already revealed")
-    assert api.get("/pending_reveals")["pending_reveals"] == []
+    assert api.pending() == []
 
 
 def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
@@ -303,13 +274,10 @@ def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
 def test_mark_validated(api: LiveApi) -> None:
     row = api.submit(ALICE, 1000.0)
     path = "/mark_validated"
-    for body, refusal in (
-        ({"score": 1.0}, (400, "submission_id required")),
-        ({"submission_id": 9, "score": 1.0}, (404, "Submission not found")),
-    ):
-        refused = api.verdict(path, body)
-        assert (refused.status_code, refused.json()["detail"]) == refusal
-    assert api.verdict(path, {"submission_id": row, "score": -1}).status_code == 422
+    assert api.refused_verdict(path, {"score": 1.0}) == (400, "submission_id required")
+    unknown = {"submission_id": 9, "score": 1.0}
+    assert api.refused_verdict(path, unknown) == (404, "Submission not found")
+    assert api.refused_verdict(path, {"submission_id": row, "score": -1})[0] == 422
     reply = api.judge(path, {"submission_id": row, "score": 1.25})
     assert reply == {"status": "ok", "submission_id": row, "score": 1.25}
     stats = api.get("/get_submission_stats")
@@ -340,20 +308,14 @@ def test_record_verification(api: LiveApi) -> None:
     assert (stats["pass_rate"], stats["avg_cosine_similarity"]) == (0.0, 0.5)
 
 
-def test_submission_rate(api: LiveApi) -> None:
-    api.submit(ALICE, 1.0)
-    api.clock.now += 60 * 5
-    api.submit(ALICE, 2.0)
-    rate = api.get("/get_submission_rate", window_minutes=4)
-    assert (rate["recent_submissions"], rate["submissions_per_minute"]) == (1, 0.25)
-    assert api.get("/get_submission_rate")["recent_submissions"] == 2
-
-
 def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
     api.register(BOB)
     first = api.submit(BOB, 10.0)
-    api.clock.now += 1
+    api.clock.now += 60 * 5
     second = api.submit(ALICE, 30.0)
+    rate = api.get("/get_submission_rate", window_minutes=4)
+    assert (rate["recent_submissions"], rate["submissions_per_minute"]) == (1, 0.25)
+    assert api.get("/get_submission_rate")["recent_submissions"] == 2
     stats = api.get("/get_submission_stats")
     rows = stats["recent_submissions"]
     assert [row["id"] for row in rows] == [second, first]
@@ -416,9 +378,9 @@ def test_a_commitment_of_version_2_binds_commit_and_claim(
 def test_a_commitment_expires(api: LiveApi) -> None:
     row = api.commit(ALICE)
     api.pass_blocks(BLOCKS + 300)
-    assert len(api.get("/pending_reveals")["pending_reveals"]) == 1
+    assert api.pending() == [row]
     api.pass_blocks(1)
-    assert api.get("/pending_reveals")["pending_reveals"] == []
+    assert api.pending() == []
     status, text = api.refusal("/reveal_submission", revelation(ALICE, row), ALICE)
     assert status == 404
     assert text.startswith("Submission not found: the commitment expired at block ")
@@ -427,13 +389,9 @@ def test_a_commitment_expires(api: LiveApi) -> None:
 def test_pending_reveals_come_in_pages_and_by_hotkey(api: LiveApi) -> None:
     api.register(BOB)
     ours = api.commit(ALICE)
-    theirs = [api.commit(key, salt) for key, salt in ((BOB, "b"),)]
-    first = api.get("/pending_reveals", limit=1)["pending_reveals"]
-    assert [row["submission_id"] for row in first] == theirs
-    rest = api.get("/pending_reveals", before=first[-1]["submission_id"])["pending_reveals"]
-    assert [row["submission_id"] for row in rest] == [ours]
-    own = api.get("/pending_reveals", hotkey=ALICE.hotkey)["pending_reveals"]
-    assert [row["submission_id"] for row in own] == [ours]
+    theirs = api.commit(BOB, "b")
+    assert api.pending(limit=1) == [theirs]
+    assert api.pending(before=theirs) == api.pending(hotkey=ALICE.hotkey) == [ours]
     assert api.http.get("/pending_reveals", params={"limit": 5000}).status_code == 422
     for foreign in ("\0", "x" * 1000):  # PostgreSQL cannot even ask for the first
         assert api.http.get("/pending_reveals", params={"hotkey": foreign}).status_code == 422
@@ -454,4 +412,4 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
         row = api.commit(ALICE)
     with serve(tmp_path) as api:
         api.pass_blocks(BLOCKS)
-        api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+        api.reveal(ALICE, row)

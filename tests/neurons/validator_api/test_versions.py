@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
 
 from neurons.runtime.errors import ConfigError
-from neurons.validator_api.competition import lists, rounds
+from neurons.validator_api.competition import lists, ranking, rounds
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
@@ -58,7 +58,7 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
     assert differences(old_url) == []
     with storage.read() as session:
         first, second = session.scalars(select(Round).order_by(Round.id)).all()
-        frozen = [(p.submission.id, p.rank, p.weight) for p in rounds.ranked_in(session, first)]
+        frozen = [(p.submission.id, p.rank, p.weight) for p in ranking.ranked_in(session, first)]
         # 5 and 2 score the same, 150 weighted: the earlier one leads; 4 was refuted.
         assert frozen == [(2, 1, 0.60), (5, 2, 0.25), (3, 3, 0.10), (1, 3, 0.0)]
         assert [row.id for row in lists.validation_queue(session, 0, 9).submissions] == [7]

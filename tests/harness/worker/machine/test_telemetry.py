@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.report import Snapshot
+from harness.hardware.machine import Snapshot
 from harness.worker.machine.telemetry import WATCHED, Watch, facts, quiet_snapshot, snapshot
 from tests.processes import HANG, wait_for
 

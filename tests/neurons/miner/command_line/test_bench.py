@@ -17,8 +17,8 @@ from harness.report import load_report
 from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
+from neurons.miner.measuring import new_measurement
 from neurons.miner.progress import Length, Measuring
-from neurons.miner.series import new_series
 from neurons.runtime.errors import Held
 from neurons.runtime.flags import Given
 from neurons.runtime.process import PROGRESS, StateLock
@@ -43,13 +43,15 @@ def bench(
     all_lengths: bool = False,
     **flags: Any,
 ) -> int:
-    """Return the exit status of `bench` with stand-ins for the fork and the harness."""
+    """Return the exit status of `bench` with fakes of the fork and the harness."""
     settings = make_settings(folder, **flags)
     monkeypatch.setattr(commands, "read_settings", lambda _: (settings, False))
     monkeypatch.setattr(commands, "open_fork", lambda _: FakeFork(folder / "fork"))
     monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)
     monkeypatch.setattr(
-        commands, "new_series", partial(new_series, measure=measure, check=measure.check)
+        commands,
+        "new_measurement",
+        partial(new_measurement, measure=measure, check=measure.check),
     )
     monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
     return commands.bench(Given(), all_lengths)
@@ -117,9 +119,9 @@ class Watched(FakeBench):
     state_dir: Path = Path()
     seen: list[tuple[int, Status]] = field(default_factory=list)
 
-    def _measured(self, tree: Path, length: int, gate: Any) -> Any:
+    def _measured(self, tree: Path, length: int) -> Any:
         self.seen.append((length, read_status(self.state_dir)))
-        return super()._measured(tree, length, gate)
+        return super()._measured(tree, length)
 
 
 def test_status_shows_the_progress_of_a_measurement(
@@ -160,7 +162,8 @@ def test_progress_of_a_dead_process_is_not_shown(tmp_path: Path) -> None:
         "from neurons.miner.progress import ProgressFile\n"
         "from neurons.runtime.process import StateLock\n"
         "lock = StateLock(Path(sys.argv[1]))\n"
-        "ProgressFile(Path(sys.argv[1])).publish({512: 3}, {512: [1000.0]})\n"
+        "from tests.harness.samples import make_sample\n"
+        "ProgressFile(Path(sys.argv[1])).plan([make_sample(512)], [512, 512])\n"
         "time.sleep(600)\n"
     )
     with started("-c", code, str(tmp_path)) as process:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError
-from harness.report import Environment
 from neurons.miner.command_line import machine_checks
 from neurons.miner.command_line.machine_checks import ok
 from neurons.runtime.machine import Gpu
@@ -18,7 +18,7 @@ from tests.harness.samples import environment
 
 
 def test_torch_is_seen_by_a_child_and_its_failure_is_told():
-    def broken(*, device: str) -> Environment:
+    def broken(_: object) -> Environment:
         raise MeasurementError("the worker died with status 1", "crash", "x\nNo module 'torch'")
 
     (check,) = machine_checks.software("cpu", broken)
@@ -28,12 +28,12 @@ def test_torch_is_seen_by_a_child_and_its_failure_is_told():
 
 
 def test_a_gpu_run_needs_a_cuda_build_and_triton():
-    torch, triton = machine_checks.software("cuda", lambda device: environment())
+    torch, triton = machine_checks.software("cuda", lambda _: environment())
     assert (torch.level, triton.level) == ("failure", "failure")
     whole = environment(device="cuda", cuda="13.0", triton="3.5.0", gpu="H200")
-    torch, triton = machine_checks.software("cuda", lambda device: whole)
+    torch, triton = machine_checks.software("cuda", lambda _: whole)
     assert (torch.level, triton.level) == ("ok", "ok")
-    _, triton = machine_checks.software("cpu", lambda device: environment())
+    _, triton = machine_checks.software("cpu", lambda _: environment())
     assert triton.level == "ok"
 
 

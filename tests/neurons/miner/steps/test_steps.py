@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.measuring.runner import MeasurementError
-from harness.measuring.series import Policy
+from harness.measuring.sampler import Policy
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
-from neurons.miner.series import new_series
+from neurons.miner.measuring import new_measurement
 from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
@@ -79,7 +79,7 @@ def test_row_24_a_disturbance_that_persists_is_held(context, bench):
 
 
 def test_a_machine_that_cannot_measure_is_held(miner):
-    def probe(**_: Any) -> Any:
+    def probe(*_: Any) -> Any:
         raise MeasurementError("no NVIDIA driver", "crash")
 
     held = run_cycle(miner(probe=probe))
@@ -89,9 +89,9 @@ def test_a_machine_that_cannot_measure_is_held(miner):
 
 
 def test_a_stop_ends_the_first_look_at_the_machine(miner):
-    def probe(*, stop: threading.Event, **_: Any) -> Any:
+    def probe(options: Any) -> Any:
         context.stop.set()
-        assert stop.is_set()
+        assert options.stop.is_set()
         raise MeasurementError("stopped on request", "stopped")
 
     context = miner(probe=probe)
@@ -102,12 +102,12 @@ def test_a_stop_ends_the_soak(context):
     stop = threading.Event()
     stop.set()
     on_gpu = ENVIRONMENT.model_copy(update={"device": "cuda"})
-    series = new_series(
+    measurement = new_measurement(
         *(context.settings, context.fork.worktree, on_gpu), "name", None, context.log, stop=stop
     )
-    assert series.soak is not None
+    assert measurement.sampler.soak is not None
     with pytest.raises(MeasurementError) as caught:
-        series.soak()
+        measurement.sampler.soak()
     assert caught.value.kind == "stopped"
 
 
@@ -117,7 +117,7 @@ def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, 
     assert run_cycle(context).state is State.PUBLISHED
     if change == "machine":
         bench.environment = ENVIRONMENT.model_copy(update={"torch": "9.9"})
-        context.probe = lambda **_: bench.environment
+        context.probe = lambda *_: bench.environment
     else:
         kernels.content = "kernel 2\n"
     done = run_cycle(context)
@@ -153,7 +153,7 @@ def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
 
 
 def test_old_reports_are_removed(context, monkeypatch):
-    monkeypatch.setattr("neurons.miner.series.REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
     kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}

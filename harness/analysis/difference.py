@@ -1,0 +1,120 @@
+"""The difference of two speeds that are measured in blocks, with a control.
+
+A block times three fresh processes: A, B, and A a second time as the control. The order within
+each block is random. If A and B are equally fast, each of the three is then equally likely to be a
+block's fastest, whatever the host does meanwhile: swings, drifts and slow processes meet A and B
+alike, as they do not know the order. The test uses these ranks alone, so it assumes no distribution
+of the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
+1935).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+ERROR_RATE = 0.01
+"""Of comparisons of equally fast trees, at most this share reports a difference, before the control
+rules out most of these as well."""
+
+LEAST_BLOCKS = 5
+"""With fewer blocks no order of speeds is unlikely enough: B first in all of four has 2 / 3**4."""
+
+
+class Block(NamedTuple):
+    """Speeds of three processes that ran one right after the other, in tokens/s."""
+
+    a: float
+    b: float
+    control: float
+    """A's second process."""
+
+
+def take_block(
+    time_a: Callable[[], float], time_b: Callable[[], float], order: random.Random
+) -> Block:
+    """Time A, B and A again, in an order that `order` draws; the functions return speeds."""
+    timers = {"a": time_a, "b": time_b, "control": time_a}
+    return Block(**{name: timers[name]() for name in order.sample(sorted(timers), len(timers))})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How fast B is compared with A.
+
+    Attributes:
+        ratio: the median of B's speed over A's.
+        low, high: the interval of that ratio, at a confidence of at least 99%.
+        control: the median of A's second speed over its first: what the same code differs by.
+        a, b: the medians of the speeds, in the unit of the blocks.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    control: float
+    a: float
+    b: float
+
+    @property
+    def faster(self) -> bool:
+        """Whether B is faster than A: all of the interval is above what the control reaches."""
+        return self.low > max(self.control, 1 / self.control)
+
+    @property
+    def slower(self) -> bool:
+        """Whether B is slower than A, in the same sense."""
+        return self.high < min(self.control, 1 / self.control)
+
+    def __str__(self) -> str:
+        verdict = "no difference beyond the noise"
+        if self.faster or self.slower:
+            verdict = f"B is {'faster' if self.faster else 'slower'}"
+        return (
+            f"{verdict}: {self.ratio - 1:+.2%} (99% interval {self.low - 1:+.2%} to "
+            f"{self.high - 1:+.2%}; A against itself {self.control - 1:+.2%})"
+        )
+
+
+def difference(blocks: Sequence[Block]) -> Difference:
+    """Return B's speed over A's.
+
+    Each block gives two ratios, of B to A and of B to the control. Under a true ratio r the number
+    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval holds the r
+    for which the sum over all blocks is not among the unlikeliest ERROR_RATE.
+
+    Raises:
+        ValueError: fewer than LEAST_BLOCKS blocks, or a speed that is not a positive finite number.
+    """
+    if len(blocks) < LEAST_BLOCKS:
+        raise ValueError(f"{len(blocks)} blocks allow no verdict; take at least {LEAST_BLOCKS}")
+    if not all(math.isfinite(speed) and speed > 0 for block in blocks for speed in block):
+        raise ValueError("a speed is not a positive finite number")
+    ratios = sorted([x.b / x.a for x in blocks] + [x.b / x.control for x in blocks])
+    outside = _ratios_outside(len(blocks))
+    return Difference(
+        ratio=math.sqrt(ratios[len(blocks) - 1] * ratios[len(blocks)]),
+        low=ratios[outside],
+        high=ratios[-1 - outside],
+        control=math.exp(statistics.median(math.log(x.control / x.a) for x in blocks)),
+        a=statistics.median(speed for x in blocks for speed in (x.a, x.control)),
+        b=statistics.median(x.b for x in blocks),
+    )
+
+
+def _ratios_outside(blocks: int) -> int:
+    """Return how many of the smallest ratios lie below the interval, and as many above it.
+
+    It is the largest k for which at most k ratios lie on one given side with probability
+    ERROR_RATE / 2.
+    """
+    ways = [1]  # in which the blocks' counts of 0, 1 or 2 add up to each sum
+    for _ in range(blocks):
+        ways = [sum(ways[max(0, total - 2) : total + 1]) for total in range(len(ways) + 2)]
+    limit = ERROR_RATE / 2 * 3**blocks
+    return sum(1 for unlikely in accumulate(ways) if unlikely <= limit) - 1

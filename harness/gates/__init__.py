@@ -1,1 +1,0 @@
-"""Gates that a model of blocks passes before anybody trains it: `python -m harness gates`."""

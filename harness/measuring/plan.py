@@ -1,0 +1,132 @@
+"""Plans: which samples are missing, as pure functions of those that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.claim import RUNS_MOST, is_settled
+from harness.sample import Failure, Kind, Sample
+
+FIRST_RUNS = 5
+"""Samples of the target in the first round: on a quiet GPU fewer are never enough."""
+
+FURTHER_RUNS = 5
+"""Samples of the target in each later round."""
+
+
+class Plan(Protocol):
+    """Which samples a measurement takes."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All lengths, in tokens."""
+
+    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
+        """Return the length of each sample that is missing, in the order in which to take them.
+
+        Args:
+            samples: those that count.
+            failures: at most one of each length.
+        """
+
+    def implied(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return the failures of further lengths that follow from these."""
+
+
+def _failed(failures: Sequence[Failure]) -> set[int]:
+    return {failure.length for failure in failures}
+
+
+@dataclass(frozen=True)
+class EachLength:
+    """The same number of samples at each length, the shortest length first.
+
+    Attributes:
+        too_long: kinds of failure after which longer lengths are not tried.
+    """
+
+    lengths: tuple[int, ...]
+    runs: int = 1
+    too_long: frozenset[Kind] = frozenset()
+
+    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
+        """Return the missing lengths; those that failed are left out."""
+        taken = [sample.length for sample in samples]
+        return [
+            length
+            for length in sorted({*self.lengths} - _failed(failures))
+            for _ in range(self.runs - taken.count(length))
+        ]
+
+    def implied(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return a failure of each length that is longer than one that is too long."""
+        limits = [failure for failure in failures if failure.kind in self.too_long]
+        shortest = min(limits, key=lambda failure: failure.length, default=None)
+        if shortest is None:
+            return []
+        reason = f"not tried, as {shortest.length} tokens failed: {shortest.reason}"
+        return [
+            Failure(length=length, kind=shortest.kind, reason=reason)
+            for length in sorted({*self.lengths} - _failed(failures))
+            if length > shortest.length
+        ]
+
+
+@dataclass(frozen=True)
+class ForClaim:
+    """What a claim for one target needs, and no more.
+
+    The target takes samples until its noise is known. The lengths that validators also time take
+    one each, since their speed is not judged. Free places of the first round take the target: a
+    further round would cost its imports again.
+
+    Attributes:
+        others: the lengths that validators time too.
+        runs: samples of the target at least.
+        most: samples of the target after which no more are taken.
+        at_once: processes of a round.
+        confirming: samples of the target that exist already and need one more to confirm them.
+    """
+
+    target: int
+    others: tuple[int, ...] = ()
+    runs: int = 1
+    most: int = RUNS_MOST
+    at_once: int = 1
+    confirming: int = 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The target and the other lengths."""
+        return tuple(sorted({self.target, *self.others}))
+
+    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
+        """Return the missing lengths, the target last; none once the target has failed."""
+        if self.target in _failed(failures):
+            return []
+        taken = {sample.length for sample in samples}
+        missing = [n for n in self.lengths if n != self.target and n not in taken]
+        runs = [sample for sample in samples if sample.length == self.target]
+        return missing + [self.target] * self._further(runs, self.at_once - len(missing))
+
+    def _further(self, runs: Sequence[Sample], room: int) -> int:
+        """Return how many samples of the target are missing; `room` is free in this round."""
+        if self.confirming:
+            least = self.confirming + 1
+        else:
+            least = min(max(FIRST_RUNS, self.runs, 0 if runs else room), self.most)
+        if len(runs) < least:
+            return least - len(runs)
+        if len(runs) < self.most and not is_settled(runs):
+            return min(FURTHER_RUNS, self.most - len(runs))
+        return 0
+
+    def implied(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return a failure of the target if another length failed: validators time that too."""
+        first = next((one for one in failures if one.length in self.others), None)
+        if first is None or self.target in _failed(failures):
+            return []
+        reason = f"{first.length} tokens, which validators time too, failed: {first.reason}"
+        return [Failure(length=self.target, kind=first.kind, reason=reason)]

@@ -1,0 +1,300 @@
+"""Takes the samples that a plan asks for: workers start together and are timed one by one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.claim.rejection import accepted, rejection
+from harness.hardware.machine import Environment
+from harness.measuring.plan import Plan
+from harness.measuring.runner import (
+    CheckTree,
+    Measure,
+    MeasurementError,
+    Options,
+    check,
+    confirm,
+    covers,
+    measure,
+    require_passed,
+)
+from harness.sample import Correctness, Failure, Kind, Sample
+
+AT_ONCE_MOST, MIB_EACH = 14, 4096
+"""Most processes that import at the same time, each on a core, and host memory for one."""
+
+
+def processes_at_once(machine: Environment) -> int:
+    """Return how many processes may import at the same time on a machine."""
+    room = AT_ONCE_MOST if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
+    return max(1, min(machine.usable_cpus or machine.cpu_count, room, AT_ONCE_MOST))
+
+
+class Recorder:
+    """Receives the events of a measurement; a subclass records what it needs.
+
+    One event is delivered at a time, some of them in threads.
+    """
+
+    def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
+        """A round begins: the samples that count so far, and the missing ones by length."""
+
+    def checked(self, correctness: Correctness) -> None:
+        """A correctness check has passed."""
+
+    def heated(self, result: object) -> None:
+        """The GPU is warm; `result` is that of the heat soak."""
+
+    def accepted(self, sample: Sample, number: int) -> None:
+        """A sample counts, the `number`th of its length."""
+
+    def rejected(self, sample: Sample, number: int, reason: str) -> None:
+        """A sample does not count, the `number`th in a row of its length."""
+
+    def failed(self, length: int, error: MeasurementError) -> None:
+        """A length failed; the measurement continues without it."""
+
+    def round_done(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
+        """A round has ended: everything that was measured so far."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a measurement requires, and the consequences of a failure.
+
+    Attributes:
+        checked: False measures unchecked code.
+        cold: lengths whose first sample starts with empty kernel caches.
+        attempts: samples of a length in a row of which one must count (`claim.rejection`);
+            1 counts every sample.
+        cooling_seconds: the pause after a sample that does not count.
+        left_out: kinds of failure that cost a length its samples; others end the measurement.
+    """
+
+    checked: bool = True
+    cold: Container[int] = ()
+    attempts: int = 1
+    cooling_seconds: float = 30.0
+    left_out: frozenset[Kind] = frozenset()
+
+
+class _Stop(threading.Event):
+    """Is set by itself, or with another event."""
+
+    def __init__(self, other: threading.Event | None) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        return super().is_set() or (self._other is not None and self._other.is_set())
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """The samples of one tree, and what takes further ones.
+
+    Workers start in rounds. Those of a round import together while the correctness check runs, and
+    are timed one after another once it has passed. Samples that do not count are kept, so that a
+    claim can name them.
+
+    Attributes:
+        at_once: processes of one round.
+        soak: heats the GPU while the processes of the first round import; on a cold GPU clocks
+            are higher than a validator's may be.
+        measure, check: those of the runner, or fakes.
+        wait: waits that many seconds.
+        samples, failures: in the order in which they came.
+    """
+
+    tree: Path
+    options: Options
+    policy: Policy = field(default_factory=Policy)
+    recorder: Recorder = field(default_factory=Recorder)
+    at_once: int = 1
+    soak: Callable[[], object] | None = None
+    measure: Measure = measure
+    check: CheckTree = check
+    wait: Callable[[float], object] = time.sleep
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    rounds: int = 0
+    _rejected: Counter[int] = field(default_factory=Counter)  # in a row, by length
+    _disturbed: bool = False  # in this round
+    _recording: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, length: int) -> list[Sample]:
+        """Return the samples of one length that count."""
+        return [sample for sample in self._counted() if sample.length == length]
+
+    def _counted(self) -> list[Sample]:
+        return accepted(self.samples) if self.policy.attempts > 1 else self.samples
+
+    def run(self, plan: Plan) -> None:
+        """Take the samples that are missing.
+
+        A length that fails loses its samples: one that works only at times must not be claimed.
+
+        Raises:
+            MeasurementError: a failure that ends the measurement, with its `length`. The samples
+                stay.
+        """
+        self._leave_out(plan.implied(self.failures))
+        while missing := plan.missing(self._counted(), self.failures):
+            self.recorder.planned(self._counted(), missing)
+            failed = {failure.length for failure in self.failures}
+            longest = max({*plan.lengths} - failed)
+            try:
+                self._round(longest, missing[: self.at_once])
+            finally:
+                self._leave_out(plan.implied(self.failures))
+                self.recorder.round_done(self.samples, self.failures)
+
+    def _leave_out(self, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            self.samples[:] = [s for s in self.samples if s.length != failure.length]
+            self.failures.append(failure)
+
+    def _round(self, longest: int, lengths: Sequence[int]) -> None:
+        """Take one sample of each of `lengths`, behind the check of the longest."""
+        self.rounds += 1
+        self._disturbed = False
+        errors = self._errors(longest, lengths)
+        # the first failure stops the other processes, which have not failed themselves
+        for length, error in [one for one in errors if one[1].kind != "stopped"] or errors:
+            if error.kind not in self.policy.left_out:
+                error.length = length
+                raise error
+            if all(failure.length != length for failure in self.failures):
+                self._leave_out([Failure(length=length, kind=error.kind, reason=error.reason)])
+                self.recorder.failed(length, error)
+        self._require_quiet()
+        if self._disturbed:
+            self.wait(self.policy.cooling_seconds)
+
+    def _require_quiet(self) -> None:
+        """Raise a MeasurementError when too many samples of a length in a row do not count."""
+        for length, number in self._rejected.items():
+            if number >= self.policy.attempts:
+                last = next(one for one in reversed(self.samples) if one.length == length)
+                reason = f"{number} samples at {length} tokens were disturbed: {rejection(last)}"
+                error = MeasurementError(reason, "disturbed")
+                error.length = length
+                raise error
+
+    def _errors(self, longest: int, lengths: Sequence[int]) -> list[tuple[int, MeasurementError]]:
+        """Start the check and a process for each length; return what failed.
+
+        The first error ends the processes that have not been timed yet, since nothing can come of
+        them.
+        """
+        stop = _Stop(self.options.stop)
+        options = replace(self.options, stop=stop)
+        errors = []
+        with _held_lock() as (gpu_lock, release), ThreadPoolExecutor(len(lengths) + 2) as pool:
+            heating = pool.submit(self._heat)
+            checking = pool.submit(self._correctness, longest, options)
+
+            def take(place: int) -> MeasurementError | None:
+                try:
+                    sample = self.measure(
+                        *(self.tree, lengths[place], options),
+                        cross_check=self.policy.checked,
+                        cold_cache=self._is_cold(lengths, place),
+                        gpu_lock=gpu_lock,
+                    )
+                    self._keep(sample, checking.result())
+                except MeasurementError as error:
+                    stop.set()
+                    return error
+                return None
+
+            taking = [pool.submit(take, place) for place in range(len(lengths))]
+            try:
+                if failed := _error_of(checking):
+                    stop.set()
+                    errors.append((longest, failed))
+                else:
+                    heating.result()
+                    release()
+                for length, future in zip(lengths, taking, strict=True):
+                    error = future.result()
+                    if error is not None and error is not failed:
+                        errors.append((length, error))
+            except BaseException:  # Ctrl-C among them
+                stop.set()
+                raise
+        return errors
+
+    def _is_cold(self, lengths: Sequence[int], place: int) -> bool:
+        length = lengths[place]
+        first = length not in lengths[:place] and not self.of(length)
+        return first and length in self.policy.cold
+
+    def _keep(self, sample: Sample, correctness: Correctness | None) -> None:
+        """Add a sample, which was timed after the check had passed and released the lock."""
+        if correctness is not None:
+            sample = confirm(sample, correctness)
+        reason = rejection(sample) if self.policy.attempts > 1 else None
+        with self._recording:
+            self.samples.append(sample)
+            if reason is None:
+                del self._rejected[sample.length]
+                self.recorder.accepted(sample, len(self.of(sample.length)))
+            else:
+                self._disturbed = True
+                self._rejected[sample.length] += 1
+                self.recorder.rejected(sample, self._rejected[sample.length], reason)
+
+    def _heat(self) -> None:
+        if self.soak is not None and self.rounds == 1:
+            with suppress(MeasurementError):  # without a soak, differences show up as noise
+                result = self.soak()
+                with self._recording:
+                    self.recorder.heated(result)
+
+    def _correctness(self, length: int, options: Options) -> Correctness | None:
+        """Return a check that covers the length: of an earlier sample, or a new one.
+
+        Raises:
+            MeasurementError: it failed, or came to no end.
+        """
+        if not self.policy.checked:
+            return None
+        for earlier in (sample.correctness for sample in self.samples):
+            if earlier is not None and earlier.passed and covers(earlier, length):
+                return earlier
+        correctness = require_passed(self.check(self.tree, length, options))
+        with self._recording:
+            self.recorder.checked(correctness)
+        return correctness
+
+
+def _error_of(checking: Future[Correctness | None]) -> MeasurementError | None:
+    try:
+        checking.result()
+    except MeasurementError as error:
+        return error
+    return None
+
+
+@contextmanager
+def _held_lock() -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Yield a GPU lock's file that no process can take before its release, and that release."""
+    with tempfile.TemporaryDirectory(prefix="gpu-lock-") as folder:
+        path = Path(folder, "lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield path, lambda: fcntl.flock(lock, fcntl.LOCK_UN)
+        finally:
+            os.close(lock)

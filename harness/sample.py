@@ -1,0 +1,108 @@
+"""A sample: what one timed process measured at one length, and the correctness check behind it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.hardware.machine import Environment, Frozen, NotNegative, Positive, Telemetry
+
+Kind = Literal[
+    "timeout",
+    "out_of_memory",
+    "limit",
+    "gate",
+    "import",
+    "crash",
+    "protocol",
+    "disturbed",
+    "stopped",
+]
+"""Why there is no sample; `gate` is a failed correctness check. Reports contain these words."""
+
+
+class Check(Frozen):
+    """The worst figure of one kind that the correctness check found, and its limit.
+
+    `value` is None when the figure is not a finite number, which never passes.
+    """
+
+    name: str
+    where: str = Field(description="the length or the tensor that gave this figure")
+    value: Annotated[float, Field(allow_inf_nan=False)] | None
+    limit: Annotated[float, Field(allow_inf_nan=False)]
+    at_least: bool = Field(default=False, description="the limit is a smallest value")
+    passed: bool
+
+    def worse_than(self, other: Check) -> bool:
+        """Return whether this figure of the same kind is further on the wrong side."""
+        if self.value is None or other.value is None:
+            return self.value is None
+        return self.value < other.value if self.at_least else self.value > other.value
+
+    def __str__(self) -> str:
+        relation = ">=" if self.at_least else "<="
+        value = "not finite" if self.value is None else f"{self.value:.3g}"
+        return f"{self.name} ({self.where}) is {value}, must be {relation} {self.limit:g}"
+
+
+class Correctness(Frozen):
+    """Result of the correctness check of `source_digest`, on inputs from the secret `seed`."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+    device: str
+    dtype: str
+    longest: int = Field(description="longest sequence compared with the oracle, in tokens")
+    seconds: NotNegative
+    seed: str
+    source_digest: str
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
+
+class Sample(Frozen):
+    """The result of one fresh process that was timed at one length.
+
+    The worker makes it; the runner adds the result of the correctness check.
+    """
+
+    length: int = Field(gt=0, description="sequence length in tokens")
+    tokens_per_sec: Positive
+    vram_mb: NotNegative = Field(description="peak memory allocated, MiB; 0 on a CPU")
+    elapsed_seconds: Positive = Field(description="all timed calls together")
+    host_seconds: NotNegative | None = Field(
+        default=None, description="of these, until the last call had returned to the host"
+    )
+    process_seconds: NotNegative | None = Field(
+        default=None, description="from the process's start to its last timed call, waits left out"
+    )
+    call_seconds: tuple[Positive, ...] = Field(
+        default=(), description="single calls after the loop by CUDA events, each with a cold L2"
+    )
+    runs: int = Field(gt=0, description="timed calls between the two synchronizes")
+    first_call_seconds: NotNegative = Field(description="the first call, compilation included")
+    import_seconds: NotNegative = Field(description="importing the layer, after torch")
+    cache: Literal["shared", "cold"] = Field(description="kernel caches at the start")
+    source_file: str = Field(description="fla.ops.quasar.chunk as loaded, relative to the tree")
+    layer_file: str
+    source_digest: str = Field(description="SHA-256 over the files below the tree's fla folder")
+    correctness: Correctness | None = Field(
+        default=None, description="None: the code was not checked"
+    )
+    telemetry: Telemetry | None = None
+    environment: Environment | None = None
+    started_at: datetime
+
+
+class Failure(Frozen):
+    """A length without a sample."""
+
+    length: int = Field(gt=0)
+    kind: Kind
+    reason: str

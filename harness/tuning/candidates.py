@@ -1,0 +1,118 @@
+"""Candidates of a search for tiles on this GPU: checked against the definition, then timed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from harness.analysis.difference import Block, take_block
+from harness.tuning.clock import graph_ms, poison, soak
+from harness.tuning.footprint import Footprint, footprint, launched, warps_of_gpu
+from harness.tuning.inputs import NOISE, WIDTH, correlated, layer_like
+from harness.tuning.study import Objective, Refused, Report, Tiles
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+LIMITS = {"layer": 6e-3, "correlated": 9e-3}
+"""Largest accepted relative RMS error in bf16, by kind of input."""
+CHECKED_TOKENS = 4000
+
+
+def errors_of(chunk: Any, tiles: Any) -> dict[str, float]:
+    """Return the relative RMS errors by kind of input; outputs are poisoned before the call.
+
+    Args:
+        chunk: the module `fla.ops.quasar.chunk`.
+        tiles: its `Tiles`.
+    """
+    layer = layer_like(CHECKED_TOKENS)
+    kinds = {"layer": layer, "correlated": correlated(layer, NOISE["correlated 10%"])}
+    errors = {}
+    for kind, inputs in kinds.items():
+        expected = quasar_chunked(*inputs)[0]
+        plan = chunk.plan_segments(inputs[0], None, tiles, 5)
+        poison()
+        found = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
+        errors[kind] = relative_rms(found, expected)
+    return errors
+
+
+class Candidates:
+    """Tiles of the Triton operator, heads of `WIDTH` in bf16, on the first GPU.
+
+    Args:
+        lengths: in tokens, ascending; a candidate that is slow at the first ones is not timed at
+            the others.
+
+    Raises:
+        SystemExit: there is no GPU.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        if not torch.cuda.is_available():
+            raise SystemExit("tiles are searched on an NVIDIA GPU, and torch finds none here")
+        mount()
+        from fla.ops.quasar import chunk
+        from fla.ops.quasar.triton_kernels import tuning
+
+        self._chunk, self._lengths = chunk, lengths
+        found = torch.cuda.get_device_properties(0)
+        self.gpu = {"gpu": found.name, "capability": f"{found.major}.{found.minor}"}
+        self.name = f"{found.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
+        shipped = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))
+        self._of = type(shipped)
+        self.shipped: Tiles = shipped._asdict()
+        torch.manual_seed(0)
+        self.footprint: Footprint = {}  # of the candidate that was checked last
+        self._inputs = {tokens: layer_like(tokens) for tokens in lengths}
+        soak(2)
+
+    def objective(self, start: Tiles) -> Objective:
+        """Return the geometric mean of the times over those of the start."""
+        before = {tokens: self._ms(start, tokens) for tokens in self._lengths}
+
+        def mean_of_times(tiles: Tiles, report: Report) -> float:
+            self._check(tiles)
+            logs: list[float] = []
+            for step, tokens in enumerate(self._lengths):
+                logs.append(math.log(self._ms(tiles, tokens) / before[tokens]))
+                report(step, math.exp(sum(logs) / len(logs)))
+            return math.exp(sum(logs) / len(logs))
+
+        return mean_of_times
+
+    def compare(self, start: Tiles, best: Tiles, blocks: int) -> Iterator[Block]:
+        """Yield blocks of speeds, in tokens/s at the longest length: A is the start, B the best."""
+        tokens, order = self._lengths[-1], random.SystemRandom()
+
+        def speed(tiles: Tiles) -> float:
+            return tokens / self._ms(tiles, tokens)
+
+        for _ in range(blocks):
+            yield take_block(lambda: speed(start), lambda: speed(best), order)
+
+    def _check(self, tiles: Tiles) -> None:
+        chosen = self._of(**tiles)
+        self.footprint = {}
+        try:
+            with launched() as kernels:
+                errors = errors_of(self._chunk, chosen)
+        except Exception as error:  # too many resources, or a fault of the compiler
+            text = (str(error).splitlines() or [""])[0]
+            raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
+        self.footprint = footprint(kernels, warps_of_gpu())
+        for kind, limit in LIMITS.items():
+            if not errors[kind] <= limit:
+                raise Refused(f"wrong on {kind} inputs: {errors[kind]:.1e} is over {limit:.1e}")
+
+    def _ms(self, tiles: Tiles, tokens: int) -> float:
+        inputs: Any = self._inputs[tokens]
+        plan = self._chunk.plan_segments(inputs[0], None, self._of(**tiles), None)
+        return graph_ms(
+            functools.partial(self._chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03
+        )

@@ -1,0 +1,299 @@
+"""The correctness check: the operator and the layer against the float64 definition.
+
+Inputs are fresh, from a secret seed, so that nothing can be prepared for them. The limits are
+those of `compare.LIMITS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.sample import Correctness
+from harness.worker.compare import Checker
+from harness.worker.inputs import drawn
+from harness.worker.subject.interface import Subject
+from harness.workload import ORACLE_LENGTH, WORKLOAD
+from quasar_kernels.reference import quasar_chunked, quasar_layer
+
+LENGTHS = (1, 65, 257, 512)
+"""Lengths, in tokens, at which every check compares the operator, besides the measured one."""
+
+LAYER_EXACT = 4096
+"""Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
+
+GRADIENT_LENGTH = 130
+
+SAMPLED = 4096
+"""Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""
+
+BURST = 1000.0
+"""By this factor some values are larger; whatever keeps a trace of them shows behind them."""
+
+
+Inputs = dict[str, Tensor]
+"""Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
+
+
+def _layer_like(checker: Checker, length: int) -> Inputs:
+    """Return inputs distributed as behind the short convolutions, with one key of zeros."""
+    shape = (1, length, WORKLOAD.num_heads, WORKLOAD.head_dim)
+    q, k, v = (F.silu(0.5 * checker.normal(*shape)) for _ in range(3))
+    if length > 1:
+        k[:, checker.below(length)] = 0
+    uniform = torch.rand(WORKLOAD.num_heads, generator=checker.generator, device=checker.device)
+    beta = F.softplus(torch.log(1 + 15 * uniform))
+    return {**{n: t.to(checker.dtype) for n, t in zip("qkv", (q, k, v), strict=True)}, "beta": beta}
+
+
+def _with_keys_alike(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
+    """Return the inputs with keys that differ from one another by this share, or not at all."""
+    shape = inputs["k"].shape
+    one = F.silu(0.5 * checker.normal(1, 1, *shape[2:]))
+    return {**inputs, "k": (one * (1 + noise * checker.normal(*shape))).to(checker.dtype)}
+
+
+def _oracle(inputs: Inputs, initial: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return quasar_chunked(inputs["q"], inputs["k"], inputs["v"], inputs["beta"], initial)
+
+
+def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies, which later calls of the subject cannot reach."""
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+
+
+class _Stages:
+    """The stages of the check; each records its figures in `checker`."""
+
+    def __init__(self, checker: Checker, subject: Subject) -> None:
+        self.checker, self.subject = checker, subject
+
+    def _operate(self, inputs: Inputs, *, initial: bool = False, final: bool = False) -> Inputs:
+        self.subject.put(inputs)
+        return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
+
+    def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
+        """Compare what the subject holds, in part where it is long, with what it was given."""
+        length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
+        rows = None
+        if length > ORACLE_LENGTH:
+            rows = torch.tensor([self.checker.below(length) for _ in range(SAMPLED)])
+            expected = {n: t[:, rows.to(t.device)] for n, t in expected.items() if t.ndim > 1}
+        held = self.subject.fetch(tuple(expected), rows)
+        for label, tensor in expected.items():
+            now = held[label].to(tensor.device)
+            self.checker.unchanged(name, f"{label}, {where}", now, tensor)
+
+    def lengths(self, length: int) -> None:
+        """Compare the operator at fixed lengths, at two secret ones, and at `length`."""
+        lengths = {*LENGTHS, length}
+        wanted = len(lengths) + 2
+        while len(lengths) < wanted:  # a fixed length would be no secret
+            lengths.add(2 + self.checker.below(max(LENGTHS)))
+        for tokens in sorted(lengths):
+            self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
+        inputs = _layer_like(self.checker, 512)
+        correlated = self.checker.limits.correlated
+        for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):
+            alike = _with_keys_alike(self.checker, inputs, noise)
+            self._compare(alike, "512 tokens", f"operator on {name}", correlated)
+
+    def _compare(
+        self, inputs: Inputs, where: str, name: str = "operator", limit: float | None = None
+    ) -> None:
+        checker = self.checker
+        actual = self._operate(inputs)["o"]
+        self._same("operator: inputs changed", where, inputs)
+        other = int(actual.dtype != checker.dtype)
+        checker.bound("operator: outputs of another dtype", where, other, 0)
+        expected = _oracle(inputs)[0]
+        checker.compare(name, where, actual, expected, limit or checker.limits.operator)
+
+    def burst(self) -> None:
+        """Small values behind large ones must come out as accurate as without those."""
+        inputs = _layer_like(self.checker, 600)
+        inputs["v"][:, :20] *= BURST
+        actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]
+        where, limit = "600 tokens, the last 64", 2 * self.checker.limits.correlated
+        self.checker.compare(
+            "operator behind a burst", where, actual[:, -64:], expected[:, -64:], limit
+        )
+
+    def state(self) -> None:
+        """The final state, without and with an initial one that the outputs depend on."""
+        checker, where = self.checker, "257 tokens"
+        limit = checker.limits.operator
+        inputs = _layer_like(checker, 257)
+        size = WORKLOAD.head_dim
+        initial = checker.normal(1, WORKLOAD.num_heads, size, size)
+        for given in (None, initial):
+            if given is not None:
+                self.subject.put({"initial": given})
+                where = "257 tokens, from an initial state"
+            found = self._operate(inputs, initial=given is not None, final=True)
+            o, state = _oracle(inputs, given)
+            checker.bound("final state: missing", where, int("state" not in found), 0)
+            if given is not None:
+                checker.compare("operator", where, found["o"], o, limit)
+            if "state" in found:
+                checker.compare("final state", where, found["state"], state, limit)
+
+    def reuse(self) -> None:
+        """New values in the same memory must give new outputs, and leave the old ones alone."""
+        checker, where = self.checker, "257 tokens, inputs rewritten unseen"
+        limit = checker.limits.operator
+        first = self._operate(_layer_like(checker, 257))["o"]
+        fresh = _layer_like(checker, 257)
+        second = self._operate(fresh)["o"]
+        self._same("operator: earlier outputs changed", where, {"earlier": first})
+        checker.compare("operator", where, second, _oracle(fresh)[0], limit)
+        again = self._operate(fresh)["o"]
+        apart = float((again - second).double().norm() / second.double().norm())
+        checker.bound("operator: two calls on one input differ", where, apart, limit)
+
+    def causality(self, length: int) -> None:
+        """Changing the future must leave every bit of the past."""
+        checker = self.checker
+        inputs, other = _layer_like(checker, length), _layer_like(checker, length)
+        cut = 1 + checker.below(length - 1)
+        before = self._operate(inputs)["o"]
+        for name in "qkv":  # beta has no time
+            inputs[name][:, cut:] = other[name][:, cut:]
+        after = self._operate(inputs)["o"]
+        name = "operator: past outputs that see the future"
+        checker.unchanged(name, f"{length} tokens", after[:, :cut], before[:, :cut])
+
+    def layer(self, length: int) -> None:
+        """Compare the layer twice, the second time with other values in the same memory."""
+        checker = self.checker
+        weights = _on(checker.device, self.subject.build())
+        for where in (f"{length} tokens", f"{length} tokens, input rewritten unseen"):
+            shape, seed = (1, length, WORKLOAD.hidden_size), checker.seed()
+            self.subject.draw("x", shape, seed)
+            x = drawn(shape, seed, checker.device)
+            y = _on(checker.device, self.subject.forward())["y"]
+            self._same("layer: inputs changed", where, {"x": x})
+            compare_layer(checker, where, weights, x, y)
+        for name, value in _on(checker.device, self.subject.weights()).items():
+            checker.unchanged("layer: weights changed", name, value, weights[name])
+
+    def gradients(self) -> None:
+        """Every parameter must get a real gradient, that of the definition in float64."""
+        checker = self.checker
+        weights = _on(checker.device, self.subject.build())
+        x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size)
+        toward = checker.normal(*x.shape)
+        self.subject.put({"x": x, "toward": toward})
+        found = _on(checker.device, self.subject.gradients())
+
+        exact = {n: value.double().requires_grad_() for n, value in weights.items()}
+        exact_x = x.double().requires_grad_()
+        wanted = quasar_layer(
+            exact, exact_x, num_heads=WORKLOAD.num_heads, head_dim=WORKLOAD.head_dim
+        )
+        torch.autograd.backward((wanted * toward.double()).sum())
+        actual, expected = [], []
+        for name, leaf in {**exact, "input": exact_x}.items():
+            assert leaf.grad is not None  # noqa: S101 # the definition depends on all of them
+            grad = found.get(name, torch.zeros(0))
+            same = grad.shape == leaf.grad.shape
+            actual.append((grad.double() if same else torch.zeros_like(leaf.grad)).flatten())
+            expected.append(leaf.grad.flatten())
+            cosine = F.cosine_similarity(actual[-1], expected[-1], dim=0)
+            limit = checker.limits.parameter_gradient_cosine
+            checker.bound("gradients: cosine", name, float(cosine), limit, at_least=True)
+        cosine = F.cosine_similarity(torch.cat(actual), torch.cat(expected), dim=0)
+        limit = checker.limits.layer_gradient_cosine
+        checker.bound("gradients together: cosine", "all", float(cosine), limit, at_least=True)
+
+
+def compare_layer(
+    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
+) -> None:
+    """Compare the layer's output with the definition, all of it where memory allows."""
+    length = x.shape[1]
+    compared, dtype = length, torch.float64
+    if length > LAYER_EXACT:
+        dtype = torch.float32
+        if not _fits(checker.device, 20 * 4 * length * WORKLOAD.hidden_size):
+            compared = LAYER_EXACT  # still exact: the output there does not depend on the rest
+            bad = int((~y.isfinite()).sum())
+            checker.bound("layer: values not finite", where, bad, 0)
+    with torch.no_grad():
+        expected = quasar_layer(
+            weights,
+            x[:, :compared],
+            num_heads=WORKLOAD.num_heads,
+            head_dim=WORKLOAD.head_dim,
+            dtype=dtype,
+        )
+    checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
+
+
+def _fits(device: torch.device, size: int) -> bool:
+    """Return whether `size` bytes leave a third of the device's free memory."""
+    if device.type != "cuda":
+        return True  # only short sequences are measured there
+    torch.cuda.empty_cache()
+    return size <= torch.cuda.mem_get_info(device)[0] * 2 // 3
+
+
+def _longest(device: torch.device, length: int) -> int:
+    """Return the longest sequence, up to `length`, that the float64 oracle can hold."""
+    width = WORKLOAD.num_heads * WORKLOAD.head_dim
+    return length if _fits(device, 12 * 8 * length * width) else min(length, ORACLE_LENGTH)
+
+
+def check_correctness(
+    subject: Subject,
+    length: int,
+    device: torch.device,
+    *,
+    source_digest: str = "",
+    seed: int | None = None,
+) -> Correctness:
+    """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
+
+    The first stage that finds a fault is the last one.
+
+    Args:
+        seed: of the inputs; None draws a secret one.
+
+    Raises whatever the subject raises.
+    """
+    started = time.monotonic()
+    checker = Checker.draw(device, seed)
+    longest = _longest(device, length)
+    run = _Stages(checker, subject)
+    stages: tuple[Callable[[], None], ...] = (
+        run.reuse,
+        lambda: run.lengths(longest),
+        run.burst,
+        run.state,
+        lambda: run.causality(300),
+        lambda: run.causality(min(max(longest, 1000), 5000)),
+        lambda: run.layer(257),
+        lambda: run.layer(length),
+        run.gradients,
+    )
+    for stage in stages:
+        stage()
+        if not checker.passed:
+            break  # what is wrong here need not even run there
+    replaced = subject.tampered()
+    checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
+    return Correctness(
+        passed=checker.passed,
+        checks=tuple(checker.worst.values()),
+        device=device.type,
+        dtype=str(checker.dtype).removeprefix("torch."),
+        longest=max(*LENGTHS, longest),
+        seconds=time.monotonic() - started,
+        seed=f"{checker.generator.initial_seed():014x}",
+        source_digest=source_digest,
+    )

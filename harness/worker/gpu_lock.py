@@ -1,0 +1,57 @@
+"""The GPU lock of a process, and the seconds that the process has used without its waits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+
+
+class GpuLock:
+    """The lock that allows one timed process at a time among those that share a file.
+
+    Until `take` the process shares the lock; `take` waits until no other process has it, and keeps
+    it until the process ends. Without a file there is no lock.
+
+    Args:
+        path: the file; None for a process that is alone.
+        seconds: after so many, waits left out, SIGALRM ends the process; None sets no limit.
+    """
+
+    def __init__(self, path: str | None, seconds: float | None = None) -> None:
+        self._started, self._waited, self._seconds = _process_start(), 0.0, seconds
+        self._lock = -1
+        if path is not None:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._pass(fcntl.LOCK_SH)  # a process that is timed now must not be disturbed
+        self._limit()
+
+    def take(self) -> None:
+        """Wait until this process alone has the lock."""
+        if self._lock >= 0:
+            self._pass(fcntl.LOCK_EX)
+            self._limit()
+
+    @property
+    def used(self) -> float:
+        """Seconds since the process started, waits left out."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self._started - self._waited
+
+    def _pass(self, lock: int) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        since = time.monotonic()
+        fcntl.flock(self._lock, lock)
+        self._waited += time.monotonic() - since
+
+    def _limit(self) -> None:
+        if self._seconds is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, max(self._seconds - self.used, 1e-3))
+
+
+def _process_start() -> float:
+    """Return when this process was started, in seconds since the machine's start."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

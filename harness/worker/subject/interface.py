@@ -1,0 +1,39 @@
+"""The interface of the subject, in the same process or behind a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Subject(Protocol):
+    """The code under test: `serve.InProcessSubject` here, `referee.SubjectProxy` elsewhere."""
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take new values, in the same memory where the shape is that of before."""
+
+    def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
+        """Take what `drawn` gives, as `put` takes tensors."""
+
+    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what is held, or these rows of the token dimension."""
+
+    def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
+        """Call the operator; return `o`, and `state` when asked for."""
+
+    def build(self) -> dict[str, Tensor]:
+        """Make a new layer and return its weights."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the layer's weights."""
+
+    def forward(self) -> dict[str, Tensor]:
+        """Call the layer on x; return `y`."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of sum(layer(x) * toward)."""
+
+    def tampered(self) -> list[str]:
+        """Return the names of guarded functions that were replaced."""

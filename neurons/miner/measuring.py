@@ -1,0 +1,312 @@
+"""The miner's measurements: which are taken, and the consequences of a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from structlog.stdlib import BoundLogger
+
+from harness.claim import RUNS_MOST
+from harness.claim.tolerance import lower_bound
+from harness.hardware.machine import Environment
+from harness.measuring.plan import EachLength, ForClaim, Plan
+from harness.measuring.runner import MeasurementError, Options, call, probe
+from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
+from harness.report import Report, build_report, write_report
+from harness.sample import Failure, Kind, Sample
+from harness.source import source_digest
+from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
+from neurons.miner.progress import ProgressFile
+from neurons.miner.reports import earlier_samples
+from neurons.runtime.errors import Held, Retry
+from neurons.runtime.process import Stopped
+from neurons.runtime.settings import Settings
+from neurons.wire.rules import LEAGUES
+
+CRASHES_ALLOWED = 3
+REPORTS_KEPT = 200
+
+CPU_RUNS_MOST = 5
+"""Samples of the target on a CPU, where a claim is for trying the program out."""
+
+LOWEST_LEAGUE = 100_000
+"""Longest length that is tried in the lowest league."""
+
+SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
+"""Function of the heat soak, and its limit."""
+
+SLOWER, FASTER = 0.01, 1.03
+"""A confirming sample lies between the speed that this share of further samples falls short of, and
+the fastest earlier sample times this factor."""
+
+TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
+"""Failures that cost a length and the longer ones their claim, and no more."""
+
+
+def describe_machine(
+    device: str,
+    look: Callable[[Options], Environment] = probe,
+    stop: threading.Event | None = None,
+) -> Environment:
+    """Return the machine as a child process sees it.
+
+    Raises:
+        Held: nothing can be measured on it.
+        Stopped: `stop` was set.
+    """
+    try:
+        return look(Options(device, stop=stop))
+    except MeasurementError as error:
+        if error.kind == "stopped":
+            raise Stopped("asked to stop") from None
+        raise Held(
+            f"Nothing can be measured here: {error.reason}.",
+            f"Correct what the sentence names, or change DEVICE={device}.",
+        ) from error
+
+
+def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
+    """Return the targets of which the first that can be measured is claimed.
+
+    `auto` (None) goes from the league with the highest multiplier down: speed hardly depends on the
+    length there, so what fits in the highest league wins. Below, longer lengths are faster.
+
+    Raises:
+        Held: the target is not measured on a CPU.
+    """
+    if target is None and device == "cuda":
+        leagues = [least for least, _, _ in LEAGUES if least > LENGTHS[0]]
+        return tuple(sorted({*leagues, *(n for n in LENGTHS if n <= LOWEST_LEAGUE)}, reverse=True))
+    if target is None:
+        return tuple(sorted(lengths_for(CPU_LIMIT, device), reverse=True))
+    if target not in lengths_for(target, device):
+        raise Held(
+            f"TARGET_SEQUENCE_LENGTH={target} cannot be measured on a CPU, and nothing is claimed "
+            "that was not measured.",
+            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {CPU_LIMIT} to "
+            "try the program out.",
+        )
+    return (target,)
+
+
+@dataclass
+class ReportRecorder(Recorder):
+    """Writes the report after every round, the progress file, and the log.
+
+    Attributes:
+        path: the report, in the state folder's `reports`.
+        commit: the measured one.
+    """
+
+    path: Path
+    commit: str | None
+    environment: Environment
+    log: BoundLogger
+    progress: ProgressFile | None = None
+
+    @contextmanager
+    def showing_progress(self) -> Iterator[None]:
+        """Keep the progress file for `status` meanwhile."""
+        self.progress = ProgressFile(self.path.parents[1])
+        try:
+            yield
+        finally:
+            self.progress.remove()
+            self.progress = None
+
+    def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
+        measured = {sample.length for sample in samples}
+        for length in sorted({*missing} - measured):
+            self.log.info("measuring", length=length)
+        if self.progress is not None:
+            self.progress.plan(samples, missing)
+
+    def heated(self, result: object) -> None:
+        self.log.info("the GPU is warm", soak=result)
+
+    def accepted(self, sample: Sample, number: int) -> None:
+        self.log.info(
+            "measured",
+            length=sample.length,
+            run=number,
+            tokens_per_sec=round(sample.tokens_per_sec),
+            vram_mb=round(sample.vram_mb),
+            first_call_seconds=round(sample.first_call_seconds, 2),
+        )
+        if self.progress is not None:
+            self.progress.add(sample)
+
+    def rejected(self, sample: Sample, number: int, reason: str) -> None:
+        self.log.warning("sample dropped", length=sample.length, attempt=number, reason=reason)
+
+    def failed(self, length: int, error: MeasurementError) -> None:
+        self.log.debug("the worker's last words", log=error.log_tail)
+        self.log.warning(
+            "no claim for this length", length=length, kind=error.kind, reason=error.reason
+        )
+
+    def round_done(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
+        ordered = sorted(samples, key=lambda sample: (sample.length, sample.started_at))
+        protocol = WORKLOAD.describe(self.environment.device)
+        write_report(self.path, build_report(protocol, self.commit, ordered, failures))
+        newest = sorted(self.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in newest[:-REPORTS_KEPT]:
+            old.unlink()
+
+
+@dataclass
+class ClaimMeasurement:
+    """The measurement of one commit on one machine, from which a claim is derived.
+
+    The methods that measure raise Held or Retry for what ends them, and Stopped.
+
+    Attributes:
+        runs, most: samples of the target, at least and at most.
+        crashes: how often in a row a worker has crashed before.
+        fresh: use nothing that was measured before.
+    """
+
+    sampler: Sampler
+    recorder: ReportRecorder
+    runs: int
+    most: int
+    crashes: int = 0
+    fresh: bool = False
+
+    def run_targets(self, targets: Iterable[int]) -> None:
+        """Measure the first of these targets that can be, and the lengths that validators time too.
+
+        Unchanged kernels on an unchanged machine reuse what was measured before, for another
+        submission or by `bench`, when one more sample confirms it.
+        """
+        with self.recorder.showing_progress():
+            for target in targets:
+                if self._confirmed(target) or self._run(self._plan(target)):
+                    return
+        last = self.sampler.failures[-1]
+        longer = ", or a larger BENCH_TIMEOUT_SECONDS" if last.kind == "timeout" else ""
+        raise Held(
+            f"Nothing can be claimed: {last.length} tokens failed: {last.reason}.",
+            "Set TARGET_SEQUENCE_LENGTH to a length that fits this machine, or to auto"
+            f"{longer}; the report {self.recorder.path.name} names every failure.",
+        )
+
+    def run_lengths(self, lengths: Sequence[int]) -> None:
+        """Measure each length as often as the settings require."""
+        with self.recorder.showing_progress():
+            self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
+
+    def continue_from(self, report: Report) -> bool:
+        """Use what was measured before a crash, if commit, code and machine are the same."""
+        code, environment = source_digest(self.sampler.tree), self.recorder.environment
+        if (
+            report.commit != self.recorder.commit
+            or report.environment not in (environment, None)
+            or any(sample.source_digest != code for sample in report.measurements)
+        ):
+            return False
+        here = {"environment": environment}
+        self.sampler.samples = [one.model_copy(update=here) for one in report.measurements]
+        self.sampler.failures = list(report.failures)
+        return True
+
+    def _plan(self, target: int, confirming: int = 0) -> ForClaim:
+        return ForClaim(
+            *(target, VALIDATOR_LENGTHS, self.runs, self.most, self.sampler.at_once, confirming)
+        )
+
+    def _confirmed(self, target: int) -> bool:
+        """Reuse earlier samples of this code and machine, if a new one of the target agrees."""
+        sampler, log = self.sampler, self.recorder.log
+        if self.fresh or sampler.samples:  # after a crash it has its own
+            return False
+        code = source_digest(sampler.tree)
+        folder, environment = self.recorder.path.parent, self.recorder.environment
+        earlier = earlier_samples(folder, environment, code, target)
+        if not earlier:
+            return False
+        sampler.samples = earlier
+        speeds = [sample.tokens_per_sec for sample in sampler.of(target)]
+        log.info("measured before; one run confirms it", runs=len(earlier), target=target)
+        if self._run(self._plan(target, len(speeds))):
+            again = sampler.of(target)[len(speeds)].tokens_per_sec
+            if lower_bound(speeds, SLOWER) <= again <= FASTER * max(speeds):
+                return True
+            log.info("not as before; measuring anew", tokens_per_sec=round(again))
+        sampler.samples, sampler.failures = [], []
+        return False
+
+    def _run(self, plan: Plan) -> bool:
+        """Take the samples of a plan; return whether no length of it failed."""
+        try:
+            self.sampler.run(plan)
+        except MeasurementError as error:
+            self.recorder.log.debug("the worker's last words", log=error.log_tail)
+            raise _meaning(error, self.crashes) from error
+        failed = {failure.length for failure in self.sampler.failures}
+        return failed.isdisjoint(plan.lengths)
+
+
+def new_measurement(
+    settings: Settings,
+    tree: Path,
+    environment: Environment,
+    name: str,
+    commit: str | None,
+    log: BoundLogger,
+    *,
+    stop: threading.Event | None = None,
+    crashes: int = 0,
+    fresh: bool = False,
+    **parts: Any,
+) -> ClaimMeasurement:
+    """Return a measurement without samples, as the miner and `bench` make it.
+
+    Args:
+        name: of the report, without its ending.
+        parts: replace the sampler's `measure`, `check` and `wait`.
+    """
+    target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
+    path = settings.state_dir / "reports" / f"{name}.json"
+    recorder = ReportRecorder(path, commit, environment, log)
+    soak = partial(call, SOAK, SOAK_SECONDS, options=Options("cuda", 60.0, stop))
+    sampler = Sampler(
+        tree=tree,
+        options=Options(settings.device, settings.bench_timeout_seconds, stop),
+        policy=Policy(
+            cold=LENGTHS if target == "auto" else {target}, attempts=3, left_out=TOO_LONG
+        ),
+        recorder=recorder,
+        at_once=processes_at_once(environment),
+        soak=None if on_cpu else soak,
+        **parts,
+    )
+    most = max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs)
+    return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, crashes, fresh)
+
+
+def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
+    """Return what the end of a measurement means for the submission."""
+    if error.kind == "stopped":
+        return Stopped("asked to stop")
+    if error.kind == "gate":
+        return Held(
+            f"The kernels fail the correctness check at {error.length} tokens: {error.reason}.",
+            "Correct them (`python -m harness` shows the same); the miner notices the change.",
+        )
+    if error.kind == "import":
+        return Held(f"The fork cannot be imported: {error.reason}.", error.remedy)
+    if error.kind == "disturbed":
+        return Held(f"{error.reason}.", "Stop what else uses the GPU, or cool it.")
+    if crashes + 1 < CRASHES_ALLOWED:
+        return Retry(f"The worker at {error.length} tokens failed: {error.reason}.")
+    return Held(
+        f"The worker at {error.length} tokens failed {CRASHES_ALLOWED} times: {error.reason}.",
+        "Check the GPU with nvidia-smi and run `python -m harness` for the worker's own words.",
+    )

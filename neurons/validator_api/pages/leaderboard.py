@@ -1,0 +1,208 @@
+"""What the pages of rounds show: the leaderboard, one round, the history.
+
+Every query has a bound, and a page is rendered from these objects alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.database.tables import ACTIVE, IN_QUEUE, Round, Submission, count
+from neurons.wire import rules
+
+PLACES, LAST_PLACES, VERDICTS, ROUNDS = 100, 10, 20, 50
+"""The most places of a round and of the last one, latest verdicts, and rounds on one page."""
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """A round. `remaining` is empty where it is over."""
+
+    number: int
+    start: datetime
+    end: datetime
+    remaining: str
+    submissions: int
+    winner: str | None
+    winner_submission: int | None
+
+
+@dataclass(frozen=True)
+class PlaceView:
+    """A row of a ranking."""
+
+    rank: int
+    submission: int
+    hotkey: str
+    league: str
+    target: int
+    claim: float
+    score: float
+    share: float
+
+
+@dataclass(frozen=True)
+class BarView:
+    """A weighted score that a new claim must exceed, and what for: to rank, earn or lead."""
+
+    purpose: str
+    score: float
+
+
+@dataclass(frozen=True)
+class VerdictView:
+    """One of the latest verdicts."""
+
+    submission: int
+    round_number: int
+    hotkey: str
+    league: str
+    confirmed: bool
+    at: datetime
+
+
+@dataclass(frozen=True)
+class RoundPage:
+    """A round with its ranking. The leaderboard adds the queue, the scores to beat, the latest
+    verdicts and, while a round is active, the one before it."""
+
+    round: RoundView | None
+    places: Sequence[PlaceView] = ()
+    more: bool = False
+    in_queue: int = 0
+    bars: Sequence[BarView] = ()
+    verdicts: Sequence[VerdictView] = ()
+    last: RoundPage | None = None
+
+
+@dataclass(frozen=True)
+class RoundsPage:
+    """The history, the newest first; `before` is where the next page begins."""
+
+    rounds: Sequence[RoundView]
+    before: int | None
+
+
+def leaderboard(session: Session, context: RequestContext) -> RoundPage:
+    """Return the newest round with the latest verdicts, and the round before it while it runs."""
+    newest = select(Round).order_by(Round.round_number.desc()).limit(2)
+    row, before = [*session.scalars(newest), None, None][:2]
+    if row is None:
+        return RoundPage(None)
+    judged = session.execute(
+        select(Submission, Round.round_number)
+        .join(Round, Submission.round_id == Round.id)
+        .where(Submission.validated_at.is_not(None), Submission.is_revealed.is_(True))
+        .order_by(Submission.validated_at.desc(), Submission.id.desc())
+        .limit(VERDICTS)
+    )
+    is_open = row.status == ACTIVE
+    page = _round_page(session, row, context)
+    return replace(
+        page,
+        in_queue=count(session, *IN_QUEUE),
+        bars=_bars(session, row),
+        verdicts=[_verdict(one, number) for one, number in judged],
+        last=_round_page(session, before, context, LAST_PLACES) if before and is_open else None,
+    )
+
+
+def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
+    """Return the round of this number, None where there is none."""
+    row = session.scalars(select(Round).where(Round.round_number == number)).first()
+    return None if row is None else _round_page(session, row, context)
+
+
+def history(session: Session, context: RequestContext, before: int | None) -> RoundsPage:
+    """Return the rounds with numbers below `before`, the newest first."""
+    wanted = select(Round).order_by(Round.round_number.desc()).limit(ROUNDS + 1)
+    if before is not None:
+        wanted = wanted.where(Round.round_number < before)
+    rows = session.scalars(wanted).all()
+    shown = rows[:ROUNDS]
+    following = shown[-1].round_number if len(rows) > ROUNDS else None
+    return RoundsPage([_round(session, row, context) for row in shown], following)
+
+
+def _round_page(
+    session: Session, row: Round, context: RequestContext, most: int = PLACES
+) -> RoundPage:
+    ranked = ranking.ranked_in(session, row, most + 1)
+    places = [
+        PlaceView(
+            rank=place.rank,
+            submission=place.submission.id,
+            hotkey=place.submission.miner_hotkey,
+            league=rules.league_of(place.submission.target_sequence_length)[0],
+            target=place.submission.target_sequence_length,
+            claim=place.submission.tokens_per_sec or 0.0,
+            score=place.weighted_score,
+            share=place.weight,
+        )
+        for place in ranked[:most]
+    ]
+    return RoundPage(_round(session, row, context), places, len(ranked) > most)
+
+
+def _bars(session: Session, row: Round) -> list[BarView]:
+    """Return what a new claim must beat, now or in the round after one that has ended.
+
+    A score that is needed for several purposes is named for the first of them alone.
+    """
+    if row.status == ACTIVE:
+        least = ranking.floor(session, row.baseline_submission_id)
+        best = ranking.best_scores(session, row, len(rules.TOP_SHARES))
+    else:
+        least, best = ranking.floor(session, rounds.baseline_after(row)), []
+    full = len(best) == len(rules.TOP_SHARES)
+    bars = (
+        ("to rank", least),
+        ("to earn a share", best[-1] if full else least),
+        ("to lead", best[0] if best else least),
+    )
+    shown: dict[float, BarView] = {}
+    for purpose, score in bars:
+        if score is not None:
+            shown.setdefault(score, BarView(purpose, score))
+    return list(shown.values())
+
+
+def _round(session: Session, row: Round, context: RequestContext) -> RoundView:
+    is_open = row.status == ACTIVE
+    return RoundView(
+        number=row.round_number,
+        start=row.start_time,
+        end=row.end_time,
+        remaining=_duration(row.end_time - context.now) if is_open else "",
+        submissions=count(session, Submission.round_id == row.id),
+        winner=row.winner_hotkey,
+        winner_submission=row.winner_submission_id,
+    )
+
+
+def _verdict(row: Submission, round_number: int) -> VerdictView:
+    assert row.validated_at is not None  # noqa: S101 — only such rows were selected
+    return VerdictView(
+        submission=row.id,
+        round_number=round_number,
+        hotkey=row.miner_hotkey,
+        league=rules.league_of(row.target_sequence_length)[0],
+        confirmed=ranking.is_confirmed(row),
+        at=row.validated_at,
+    )
+
+
+def _duration(left: timedelta) -> str:
+    minutes = max(0, int(left.total_seconds())) // 60
+    if minutes < 1:
+        return "less than a minute"
+    days, hours = divmod(minutes // 60, 24)
+    parts = ((days, "d"), (hours, "h"), (0 if days else minutes % 60, "min"))
+    return " ".join(f"{value} {unit}" for value, unit in parts if value)

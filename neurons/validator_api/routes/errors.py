@@ -1,0 +1,115 @@
+"""Translates errors to answers: `{"detail": ...}`, or a page for clients that accept HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from neurons.runtime.observe import get_logger
+from neurons.validator_api.competition import errors
+from neurons.validator_api.database.storage import DatabaseAway
+from neurons.validator_api.pages.render import page
+
+AWAY_SECONDS = 5
+"""Retry-After where the database cannot be used."""
+
+STATUSES = (
+    (errors.NotFound, 404),
+    (errors.Banned, 403),
+    (errors.Replayed, 401),
+    (errors.Conflict, 409),
+    (errors.TooEarly, 425),
+    (errors.Refusal, 400),
+)
+"""The HTTP status of each refusal; the first type that matches counts."""
+
+FOR_PEOPLE = {
+    404: (
+        "Not found",
+        "There is nothing at this address. The round or submission may have another number.",
+    ),
+    405: ("Not a page", "This address is for programs: a browser cannot open it."),
+    500: ("Server error", "The server made a mistake and has logged it. Try again in a moment."),
+    503: (
+        "Back soon",
+        "The competition's database cannot be used now. Nothing that was accepted is lost. "
+        "This page tries again by itself.",
+    ),
+}
+"""The title and text that a person reads instead of an error's `detail`."""
+
+log = get_logger("validator_api")
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Let the application answer each error with its status."""
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(errors.Refusal, _refusal)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(DatabaseAway, _away)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    status = next(status for kind, status in STATUSES if isinstance(error, kind))
+    return _answer(request, status, str(error))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 — registered for this type only
+    return _answer(request, error.status_code, error.detail, error.headers)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    """Answer 422 without repeating the input: it may hold a salt or a signature, or be NaN."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101 — registered for this type only
+    problems = [
+        {"type": item["type"], "loc": list(item["loc"]), "msg": item["msg"]}
+        for item in error.errors()
+    ]
+    return _answer(request, 422, problems)
+
+
+def _away(request: Request, _: Exception) -> Response:
+    """Answer 503; the driver's message goes to the log alone."""
+    detail = "The database cannot be used now. Send the same again later."
+    return _answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("request failed", exc_info=error)
+    return _answer(request, 500, "Internal server error")
+
+
+def _answer(
+    request: Request, status: int, detail: Any, headers: Mapping[str, str] | None = None
+) -> Response:
+    headers = headers or {}
+    if _wants_html(request):
+        try_again = float(headers.get("Retry-After", 0)) or None
+        title, text = FOR_PEOPLE.get(status) or (HTTPStatus(status).phrase, _text(detail))
+        answer = page("error.html", status, refresh=try_again, title=title, text=text)
+    else:
+        answer = JSONResponse({"detail": detail}, status)
+    answer.headers.update({**headers, "Cache-Control": "no-store", "Vary": "Accept"})
+    return answer
+
+
+def _wants_html(request: Request) -> bool:
+    accepted = request.headers.get("Accept", "").lower()
+    return "text/html" in accepted and "application/json" not in accepted
+
+
+def _text(detail: Any) -> str:
+    """Return an error's detail as text: FastAPI gives a list of problems for bad parameters."""
+    if not isinstance(detail, list):
+        return str(detail)
+    return "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in detail)

@@ -1,0 +1,117 @@
+"""`python -m harness gates`: does a model of blocks run, start right, learn, and balance?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quasar_kernels.arguments import positive
+from quasar_kernels.blocks import MIXERS
+from quasar_kernels.blocks.checks.findings import ModelChecks, Verdict, worst
+from quasar_kernels.blocks.language.settings import Sizes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
+"""The model that is built for a list of branches."""
+
+
+class ModelError(ValueError):
+    """--model names no model; the message says what it may name."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness gates",
+        description="Look at a model: kernels (G0), forward pass (G1), entropy at the start (G2), "
+        "a mini-training (G3), and the balance of its branches (G4).",
+        epilog="Exit status: 0 where nothing fails, 1 where a check does, 2 for usage.",
+    )
+    parser.add_argument("--model", default="+".join(MIXERS),
+                        help="branches of a small model, joined by + (the default has all), or "
+                        "MODULE:FUNCTION that returns yours")  # fmt: skip
+    parser.add_argument("--fusion", default=SMALL.fusion,
+                        help="of its branches: gains, gated or mean (gains)")  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=100, help="of the mini-training (100)")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--json", type=Path, help="write the findings to this file")
+    return parser
+
+
+def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
+    """Return the model that a name stands for; its start is the same each time.
+
+    Raises:
+        ModelError: the name is neither a list of branches nor a function that returns a model.
+    """
+    import torch
+    from torch import nn
+
+    from quasar_kernels.blocks.language.model import LanguageModel
+
+    torch.manual_seed(0)
+    if ":" not in name:
+        try:
+            return LanguageModel(SMALL._replace(mixers=tuple(name.split("+")), fusion=fusion))
+        except ValueError as error:
+            raise ModelError(f"--model {name}: {error}, or give MODULE:FUNCTION") from None
+    module, function = name.split(":", 1)
+    try:
+        model = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ModelError(f"--model {name}: {error}; name a function without arguments") from error
+    if not isinstance(model, nn.Module) or not isinstance(getattr(model, "vocabulary", None), int):
+        raise ModelError(
+            f"--model {name} returned {type(model).__name__}; it must return a torch module with "
+            "the attribute `vocabulary`, the number of its tokens"
+        )
+    return model
+
+
+def look(name: str, model: nn.Module, steps: int, device: torch.device) -> ModelChecks:
+    """Check a model, with a line for each finding on stdout."""
+    import torch
+
+    from quasar_kernels.blocks.checks.stages import check_model
+
+    findings = []
+    for finding in check_model(model.to(device), steps, device):
+        findings.append(finding)
+        words = f"{finding.gate}  {finding.verdict.value}  {finding.what}: {finding.told}"
+        sys.stdout.write(f"{words}\n")
+        sys.stdout.flush()
+    return ModelChecks(
+        model=name, device=device.type, torch=torch.__version__, steps=steps,
+        verdict=worst(findings), findings=tuple(findings),
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line and return its exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    import torch  # after `--help`: it takes seconds
+
+    from quasar_kernels.blocks.fusion import FUSIONS
+
+    if arguments.fusion not in FUSIONS:
+        parser.error(f"--fusion {arguments.fusion}: it must be one of {', '.join(FUSIONS)}")
+    on_gpu = torch.cuda.is_available()
+    if arguments.device == "cuda" and not on_gpu:
+        parser.error("--device cuda: torch finds no GPU here")
+    kind = arguments.device if arguments.device != "auto" else "cuda" if on_gpu else "cpu"
+    try:
+        model = build(arguments.model, arguments.fusion)
+    except ModelError as error:
+        parser.error(str(error))
+    found = look(arguments.model, model, arguments.steps, torch.device(kind))
+    sys.stdout.write(f"{found.verdict.value}: {found.model} on {found.device}\n")
+    if arguments.json:
+        arguments.json.write_text(found.model_dump_json(indent=2) + "\n")
+    return 1 if found.verdict is Verdict.FAIL else 0

@@ -1,0 +1,132 @@
+"""`python -m harness` with real workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.report import load_report
+from quasar_kernels.contract import OVERLAY
+
+
+def test_a_run_from_the_command_line(
+    make_tree: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "report.json"
+    arguments = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "2", "--device", "cpu"]
+    assert main([*arguments, "--ungated", "--json", str(out)]) == 0
+    report = load_report(out)
+    assert [m.length for m in report.measurements] == [16, 16]
+    assert not report.checked
+    assert report.environment is not None
+    printed = capsys.readouterr()
+    assert "NOT CHECKED" in printed.out
+    slowest = min(m.tokens_per_sec for m in report.measurements)
+    assert f"{slowest:,.0f}" in printed.out
+    assert "no GPU" in printed.err
+
+
+def test_a_tree_that_breaks_the_rules_is_said_to(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are real; a validator would never have taken them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "1", "--device", "cpu"]
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert "512 tokens: correct, " in printed.err
+    assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
+
+
+def test_a_fault_of_the_tree_is_told_once(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree()
+    (tree / "fla/layers/quasar.py").write_text("raise ValueError('boom')\n")
+    words = ["--tree", str(tree), "--lengths", "16,32", "--runs", "1", "--device", "cpu"]
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    assert printed.err.count("ValueError: boom. --debug shows the worker's log.") == 1
+    assert printed.out.count("ValueError: boom") == 1
+    assert "16, 32 crash: ValueError: boom" in printed.out
+    assert main([*words, "--debug"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("Traceback") == 1
+    assert main(["--tree", str(tree / "none")]) == 1
+    told = capsys.readouterr()
+    assert told.out + told.err == (
+        f"{tree}/none has no fla/ops/quasar/chunk.py. Name the root of a fork, or an overlay such "
+        "as quasar_kernels/overlay.\n"
+    )
+
+
+@pytest.mark.slow
+def test_an_overlay_is_measured_over_the_installed_library(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--tree", str(OVERLAY), "--lengths", "16", "--runs", "1", "--device", "cpu"]
+    assert main([*words, "--ungated"]) == 0
+    printed = capsys.readouterr()
+    assert "16 tokens: run 1 of 1:" in printed.err
+    assert "A VALIDATOR REJECTS" not in printed.out
+
+
+@pytest.mark.parametrize("words", [["compare", "{tree}"], ["profile", "--tree"]])
+def test_the_traceback_of_a_worker_is_for_debug(
+    make_tree: Any, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    tree = str(make_tree("raise ValueError('boom')"))
+    command = [*(word.format(tree=tree) for word in words), tree, "--device", "cpu"]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "ValueError: boom. --debug shows the worker's log." in printed.err
+    assert "Traceback" not in printed.err + printed.out
+    assert main([*command, "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compaer"])
+    assert "must be one of schema, compare, history, profile, gates" in capsys.readouterr().err
+
+
+def test_a_profile_of_what_is_no_fork_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["profile", "--tree", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path} has no fla/ops/quasar/chunk.py" in said
+
+
+def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--tree is required"),
+        (["--tree", ".", "--lengths", "512,x"], "512,x"),
+        (["--tree", ".", "--lengths", "0"], "'0'"),
+        (["--tree", ".", "--runs", "0"], "'0'"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""The search for tiles: what it finds, refuses and keeps, also over a real kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.difference import Block
+from harness.tuning.entry import TUNED, tiles_of, with_tiles
+from harness.tuning.study import (
+    CHOICES,
+    Refused,
+    Report,
+    Tiles,
+    best_tiles,
+    candidates,
+    conclude,
+    done,
+    open_study,
+    search,
+)
+from quasar_kernels.contract import OVERLAY
+from tests import PROJECT
+from tests.processes import run_python, started, wait_for
+
+START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
+
+
+def cost(tiles: Tiles, report: Report) -> float:
+    """Least, 0.5, at two warps and three stages everywhere; chunks of 32 are wrong."""
+    if tiles["chunk"] == 32:
+        raise Refused("wrong on layer inputs")
+    far = sum(abs(v.bit_length() - 2) for n, v in tiles.items() if n.endswith("_warps"))
+    far += sum(abs(v - 3) for n, v in tiles.items() if n.endswith("_stages"))
+    report(0, 0.5 + 0.05 * far)
+    return 0.5 + 0.05 * far
+
+
+def test_a_search_improves_a_bad_start_and_never_takes_what_is_wrong(tmp_path: Path) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    search(study, START, cost, trials=60)
+    assert done(study) == 60
+    best = best_tiles(study)
+    assert best["chunk"] == 16
+    assert best["grad_warps"] == 4
+    assert cost(best, lambda *_: None) < 0.75 * cost(START, lambda *_: None)
+    assert any("refused" in trial.user_attrs for trial in study.trials)
+
+
+def test_the_start_is_the_first_trial_and_earlier_trials_count(tmp_path: Path) -> None:
+    for trials in (5, 5, 8):
+        study = open_study(tmp_path / "s.sqlite", "gpu")
+        search(study, START, cost, trials=trials)
+        assert done(study) == trials
+    assert study.trials[0].params == {name: START[name] for name in CHOICES}
+
+
+def test_every_candidate_is_told_with_what_it_took(tmp_path: Path) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    taken = ({"walk": {"registers": number}} for number in range(100))
+    search(study, START, cost, trials=30, footprint=lambda: next(taken))
+    found = candidates(study)
+    assert len(found) == 30
+    assert {one["footprint"]["walk"]["registers"] for one in found} == {*range(30)}
+    times = [one["time"] for one in found if one["time"] is not None]
+    assert times == sorted(times)
+    assert {**START, **found[0]["tiles"]} == best_tiles(study)
+    refused = [one for one in found if one["refused"]]
+    assert all(one["time"] is None and one["tiles"]["chunk"] == 32 for one in refused)
+    assert refused == [one for one in found if one["tiles"]["chunk"] == 32]
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(1.10, True), (1.001, False), (0.9, False)])
+def test_a_gain_is_taken_only_beyond_the_noise(tmp_path: Path, gain: float, taken: bool) -> None:
+    study = open_study(tmp_path / "s.sqlite", "gpu", seed=1)
+    search(study, START, cost, trials=20)
+    noise = (0.99, 1.01, 1.0, 0.995, 1.005)
+    blocks = [Block(100.0, 100.0 * gain * n, 100.1) for n in noise]
+    tiles, _, evidence = conclude(study, blocks)
+    assert evidence["taken"] is taken
+    assert tiles == (best_tiles(study) if taken else START)
+    assert evidence["trials"] == 20
+
+
+def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from harness.tuning.study import open_study, search\n"
+        "from tests.harness.tuning.test_study import START, cost\n"
+        "def slow(tiles, report):\n"
+        "    time.sleep(0.05)\n"
+        "    return cost(tiles, report)\n"
+        f"search(open_study(Path({str(file)!r}), 'gpu'), START, slow, trials=10_000)\n"
+    )
+
+    def kept() -> int:
+        if not file.exists():
+            return 0
+        with sqlite3.connect(file) as database:
+            try:
+                row = database.execute("SELECT count(*) FROM trials WHERE state != 'RUNNING'")
+                return int(row.fetchone()[0])
+            except sqlite3.OperationalError:
+                return 0
+
+    with started("-c", code) as process:
+        wait_for(lambda: kept() >= 6)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    study = open_study(file, "gpu")
+    survived = done(study)
+    assert survived >= 5
+    before = [trial.value for trial in study.trials if trial.value is not None]
+    search(study, START, cost, trials=survived + 4)
+    assert done(study) == survived + 4
+    assert study.best_value <= min(before)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA X1"])
+def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
+    data = json.loads((OVERLAY / TUNED).read_text())
+    here = {"gpu": gpu, "capability": "9.0"}
+    before = tiles_of(data, here)
+    assert bool(before) == (gpu == "NVIDIA H200")
+    evidence = {"trials": 9, "gain": {"ratio": 1.1, "low": 1.05, "high": 1.2}}
+    entered = with_tiles(data, {**here, "tiles": START, "lengths": [512], "evidence": evidence})
+    assert tiles_of(entered, here) == START
+    assert tiles_of(entered, {**here, "capability": "8.0"}) == {}
+    assert "+10.0% at 512 tokens" in entered["gpus"][gpu]["measured"]
+    shapes = {(b, d) for row in entered["gpus"][gpu]["tiles"]
+              for b in row["blocks"] for d in row["dtypes"]}  # fmt: skip
+    assert len(shapes) == 4 * 3  # what was not searched has its tiles still
+    old = data["safe"][0]["tiles"]
+    rows = data["gpus"][old]["tiles"] if isinstance(old, str) else old
+    now = entered["safe"][0]["tiles"]
+    assert (entered["gpus"][now]["tiles"] if isinstance(now, str) else now) == rows
+
+
+def test_the_script_runs_without_an_installation(tmp_path):
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = PROJECT / "scripts/step2_kernel_tuning.py"
+    done = run_python(script, "--help", env=bare, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--trials" in done.stdout
+
+
+def test_the_script_says_what_to_install(tmp_path):
+    (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError('optuna', name='optuna')\n")
+    here = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_python("scripts/step2_kernel_tuning.py", env=here)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert re.fullmatch(
+        r"The search needs Optuna\. Run \S+ -m pip install '?optuna\S*\n", done.stderr
+    )
+    for wrong in ("x", "512,", "512,-1", "0"):
+        done = run_python("scripts/step2_kernel_tuning.py", f"--lengths={wrong}")
+        assert done.returncode == 2
+        assert "is not a list of lengths such as 512,1024" in done.stderr

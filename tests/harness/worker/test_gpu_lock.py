@@ -1,0 +1,62 @@
+"""GPU locks and limits of processes, with real locks and real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.worker.gpu_lock import GpuLock
+from tests.processes import HANG, run_python, wait_for
+
+
+def test_a_process_with_the_lock_is_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = GpuLock(str(path))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
+        fcntl.flock(other, fcntl.LOCK_UN)
+        lock.take()
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    GpuLock(None).take()  # there is no lock
+
+
+def test_seconds_count_from_the_start_of_the_process_without_its_waits(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    code = (
+        "import sys, time; time.sleep(0.3)\n"
+        "from harness.worker.gpu_lock import GpuLock\n"
+        f"lock = GpuLock({str(path)!r}, {HANG}); print('shares', flush=True); lock.take()\n"
+        "print(lock.used)"
+    )
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        began = time.monotonic()
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "shares\n"
+        waits = re.compile(rf"-> FLOCK .* {child.pid} ")  # as proc_locks(5) writes it
+        wait_for(lambda: waits.search(Path("/proc/locks").read_text()), child)
+        time.sleep(1.0)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        used = float(child.stdout.readline())
+        took = time.monotonic() - began
+        child.wait()
+        child.stdout.close()
+    assert 0.3 < used <= took - 0.9
+
+
+def test_a_process_ends_itself_after_its_seconds(tmp_path: Path) -> None:
+    code = (
+        "import time; from harness.worker.gpu_lock import GpuLock; "
+        "GpuLock(None, 0.5); time.sleep(3600)"
+    )
+    assert run_python("-c", code).returncode == -signal.SIGALRM

@@ -1,0 +1,239 @@
+"""Sound models of blocks pass the checks, and each kind of fault fails its check."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
+from quasar_kernels.blocks.checks import command, stages
+from quasar_kernels.blocks.checks.command import build, look
+from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict, worst
+from quasar_kernels.blocks.checks.training import draw
+from quasar_kernels.blocks.language.model import Sizes
+from tests import PROJECT
+
+CPU = torch.device("cpu")
+MODELS = "tests.quasar_kernels.blocks.checks.models"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def found(name, steps=100):
+    return look(name, build(f"{MODELS}:{name}"), steps, CPU)
+
+
+def failed(name, steps=100):
+    """What fails, by stage and name."""
+    return {(f.gate, f.what) for f in found(name, steps).findings if f.verdict is Verdict.FAIL}
+
+
+def test_the_small_hybrid_passes_and_the_file_says_so(tmp_path, capsys):
+    file = tmp_path / "gates.json"
+    assert main(["gates", "--device", "cpu", "--steps", "50", "--json", str(file)]) == 0
+    said = json.loads(file.read_text())
+    assert said["verdict"] == "PASS"
+    assert {f["gate"] for f in said["findings"]} == {"G0", "G1", "G2", "G3", "G4"}
+    assert {f["verdict"] for f in said["findings"]} == {"PASS"}
+    loss = next(f["figures"] for f in said["findings"] if f["what"] == "loss")
+    assert loss["fall"] > 0.3
+    assert any("of log(64)" in f["told"] for f in said["findings"])
+    out = capsys.readouterr().out
+    assert out.count("\n") == len(said["findings"]) + 1
+    assert out.endswith("PASS: rwkv6+mamba2+quasar on cpu\n")
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_each_mixer_alone_passes(mixer):
+    assert look(mixer, build(mixer), 60, CPU).verdict is Verdict.PASS
+
+
+def test_a_plain_model_passes_what_it_has():
+    model = found("Plain")
+    assert model.verdict is Verdict.PASS, model
+    assert not [f for f in model.findings if f.gate == "G4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Leaking", {("G1", "causal")}),
+        ("LeakingAtTheEnd", {("G1", "causal")}),
+        ("Loud", {("G2", "entropy at the start")}),
+        ("Unused", {("G3", "dead parameters")}),
+        ("Deaf", {("G3", "loss"), ("G3", "dead parameters")}),
+        ("NaNLater", {("G3", "loss"), ("G3", "gradients")}),
+        ("Broken", {("G1", "runs")}),
+    ],
+)
+def test_what_is_wrong_fails_its_check_and_no_other(name, what):
+    assert failed(name) == what
+
+
+def test_nan_passes_nothing_that_computes():
+    assert failed("NaN", 2) >= {
+        ("G1", "finite"), ("G1", "causal"), ("G2", "entropy at the start"), ("G3", "loss"),
+        ("G3", "gradients"),
+    }  # fmt: skip
+
+
+def test_too_few_logits_fail():
+    findings = list(stages.forward(build(f"{MODELS}:Narrow"), 32, CPU))
+    assert (findings[0].what, findings[0].verdict) == ("shape", Verdict.FAIL)
+
+
+def test_a_dead_branch_fails():
+    what = failed("dead", 3)
+    assert {
+        ("G4", "blocks.0 RMS added"), ("G4", "blocks.0 gradient norms"),
+        ("G4", "blocks.0 without quasar"),
+    } <= what  # fmt: skip
+    assert ("G4", "blocks.0 without mamba2") not in what
+    assert ("G3", "dead parameters") in what
+
+
+def test_a_branch_that_drowns_another_fails():
+    assert ("G4", "blocks.0 RMS added") in failed("drowned", 1)
+
+
+def test_branches_that_differ_are_a_warning():
+    model = build(f"{MODELS}:hybrid")
+    model.get_parameter("blocks.0.fusion.gains").data[0] *= 2
+    told = {f.verdict for f in stages.balance(model, 32, CPU)}
+    assert told == {Verdict.WARN}
+
+
+def test_the_model_stays_as_it_is():
+    model = build(f"{MODELS}:hybrid")
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    look("hybrid", model, 2, CPU)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy", "on_gpu", "verdict"),
+    [
+        ("torch", "do", True, Verdict.WARN),
+        ("cuda", "", True, Verdict.PASS),
+        ("triton", "", True, Verdict.PASS),
+        ("torch", "do", False, Verdict.PASS),
+    ],
+)
+def test_a_gpu_without_kernels_is_a_warning(monkeypatch, name, remedy, on_gpu, verdict):
+    model, asked = build("quasar"), []
+
+    def backends(block, dtype):
+        asked.append(dtype)
+        return {"x": Backend(name, "why", remedy)}
+
+    monkeypatch.setattr(HybridBlock, "backends", backends)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
+    (finding,) = stages.kernels(model)
+    told = f"{name}: why; {remedy}" if remedy else f"{name}: why"
+    assert (finding.verdict, finding.told) == (verdict, told)
+    assert asked == [torch.bfloat16 if on_gpu else None]  # as autocast has it there
+
+
+def test_each_kind_of_branch_is_told_once(monkeypatch):
+    kinds = iter([{"a": "cuda"}, {"a": "torch", "b": "triton"}])
+
+    def backends(block, dtype):
+        return {kind: Backend(name, "why", "") for kind, name in next(kinds).items()}
+
+    monkeypatch.setattr(HybridBlock, "backends", backends)
+    found = list(stages.kernels(torch.nn.Sequential(build("quasar"), build("quasar"))))
+    assert [(one.what, one.told) for one in found] == [("a", "cuda: why"), ("b", "triton: why")]
+
+
+def test_the_worst_verdict_counts():
+    made = [Finding(gate="G0", what="x", verdict=v, told="") for v in ("PASS", "WARN")]
+    assert worst(made) is Verdict.WARN
+    assert worst([]) is Verdict.PASS
+
+
+def test_the_task_asks_for_the_token_before_the_last():
+    tokens = draw(16, 5, CPU)
+    follows: dict[int, list[int]] = {}
+    for row in draw(16, 6, CPU).tolist() + tokens.tolist():
+        for a, b in zip(row, row[2:], strict=False):
+            follows.setdefault(a, []).append(b)
+    likeliest = {a: max(set(b), key=b.count) for a, b in follows.items()}
+    right = [b == likeliest[a] for a, all_ in follows.items() for b in all_]
+    assert 0.85 < sum(right) / len(right) < 0.97
+    assert len(set(likeliest.values())) == 16
+
+
+def test_a_failing_model_s_status_is_one(capsys):
+    assert main(["gates", "--model", f"{MODELS}:Broken", "--steps", "1"]) == 1
+    assert "G1  FAIL  runs: it raises RuntimeError: no such kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "device"),
+    [
+        (False, "auto", "cpu"),
+        (False, "cpu", "cpu"),
+        (True, "auto", "cuda"),
+        (True, "cpu", "cpu"),
+        (True, "cuda", "cuda"),
+    ],
+)
+def test_a_model_is_looked_at_where_it_is_asked_for(monkeypatch, gpu, asked, device):
+    looked = []
+
+    def record(name, model, steps, device):
+        looked.append((name, model.sizes, steps, device.type))
+        return ModelChecks(
+            model=name, device=device.type, torch="", steps=steps, verdict="WARN", findings=()
+        )
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(command, "look", record)
+    assert main(["gates", "--device", asked]) == 0  # a warning is no failure
+    ((name, sizes, steps, on),) = looked
+    assert (name, steps, on) == ("rwkv6+mamba2+quasar", 100, device)
+    assert sizes == Sizes(64, 32, 2, 1, ("rwkv6", "mamba2", "quasar"), "gains", 16)
+
+
+def test_a_gpu_that_is_not_there_is_usage(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(["gates", "--device", "cuda"])
+    assert ended.value.code == 2
+    assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("rwkv7", "some of rwkv6, mamba2, quasar"),
+        ("no_such:model", "No module named 'no_such'; name a function"),
+        (f"{MODELS}:none", "has no attribute 'none'"),
+        (f"{MODELS}:number", "returned int; it must return a torch module"),
+        (f"{MODELS}:hybrid:x", "has no attribute 'hybrid:x'"),
+        (f"{MODELS}:wordless", "returned Linear; it must return a torch module"),
+    ],
+)
+def test_what_is_no_model_is_usage(model, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["gates", "--model", model])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_other_commands_of_the_harness_stay_free_of_torch():
+    code = "import sys, harness.__main__; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False)
+    assert done.returncode == 0
