@@ -156,14 +156,6 @@ def test_every_module_imports_and_a_forward_pass_agrees_with_the_float64_referen
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.slow
-def test_the_document_s_examples_run(python):
-    text = (PROJECT / "docs/library.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) >= 2
-    isolated(python, "\n".join(examples))
-
-
 def test_the_version_stands_in_one_place_and_heads_the_changelog():
     assert harness.__version__ == quasar_kernels.__version__
     released = re.findall(
