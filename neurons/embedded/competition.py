@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from neurons.runtime.child import Child
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
+from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
@@ -63,7 +63,7 @@ class Competition:
         serve: bool = False,
     ) -> None:
         flags: dict[str, object] = {"state_dir": folder} if folder else {}
-        settings = embedded_settings({**flags, "log_format": "json"}, os.environ)
+        settings = embedded_settings({**flags, "log_format": "json"}, environment())
         self.folder = settings.state_dir
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.entries = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.measuring.runner import child_environment
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import OFFLINE
-from neurons.runtime.loading import find_env_file, load_settings
+from neurons.runtime.loading import environment, find_env_file, load_settings
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
@@ -119,7 +119,7 @@ def choose_port(file: Path) -> int:
 def common_environment(settings: Settings) -> dict[str, str]:
     """Return the environment that all processes of the subnet share."""
     return {
-        **child_environment(os.environ, device=settings.device),
+        **child_environment(environment(), device=settings.device),
         "ENV_FILE": os.devnull,
         **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
     }

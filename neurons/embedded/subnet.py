@@ -7,7 +7,6 @@ and a validator, the last two as child processes. Everything lies in one folder 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -27,9 +26,10 @@ from neurons.embedded.settings import (
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.child import Child
 from neurons.runtime.errors import EX_CONFIG, ConfigError, Problem, QuasarError
-from neurons.runtime.git.bare import make_remote
+from neurons.runtime.git.clone import make_remote
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
+from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
@@ -67,7 +67,7 @@ class EmbeddedSubnet:
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         if settings.device == "cpu":
             # Threads that spin for one another make timings on a shared CPU differ tenfold.
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            environment().setdefault("OMP_NUM_THREADS", "1")
         folder = settings.state_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.identity: Identity = create_throwaway(settings.wallet_path, MINER)

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from structlog.stdlib import BoundLogger
 
@@ -17,6 +16,7 @@ from harness.measuring.runner import CheckTree, Measure, check, measure, probe
 from neurons.miner import cycle
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
+from neurons.miner.publishing.fork import Fork
 from neurons.miner.standing import Standing, look
 from neurons.miner.tuner import Tuner
 from neurons.runtime.errors import Retry
@@ -28,34 +28,6 @@ from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
 from neurons.wire.connection import Signer
 from quasar_kernels.contract import overlay_digest
-
-
-class Fork(Protocol):
-    """What the steps need of the published fork (`neurons.miner.publishing.fork.Fork`).
-
-    Every method raises `neurons.runtime.errors.Held` or `Retry`.
-    """
-
-    @property
-    def url(self) -> str:
-        """The address that is submitted."""
-
-    @property
-    def worktree(self) -> Path:
-        """The checkout that is measured."""
-
-    def prepare(self) -> object:
-        """Find or make the fork, and lay the overlay over the checkout."""
-
-    def commit(self) -> str:
-        """Return the commit of what the checkout holds, made when it is new."""
-
-    def push(self, commit: str) -> object:
-        """Make the commit public."""
-
-    def verify(self, commit: str) -> object:
-        """Check that the remote holds the commit with this overlay's content."""
-
 
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from harness.measuring.process import run_supervised
 from harness.measuring.runner import child_environment
+from neurons.runtime.loading import environment
 from quasar_kernels.contract import (
     LAYER_FILE,
     QUASAR_DIR,
@@ -51,7 +51,7 @@ def propose(
         ended = run_supervised(
             list(command),
             message=lambda _result_fd: b"",
-            env={**child_environment(os.environ, device=device), **variables},
+            env={**child_environment(environment(), device=device), **variables},
             cwd=overlay,
             timeout=seconds,
             stop=stop,

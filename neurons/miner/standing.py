@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neurons.miner.cycle import Submission
@@ -44,11 +45,7 @@ def look(submission: Submission, client: ApiClient) -> Standing:
         Retry: the server cannot be reached.
     """
     standing = Standing()
-    for limit in LIMITS:
-        try:
-            queue, limit = _fitting(client, limit)
-        except (Refused, Uncertain):  # our own server refuses a limit above the first
-            return standing
+    for queue, limit in _lists(client):
         standing = Standing(
             _is_queued(submission, queue, limit),
             _verdict(submission, queue),
@@ -56,7 +53,7 @@ def look(submission: Submission, client: ApiClient) -> Standing:
             _others(submission, queue),
         )
         if standing.queued is not None or standing.performer is not None:
-            return standing
+            break
     return standing
 
 
@@ -68,11 +65,7 @@ def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
     Raises:
         Retry: the server cannot be reached.
     """
-    for limit in LIMITS:
-        try:
-            queue, _ = _fitting(client, limit)
-        except (Refused, Uncertain):  # our own server refuses a limit above the first
-            return False
+    for queue, _ in _lists(client):
         revealed = [
             *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
             *(r.id for r in queue.performers if r.tokens_per_sec == submission.tokens_per_sec),
@@ -80,6 +73,16 @@ def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
         if submission.submission_id in revealed:
             return True
     return False
+
+
+def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
+    """Yield longer and longer lists with their limits, as far as they can be read."""
+    for limit in LIMITS:
+        try:
+            queue, fitting = _fitting(client, limit)
+        except (Refused, Uncertain):  # our own server refuses a limit above the first
+            return
+        yield queue, fitting
 
 
 def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:

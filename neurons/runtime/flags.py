@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import click
 from structlog.stdlib import BoundLogger
 
+from harness.source import tree_commit
 from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, not_writable
 from neurons.runtime.loading import Process, load_settings
 from neurons.runtime.settings import Settings
-from neurons.runtime.version import version
+from neurons.runtime.values import PROJECT
+from quasar_kernels import __version__
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,6 +74,12 @@ env_file = setting(
     "--env-file", metavar="FILE", type=Folder(), help="Settings file (/dev/null: none)."
 )
 debug = setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log more.")
+
+
+def version() -> str:
+    """Return the version with the checkout's commit where there is one."""
+    commit = tree_commit(PROJECT)
+    return f"quasar-miner {__version__}" + (f" at {commit[:12]}" if commit else "")
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
@@ -12,6 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from structlog.stdlib import BoundLogger
+
+from neurons.runtime.loading import environment
 
 FIRST_SECONDS, LONGEST_SECONDS = 15.0, 600.0
 TICK_SECONDS = 1.0
@@ -70,7 +71,7 @@ def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
 
 def notify(*facts: str) -> None:
     """Send facts such as `READY=1`, `STOPPING=1` or `STATUS=a sentence` where systemd listens."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
+    address = environment().get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     name = "\0" + address[1:] if address.startswith("@") else address

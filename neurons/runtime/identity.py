@@ -6,7 +6,6 @@ bittensor is imported when first used: half a second that `status` and `doctor` 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,13 +15,13 @@ from typing import Any
 
 from harness.measuring.process import die_with_parent
 from neurons.runtime.errors import ConfigError, Problem, QuasarError
+from neurons.runtime.loading import environment
+from neurons.runtime.values import PROJECT
 
 CHAIN_SECONDS = 20.0
 WEIGHTS_SECONDS = 180.0
 """Setting weights waits until its block is final."""
 OFFLINE = "offline"
-
-_PROJECT = Path(__file__).resolve().parents[2]
 
 
 class ChainUnreachable(QuasarError):
@@ -227,7 +226,7 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
             capture_output=True,
             text=True,
             timeout=seconds,
-            env={**os.environ, "PYTHONPATH": str(_PROJECT)},
+            env={**environment(), "PYTHONPATH": str(PROJECT)},
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,11 @@ ENV_FILE = PROJECT / ".env"
 Process = Literal["miner", "validator", "api", "inference"]
 
 VARIABLES = {name.upper(): name for name in Settings.model_fields}
+
+
+def environment() -> MutableMapping[str, str]:
+    """Return this process's environment, which its children inherit."""
+    return os.environ
 
 
 def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -65,14 +70,12 @@ def load_settings(
     Raises:
         ConfigError: one line for every problem, each with the variable, the value, the remedy.
     """
-    environment = os.environ if environ is None else environ
-    path = find_env_file(env_file, environment)
+    variables = environment() if environ is None else environ
+    path = find_env_file(env_file, variables)
     file = read_env_file(path, VARIABLES) if path else EnvFile()
     sources: dict[str, dict[str, Any]] = {
         "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
-        "environment": {
-            VARIABLES[key]: environment[key] for key in VARIABLES if environment.get(key)
-        },
+        "environment": {VARIABLES[key]: variables[key] for key in VARIABLES if variables.get(key)},
         str(path): {
             VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
         },

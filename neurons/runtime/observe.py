@@ -194,21 +194,10 @@ def _formatter(fmt: str) -> logging.Formatter:
     renderer: Processor = render_console
     if fmt == "json":
         renderer = structlog.processors.JSONRenderer()  # beyond ASCII are terminals' codes, too
-    return _Formatter(
+    return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*_shared(fmt), structlog.stdlib.PositionalArgumentsFormatter()],
         processors=[structlog.processors.format_exc_info, _redact_event, renderer],
     )
-
-
-class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """Renders a record once: each handler asks for it, and a rotated file twice."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
-        known: str | None = record.__dict__.get("rendered_line")
-        if known is None:
-            known = record.__dict__["rendered_line"] = super().format(record)
-        return known
 
 
 def _report_retry(details: RetryDetails) -> None:
@@ -226,12 +215,6 @@ def _report_retry(details: RetryDetails) -> None:
 
 class _FileHandler(logging.handlers.RotatingFileHandler):
     """A log file that a full disk only leaves gaps in: stderr has every line as well."""
-
-    def shouldRollover(self, record: logging.LogRecord) -> bool:
-        """Tell whether the file is full, without asking the disk what it is at each line."""
-        if self.stream is None:
-            self.stream = self._open()
-        return self.stream.tell() + len(self.format(record)) >= self.maxBytes
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

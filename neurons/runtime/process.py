@@ -120,6 +120,16 @@ class StateLock:
         self.release()
 
 
+def is_locked(state_dir: Path) -> bool:
+    """Tell whether a process holds the folder's lock, without taking it even for a moment."""
+    try:
+        inode = (state_dir / "lock").stat().st_ino
+        rows = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in row and f":{inode} " in row for row in rows)
+
+
 @contextmanager
 def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
     """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.

@@ -28,6 +28,7 @@ from harness.measuring.runner import (
     child_environment,
 )
 from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.loading import environment
 
 CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
 PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
@@ -137,7 +138,7 @@ def _ask_worker() -> tuple[list[str], list[str], str]:
     with tempfile.TemporaryDirectory(prefix="path-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", _LOOK],
-            env=child_environment(os.environ, device="cpu"),
+            env=child_environment(environment(), device="cpu"),
             cwd=folder,
             capture_output=True,
             text=True,

@@ -51,13 +51,11 @@ class Queue:
         rows: this hotkey's submissions that no validator has marked yet.
         performers: this hotkey's rows of `top_performers`.
         listed: the numbers of all submissions in the list, which is newest first and cut off.
-        total: how many submissions the server has ever stored.
     """
 
     rows: Sequence[QueuedSubmission]
     performers: Sequence[Performer]
     listed: Sequence[int]
-    total: int
 
 
 class ApiClient(Connection):
@@ -164,7 +162,7 @@ class _Pending(Message):
 class _Stats(Message):
     """GET /get_submission_stats with the numbers of others' rows in place of the rows."""
 
-    total_submissions: int
+    total_submissions: int  # without it, an empty object would pass as an empty queue
     recent_submissions: Sequence[QueuedSubmission | int | None] = ()
     top_performers: Sequence[Performer | int | None] = ()
 
@@ -177,5 +175,4 @@ class _Stats(Message):
             rows=[row for row in rows if not row.validated],
             performers=[row for row in self.top_performers if isinstance(row, Performer)],
             listed=[-1 if number is None else number for number in numbers],
-            total=self.total_submissions,
         )

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from neurons.miner import daemon
-from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.steps.commit import SETTLE_SECONDS
@@ -27,18 +26,15 @@ from tests.neurons.fake_validator_api import (
     STATS,
     SUBMIT,
     WEIGHTS,
-    FakeValidatorApi,
     Fault,
 )
-from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
+from tests.neurons.miner.parts import HOTKEY, Waits, states, stop_after
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
 TAKEN = "Commitment hash already exists. Use a different salt."
 
 
-def test_a_cycle_ends_validated(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork
-) -> None:
+def test_a_cycle_ends_validated(context, fake_api, kernels):
     done = run_cycle(context)
     assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
@@ -56,9 +52,7 @@ def test_a_cycle_ends_validated(
     assert kernels.pushed == [done.commit_hash]
 
 
-def test_before_reveal_pushes_only_after_the_block(
-    miner: Miner, kernels: FakeFork, waits: Waits
-) -> None:
+def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
     pushed_at_wait: list[int] = []
     waits.then = lambda _: pushed_at_wait.append(len(kernels.pushed))
     done = run_cycle(miner(publish_at="before_reveal"))
@@ -69,8 +63,8 @@ def test_before_reveal_pushes_only_after_the_block(
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
 def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
-    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
-) -> None:
+    miner, fake_api, kernels, fault
+):
     fake_api.faults[SUBMIT].extend([fault] if fault else [])
     done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
@@ -91,9 +85,7 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
         Fault(409, TAKEN, stored=True),
     ],
 )
-def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
-    context: Context, fake_api: FakeValidatorApi, fault: Fault
-) -> None:
+def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
     fake_api.faults[COMMIT].append(fault)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -102,9 +94,7 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
-def test_row_10_an_answer_to_another_commitment_is_not_taken(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
         "submission_id": 77,
@@ -136,9 +126,7 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
-    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault
-) -> None:
+def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -156,13 +144,8 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
     ],
 )
 def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
-    context: Context,
-    fake_api: FakeValidatorApi,
-    waits: Waits,
-    fault: Fault,
-    seconds: int,
-    words: str,
-) -> None:
+    context, fake_api, waits, fault, seconds, words
+):
     fake_api.faults[COMMIT].append(fault)
     reasons: list[str] = []
     waits.then = lambda _: reasons.append(str(context.journal.latest()[0].reason))
@@ -173,8 +156,8 @@ def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
 def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
-    miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
-) -> None:
+    miner, fake_api, waits, mode, path
+):
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
     fake_api.faults[path].append(Fault(500, text))
@@ -187,8 +170,8 @@ def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
 
 
 def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    context, fake_api, monkeypatch
+):
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
     monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
     fake_api.faults[COMMIT].append(Fault(409, TAKEN))
@@ -199,9 +182,7 @@ def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
     assert "already exists" in str(done.reason)
 
 
-def test_row_04_too_early_waits_and_reveals_once_more(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -209,9 +190,7 @@ def test_row_04_too_early_waits_and_reveals_once_more(
     assert State.FAILED not in states(context, done.id)
 
 
-def test_row_04_stubborn_too_early_backs_off(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
     fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -224,8 +203,8 @@ def test_row_04_stubborn_too_early_backs_off(
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
 def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
-    context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
-) -> None:
+    context, fake_api, fault, sent
+):
     fake_api.faults[REVEAL].append(fault)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == sent
@@ -234,13 +213,8 @@ def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
 def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
-    miner: Miner,
-    fake_api: FakeValidatorApi,
-    kernels: FakeFork,
-    mode: str,
-    path: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    miner, fake_api, kernels, mode, path, monkeypatch
+):
     def verify(commit: str) -> None:
         if fake_api.count(path):
             raise Held("The branch moved.", "Put it back.")
@@ -252,9 +226,7 @@ def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
     assert fake_api.count(path) == 1
 
 
-def test_row_06_a_hash_mismatch_is_never_repeated(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
     fault = Fault(400, "Commitment verification failed. Hash mismatch.")
     fake_api.faults[REVEAL].append(fault)
     done = run_cycle(context)
@@ -265,7 +237,7 @@ def test_row_06_a_hash_mismatch_is_never_repeated(
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidatorApi) -> None:
+def test_a_damaged_salt_is_never_shown(context, fake_api):
     context.waiter = Waits(stop_after(1))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
@@ -287,8 +259,8 @@ def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidator
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
 def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
-    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
-) -> None:
+    context, fake_api, path, fault, word
+):
     fake_api.faults[path].append(fault)
     held = run_cycle(context)
     assert held.state is State.HELD
@@ -299,9 +271,7 @@ def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
     assert len(fake_api.rows) == 1
 
 
-def test_row_08_an_unknown_hotkey_is_registered_once(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count("/register_miner") == 1
@@ -312,25 +282,19 @@ def test_row_08_an_unknown_hotkey_is_registered_once(
     assert fake_api.count("/register_miner") == 3
 
 
-def test_a_second_league_of_the_public_server_is_no_obstacle(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_second_league_of_the_public_server_is_no_obstacle(context, fake_api):
     fake_api.registered.add(HOTKEY)
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(context, fake_api):
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
     fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
@@ -343,9 +307,7 @@ def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
     assert run_cycle(context).id == old.id + 1
 
 
-def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fake_api):
     fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
@@ -363,8 +325,8 @@ def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
 def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
-    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
-) -> None:
+    miner, fake_api, kernels, waits, publish_at
+):
     """A 403, a 404 or a certificate that failed passes; the same access worked before."""
     refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
     publish = kernels.verify
@@ -374,7 +336,7 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
             raise refusals.pop()
         publish(commit)
 
-    kernels.verify = verify  # type: ignore[method-assign]
+    kernels.verify = verify
     done = run_cycle(miner(publish_at=publish_at))
     assert (done.state, refusals) == (State.VALIDATED, [])
     assert State.HELD not in states(miner(), done.id)
@@ -384,8 +346,8 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
 
 
 def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
-    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    context, kernels, monkeypatch
+):
     def refuse(commit: str) -> None:
         raise HostRefused("403", "Check the token.")
 
@@ -394,8 +356,8 @@ def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
 
 
 def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
-) -> None:
+    context, fake_api, kernels, waits
+):
     clock, publish = [1_000_000.0], kernels.verify
     context.now = lambda: clock[0]
     mended_at = clock[0] + 3 * 86400.0
@@ -410,7 +372,7 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
         if fake_api.rows and fake_api.rows[0]["validated"]:
             raise Stopped("enough")
 
-    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    kernels.verify, waits.then = verify, then
     run_forever(context)
     first = context.journal.get(1)
     assert first.state is State.VALIDATED
@@ -419,18 +381,14 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert fake_api.count(REVEAL) == 1
 
 
-def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([RESET] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == 4

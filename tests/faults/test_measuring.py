@@ -14,29 +14,22 @@ from harness.measuring.runner import MeasurementError
 from harness.report import load_report, write_report
 from harness.sample import Sample
 from neurons.miner import daemon
-from neurons.miner.context import Context
 from neurons.miner.cycle import State, Step
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.runtime.process import Stopped
 from tests.harness import samples
-from tests.neurons.fake_validator_api import COMMIT, FakeValidatorApi
+from tests.neurons.fake_validator_api import COMMIT
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
     HOTKEY,
     SETTLED,
-    FakeBench,
-    FakeFork,
-    Miner,
-    Waits,
 )
 
 Change = Callable[[list[Sample]], list[Sample]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
 
-def test_measurements_survive_a_stop_and_are_not_taken_twice(
-    miner: Miner, bench: FakeBench
-) -> None:
+def test_measurements_survive_a_stop_and_are_not_taken_twice(miner, bench):
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     context = miner()
     with capture_logs() as first:
@@ -51,9 +44,7 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(
     assert bench.checks == [2048]  # the gate is kept with what it stood for
 
 
-def test_row_19_a_torn_report_is_measured_again(
-    context: Context, bench: FakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_19_a_torn_report_is_measured_again(context, bench, monkeypatch):
     original = daemon.STEPS[Step.CLAIM]
     torn: list[Path] = []
 
@@ -69,15 +60,13 @@ def test_row_19_a_torn_report_is_measured_again(
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED] * 2)
 
 
-def test_auto_claims_the_best_length(miner: Miner, bench: FakeBench) -> None:
+def test_auto_claims_the_best_length(miner, bench):
     done = run_cycle(miner(target_sequence_length="auto"))
     assert (done.state, done.target_sequence_length) == (State.VALIDATED, 2048)
     assert set(done.benchmarks or {}) == {"512", "1024", "2048"}
 
 
-def test_row_22_the_longest_target_that_fits_is_claimed(
-    miner: Miner, bench: FakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_22_the_longest_target_that_fits_is_claimed(miner, bench, monkeypatch):
     monkeypatch.setattr("neurons.miner.measuring.call", lambda *_, **__: {})  # no GPU to heat
     bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
     bench.faults[1_000_000] = [NO_MEMORY] * 2
@@ -88,18 +77,14 @@ def test_row_22_the_longest_target_that_fits_is_claimed(
     assert set(done.benchmarks or {}) == {"512", "1024", "2048", "800000"}
 
 
-def test_row_22_a_length_that_every_validator_times_must_work(
-    miner: Miner, bench: FakeBench
-) -> None:
+def test_row_22_a_length_that_every_validator_times_must_work(miner, bench):
     bench.faults[2048] = [NO_MEMORY]
     held = run_cycle(miner(target_sequence_length=1024))
     assert held.state is State.HELD
     assert "2048 tokens, which validators time too, failed: no memory" in str(held.reason)
 
 
-def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(
-    miner: Miner, bench: FakeBench
-) -> None:
+def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(miner, bench):
     first = run_cycle(miner())
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])
     bench.calls.clear()
@@ -110,9 +95,7 @@ def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(
 
 
 @pytest.mark.parametrize("change", ["speed", "machine", "code"])
-def test_earlier_runs_that_no_longer_hold_are_measured_anew(
-    miner: Miner, bench: FakeBench, kernels: FakeFork, change: str
-) -> None:
+def test_earlier_runs_that_no_longer_hold_are_measured_anew(miner, bench, kernels, change):
     context = miner()
     run_cycle(context)
     bench.calls.clear()
@@ -132,13 +115,8 @@ def test_earlier_runs_that_no_longer_hold_are_measured_anew(
 
 @pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
 def test_what_the_kernels_are_held_for_ends_when_they_change(
-    context: Context,
-    bench: FakeBench,
-    kernels: FakeFork,
-    waits: Waits,
-    length: int,
-    kind: Any,
-) -> None:
+    context, bench, kernels, waits, length, kind
+):
     bench.faults[length] = [MeasurementError("bad kernels", kind)] * 2
     looks: list[State] = []
 
@@ -177,9 +155,7 @@ def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     return install
 
 
-def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(
-    context: Context, rewrite: Callable[[Change], None]
-) -> None:
+def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(context, rewrite):
     def disturb(runs: list[Sample]) -> list[Sample]:
         used = Snapshot(memory_used_mb=30_000.0)
         last = max(runs, key=lambda one: (one.length, one.tokens_per_sec))
@@ -194,9 +170,7 @@ def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(
     assert "2048 tokens" in told
 
 
-def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(
-    context: Context, fake_api: FakeValidatorApi, rewrite: Callable[[Change], None]
-) -> None:
+def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(context, fake_api, rewrite):
     rewrite(lambda runs: [one for one in runs if one.length < 2048])
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.MEASURED)
@@ -222,15 +196,8 @@ NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import"
     ],
 )
 def test_row_23_what_cannot_be_measured_is_held_and_never_claimed(
-    miner: Miner,
-    bench: FakeBench,
-    fake_api: FakeValidatorApi,
-    target: int,
-    faults: dict[int, list[Exception]],
-    calls: int,
-    reason: str,
-    remedy: str,
-) -> None:
+    miner, bench, fake_api, target, faults, calls, reason, remedy
+):
     bench.faults.update({length: [*errors] for length, errors in faults.items()})
     held = run_cycle(miner(target_sequence_length=target))
     assert (held.state, bench.calls.count(target)) == (State.HELD, calls)

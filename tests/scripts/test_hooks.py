@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from tests.processes import run
 
 
 @pytest.mark.parametrize(("length", "refused"), [(72, False), (73, True)])
-def test_a_subject_past_72_characters_is_refused(
-    tmp_path: Path, length: int, refused: bool
-) -> None:
+def test_a_subject_past_72_characters_is_refused(tmp_path, length, refused):
     shutil.copy(PROJECT / ".pre-commit-config.yaml", tmp_path)
     message = tmp_path / "message"
     message.write_text("x" * length + "\n\n" + "y" * 100 + "\n")

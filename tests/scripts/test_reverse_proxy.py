@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.processes import run
 @pytest.mark.skipif(
     not (shutil.which("nginx") and shutil.which("openssl")), reason="needs nginx and openssl"
 )
-def test_nginx_accepts_the_documented_configuration(tmp_path: Path) -> None:
+def test_nginx_accepts_the_documented_configuration(tmp_path):
     page = (PROJECT / "docs/subnet.md").read_text()
     (block,) = re.findall(r"^```nginx\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     key, certificate = tmp_path / "key", tmp_path / "certificate"

@@ -24,15 +24,13 @@ from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner import daemon
 from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks
-from neurons.miner.command_line.findings import Finding, failure
-from neurons.miner.command_line.machine_checks import machine
+from neurons.miner.command_line.machine_checks import Finding, failure, machine
 from neurons.miner.command_line.options import as_json
 from neurons.miner.command_line.status import (
     find_journal,
     of_another_user,
     read_status,
     summary,
-    watch_text,
 )
 from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
@@ -47,10 +45,12 @@ from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Retry
 from neurons.runtime.flags import Given, Whole
 from neurons.runtime.identity import public_hotkey
-from neurons.runtime.loading import Process, load_settings, state_dir
+from neurons.runtime.loading import Process, environment, load_settings, state_dir
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import StateLock
 from neurons.runtime.settings import Settings
+
+WATCH_SECONDS = 1.0
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -75,23 +75,23 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
         ConfigError: every problem of the settings, one a line.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
-    embedded = is_embedded(flags, given.env_file, os.environ)
+    embedded = is_embedded(flags, given.env_file, environment())
     if embedded:
-        settings = embedded_settings(flags, os.environ)
+        settings = embedded_settings(flags, environment())
     else:
         settings = load_settings(flags, given.env_file, process=process)
     for secret in settings.secrets():
         observe.register_secret(secret)
     if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+        environment()["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
 def log_file(given: Given) -> Path:
     """Return where the miner's log lies, also where its settings cannot be read."""
-    folder = state_dir(given.settings, given.env_file, os.environ)
+    folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
-        if is_embedded(given.settings, given.env_file, os.environ):
+        if is_embedded(given.settings, given.env_file, environment()):
             folder /= "embedded"
     return folder / "logs" / "miner.log"
 
@@ -117,10 +117,27 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
         return _harmless(json.dumps(found.as_json(), indent=2) if as_json else found.as_text())
 
     if watch and not as_json:
-        watch_text(now)
+        _watch(now)
     else:
         say(now())
     return 0
+
+
+def _watch(read: Callable[[], str]) -> None:
+    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
+    import rich.live  # a tenth of a second that nothing else needs
+
+    console = rich.console.Console(highlight=False, markup=False, emoji=False)
+    last = ""
+    with rich.live.Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            text = read()
+            if console.is_terminal:
+                live.update(rich.text.Text(text), refresh=True)
+            elif text != last:
+                console.print(text, soft_wrap=True)
+            last = text
+            time.sleep(WATCH_SECONDS)
 
 
 @as_json

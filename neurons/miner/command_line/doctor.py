@@ -11,8 +11,7 @@ import httpx
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
-from neurons.miner.command_line.findings import Finding, failure, ok, warning
-from neurons.miner.command_line.machine_checks import machine
+from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.command_line.update import REMEDY, newer_commit
 from neurons.miner.measuring import targets_to_try
 from neurons.miner.publishing.from_settings import open_fork, upstream_address

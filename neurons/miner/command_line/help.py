@@ -9,9 +9,8 @@ import click
 from click.exceptions import NoSuchCommand
 from click.shell_completion import get_completion_class
 
-from neurons.runtime.flags import Given
+from neurons.runtime.flags import Given, version
 from neurons.runtime.values import PROJECT
-from neurons.runtime.version import version
 
 SCRIPT = "START_MINER.sh"
 COMPLETE_VARIABLE = "_START_MINER_SH_COMPLETE"

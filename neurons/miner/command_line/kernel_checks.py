@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from harness.measuring.runner import MeasurementError, Options, call
-from neurons.miner.command_line.findings import Finding, failure, ok, warning
-from neurons.miner.command_line.machine_checks import gpu
+from neurons.miner.command_line.machine_checks import Finding, failure, gpu, ok, warning
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.diagnosis import TOLERANCE, Build, Builds, PathsTaken, PathTaken

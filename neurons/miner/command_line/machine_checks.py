@@ -1,4 +1,4 @@
-"""What the doctor looks at on this machine: programs, GPU, compilers and disk."""
+"""What a check finds, and the checks of this machine: programs, GPU, compilers and disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,45 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError, Options, probe
-from neurons.miner.command_line.findings import Finding, failure, ok, warning
 from neurons.miner.command_line.metrics import INSTALL
 from neurons.runtime.git.command import MINIMUM_GIT
 from neurons.runtime.machine import gpus
 from neurons.runtime.settings import Settings
+
+Level = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found. `remedy` is empty when `level` is ok."""
+
+    name: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+
+def ok(name: str, detail: str) -> Finding:
+    """A check that passed."""
+    return Finding(name, "ok", detail)
+
+
+def warning(name: str, detail: str, remedy: str) -> Finding:
+    """Something that does not stop the miner."""
+    return Finding(name, "warning", detail, remedy)
+
+
+def failure(name: str, detail: str, remedy: str) -> Finding:
+    """Something that the miner cannot work with."""
+    return Finding(name, "failure", detail, remedy)
+
 
 PYTHON_MINIMUM = (3, 10)
 DISK_NEEDED_GB, DISK_WANTED_GB = 1.0, 5.0

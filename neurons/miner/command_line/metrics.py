@@ -20,10 +20,10 @@ from typing import Any
 from neurons.miner.command_line.status import Status, deadline_of, read_status
 from neurons.miner.cycle import State
 from neurons.runtime.errors import ConfigError, Problem, QuasarError
+from neurons.runtime.flags import version
 from neurons.runtime.machine import gpu_states
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import START_BYTES
-from neurons.runtime.version import version
 from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 HOST = "127.0.0.1"

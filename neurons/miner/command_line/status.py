@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,9 +13,9 @@ from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.miner.journal import Journal, Submission
 from neurons.miner.progress import Measuring, read_progress
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.process import is_locked
 from neurons.wire.rules import league_of, weighted_score
 
-WATCH_SECONDS = 1.0
 JOURNAL = "journal.sqlite"
 SECRET_FIELDS = ("salt",)
 _NEXT_ACTION = {
@@ -128,7 +126,7 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
         ConfigError: the journal is damaged, of a newer version or another user's.
     """
     measuring = read_progress(state_dir)  # first, as its writer may die meanwhile
-    running = _is_locked(state_dir / "lock")
+    running = is_locked(state_dir)
     if not running:
         measuring = None
     path = find_journal(state_dir)
@@ -156,23 +154,6 @@ def summary(submission: Submission, state_dir: Path) -> str:
     if submission.remedy:
         lines.append(f"  remedy    {submission.remedy}")
     return "\n".join(lines)
-
-
-def watch_text(read: Callable[[], str]) -> None:
-    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
-    import rich.live  # a tenth of a second that nothing else needs
-
-    console = rich.console.Console(highlight=False, markup=False, emoji=False)
-    last = ""
-    with rich.live.Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
-        while True:
-            text = read()
-            if console.is_terminal:
-                live.update(rich.text.Text(text), refresh=True)
-            elif text != last:
-                console.print(text, soft_wrap=True)
-            last = text
-            time.sleep(WATCH_SECONDS)
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
@@ -297,13 +278,3 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _is_locked(lock: Path) -> bool:
-    """Tell whether a process holds the lock, without taking it even for a moment."""
-    try:
-        inode = lock.stat().st_ino
-        rows = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return False
-    return any("FLOCK" in row and f":{inode} " in row for row in rows)

@@ -18,20 +18,25 @@ from pydantic import SecretStr
 
 from neurons.miner.publishing.overlay import Overlay
 from neurons.runtime.errors import ConfigError, Held, Problem
-from neurons.runtime.git.bare import make_remote
-from neurons.runtime.git.checkout import changed_files, checkout_config
+from neurons.runtime.git.checkout import (
+    changed_files,
+    checkout_branch,
+    checkout_config,
+    checkout_origin,
+)
 from neurons.runtime.git.clone import (
     check_out,
     fetch_branch,
     is_clone,
     is_damaged,
     make_clone,
+    make_remote,
     read_heads,
     set_aside,
 )
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.faults import HostRefused, disk_faults
-from neurons.runtime.git.remote import Remote, Token, parse_remote
+from neurons.runtime.git.remote import Remote, Token, named_remote
 from quasar_kernels.contract import Scope, check_tree
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
@@ -110,11 +115,11 @@ class Fork:
         self._own = repo_path is None
         self._named_remote: Remote | None = None
         if remote_url is not None and self._own:
-            self._named_remote = self._parsed(remote_url, "FORK_REMOTE")
+            self._named_remote = named_remote(remote_url, "FORK_REMOTE")
             token_host = token_host or self._named_remote.host
         if value:
             self._token = Token(value, token_host or "github.com")
-        self._upstream = self._parsed(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
+        self._upstream = named_remote(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
         self._timeout, self._stop, self._create = timeout, stop, create
@@ -130,12 +135,7 @@ class Fork:
         """The branch that carries the kernels."""
         if self._own:
             return self._branch_name
-        name = self._git.probe("symbolic-ref", "--quiet", "--short", "HEAD")
-        if name is None:
-            raise Held(
-                f"REPO_PATH={self.worktree} is not on a branch.", "Check a branch out there."
-            )
-        return name
+        return checkout_branch(self._git)
 
     @_with_sound_clone
     @disk_faults()
@@ -233,26 +233,7 @@ class Fork:
     def _remote(self) -> Remote:
         if self._named_remote is not None:
             return self._named_remote
-        url = self._git.probe("config", "--get", "remote.origin.url")
-        if not url:
-            raise Held(
-                f"REPO_PATH={self.worktree} has no remote `origin`.",
-                "Add it with `git remote add origin https://github.com/<you>/<fork>`.",
-            )
-        try:
-            return parse_remote(url, base=self.worktree, with_token=self._token is not None)
-        except ValueError as error:
-            raise Held(
-                f"The remote `origin` of REPO_PATH={self.worktree} cannot be used: {error}",
-                "Set it with `git remote set-url origin https://github.com/<you>/<fork>`.",
-            ) from None
-
-    def _parsed(self, url: str, name: str) -> Remote:
-        try:
-            return parse_remote(url)
-        except ValueError as error:
-            problem = Problem(f"{name}: {error}", "Give an https address or a path.")
-            raise ConfigError(problem) from None
+        return checkout_origin(self._git, with_token=self._token is not None)
 
     @property
     def _git(self) -> HardenedGit:

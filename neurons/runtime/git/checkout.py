@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from neurons.runtime.errors import Held
 from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.remote import Remote, parse_remote
 
 # Programs that a fetch, a push or a status would run, other places for a push to go to, and ways
 # to learn or weaken the connection that carries the token.
@@ -46,6 +47,39 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
     drivers = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
     off = {"clean": "", "smudge": "", "process": "", "required": "false"}
     return {f"{driver}.{part}": value for driver in drivers for part, value in off.items()}
+
+
+def checkout_branch(tool: HardenedGit) -> str:
+    """Return the name of the branch that is checked out.
+
+    Raises:
+        Held: none is.
+    """
+    name = tool.probe("symbolic-ref", "--quiet", "--short", "HEAD")
+    if name is None:
+        raise Held(f"REPO_PATH={tool.folder} is not on a branch.", "Check a branch out there.")
+    return name
+
+
+def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
+    """Return the checkout's remote `origin`; `with_token` is as for `parse_remote`.
+
+    Raises:
+        Held: there is none, or it cannot be used.
+    """
+    url = tool.probe("config", "--get", "remote.origin.url")
+    if not url:
+        raise Held(
+            f"REPO_PATH={tool.folder} has no remote `origin`.",
+            "Add it with `git remote add origin https://github.com/<you>/<fork>`.",
+        )
+    try:
+        return parse_remote(url, base=tool.folder, with_token=with_token)
+    except ValueError as error:
+        raise Held(
+            f"The remote `origin` of REPO_PATH={tool.folder} cannot be used: {error}",
+            "Set it with `git remote set-url origin https://github.com/<you>/<fork>`.",
+        ) from None
 
 
 def changed_files(tool: HardenedGit) -> list[str]:

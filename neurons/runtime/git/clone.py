@@ -1,4 +1,4 @@
-"""The miner's own clone: made whole or not at all, and brought back in order after a crash."""
+"""Clones: made whole or not at all, and brought back in order after a crash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from neurons.runtime.errors import Retry
 from neurons.runtime.git.command import HardenedGit, scratch_beside
-from neurons.runtime.git.remote import Remote, Token
+from neurons.runtime.git.remote import Remote, Token, parse_remote
 
 _FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
 
@@ -109,3 +109,19 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
     tool.symbolic_ref("HEAD", f"refs/heads/{branch}")
     tool.reset("--hard", "--quiet")
     tool.clean("-ffdxq")
+
+
+def make_remote(upstream_url: str, path: Path) -> str:
+    """Make a bare clone of the upstream at `path`, which stands for the miner's fork.
+
+    An existing repository is left as it is. Returns its file:// address.
+    """
+    path = path.absolute()
+    if not (path / "HEAD").is_file():
+        upstream = parse_remote(upstream_url)
+        options = ("--quiet", "--bare", "--no-local", "--template=", "--")
+        with scratch_beside(path) as scratch:
+            tool = HardenedGit(scratch)
+            tool.online(upstream, None, "clone", *options, upstream.url, "remote.git")
+            (scratch / "remote.git").rename(path)
+    return path.as_uri()

@@ -24,11 +24,12 @@ from typing import Any
 from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.faults import fault
 from neurons.runtime.git.remote import Remote, Token
+from neurons.runtime.loading import environment
 
 # Without it, importing GitPython on a machine without git is an ImportError of many lines.
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+environment().setdefault("GIT_PYTHON_REFRESH", "quiet")
 
-import git
+import git  # noqa: E402 # it reads the variable
 
 MINIMUM_GIT = (2, 32)
 """The first git that takes all its settings from the environment when told so."""
@@ -139,7 +140,7 @@ class HardenedGit(git.Git):
         """Run git with a clean environment, in its own process group, under a deadline."""
         if command[1:] != ["version"]:
             self._require_version()
-        env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+        env = {name: value for name, value in environment().items() if _INHERITED.fullmatch(name)}
         env |= _ENVIRONMENT | self._configuration(self.overrides)
         # A broken clone must not make git fall back on a repository further up.
         env["GIT_CEILING_DIRECTORIES"] = str(self.folder.resolve().parent)
@@ -154,7 +155,7 @@ class HardenedGit(git.Git):
 
     def _require_version(self) -> None:
         """Refuse a git that would ignore what its environment says. Asked once for each PATH."""
-        path = os.environ.get("PATH", "")
+        path = environment().get("PATH", "")
         if path not in _ACCEPTED:
             if self.version_info < MINIMUM_GIT:
                 found, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))

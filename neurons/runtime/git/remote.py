@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.observe import redact_text, register_secret
 from neurons.runtime.values import LOOPBACK
 
@@ -71,6 +72,19 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
         raise ValueError(f"{shown} is http: a token would travel in the clear.")
     url = text.rstrip("/")
     return Remote(url, public_form(url), parts.scheme)
+
+
+def named_remote(text: str, setting: str) -> Remote:
+    """Return the remote that a setting names.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        return parse_remote(text)
+    except ValueError as error:
+        problem = Problem(f"{setting}: {error}", "Give an https address or a path.")
+        raise ConfigError(problem) from None
 
 
 def public_form(url: str) -> str:

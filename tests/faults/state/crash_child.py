@@ -1,14 +1,9 @@
-"""One life of the miner that kills itself with SIGKILL at a named moment.
-
-Its arguments are STATE_DIR API_URL MODE MOMENT, where MOMENT is `before` or `after`, a colon, and a
-state that the journal goes to, a path that is called or `push`; or `never`.
-"""
+"""One life of the miner that kills itself with SIGKILL at a named moment."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,15 +54,16 @@ def life(state_dir: Path, url: str, pass_by: PassBy, **given: Any) -> Context:
 
 
 def main(state_dir: Path, url: str, mode: str, moment: str) -> None:
-    """Run one cycle and print its end."""
+    """Run one cycle.
+
+    Args:
+        moment: `before` or `after`, a colon, and a state that the journal goes to, a path that is
+            called or `push`; or `never`.
+    """
 
     def die(when: str, what: str) -> None:
         if f"{when}:{what}" == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
     context = life(state_dir, url, die, submission_mode=mode, waiter=Waits())
-    sys.stdout.write(run_cycle(context).state.value)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    run_cycle(context)

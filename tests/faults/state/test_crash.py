@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,12 @@ from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
 from neurons.wire.protocol import commitment_hash
-from tests.neurons.fake_validator_api import FakeValidatorApi
+from tests.faults.state.crash_child import main
 from tests.neurons.miner.parts import HOTKEY, make_context
-from tests.processes import run_python
+from tests.processes import HANG
 
-CHILD = "tests.faults.state.crash_child"
+LIVES = multiprocessing.get_context("forkserver")
+LIVES.set_forkserver_preload([main.__module__])  # else each life imports the miner
 
 
 def around(*places: str) -> list[str]:
@@ -32,19 +33,18 @@ MOMENTS = around(
 DIRECT = around("SUBMITTING", "/submit_kernel", "REVEALED")
 
 
-def live(
-    state_dir: Path, url: str, moment: str, mode: str = "commit_reveal"
-) -> subprocess.CompletedProcess[str]:
-    """Run one life of the miner."""
-    return run_python("-m", CHILD, state_dir, url, mode, moment)
+def live(state_dir: Path, url: str, moment: str, mode: str = "commit_reveal") -> int:
+    """Run one life of the miner in a process of its own; return its exit status."""
+    life = LIVES.Process(target=main, args=(state_dir, url, mode, moment))
+    life.start()
+    life.join(HANG)
+    assert life.exitcode is not None
+    return life.exitcode
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_row_01_a_killed_miner_finishes_the_same_submission(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
-    died = live(tmp_path, url, moment)
-    assert died.returncode == -signal.SIGKILL, died.stderr
+def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_api, moment):
+    assert live(tmp_path, url, moment) == -signal.SIGKILL
     with Journal(tmp_path / "journal.sqlite") as journal:
         left = journal.latest()[0]
     done = run_cycle(make_context(tmp_path, url))
@@ -66,25 +66,20 @@ def test_row_01_a_killed_miner_finishes_the_same_submission(
 
 
 @pytest.mark.parametrize("moment", DIRECT)
-def test_row_01_a_killed_direct_submission_is_made_once(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
-    died = live(tmp_path, url, moment, "direct")
-    assert died.returncode == -signal.SIGKILL, died.stderr
+def test_row_01_a_killed_direct_submission_is_made_once(tmp_path, url, fake_api, moment):
+    assert live(tmp_path, url, moment, "direct") == -signal.SIGKILL
     done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert [row["id"] for row in fake_api.rows] == [done.submission_id]
     assert fake_api.count("/submit_kernel") == 1
 
 
-def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(tmp_path, url, fake_api):
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
-        assert live(tmp_path, url, moment).returncode == -signal.SIGKILL
-    last = live(tmp_path, url, "never")
-    assert last.stdout.endswith("VALIDATED"), last.stderr
+        assert live(tmp_path, url, moment) == -signal.SIGKILL
+    assert live(tmp_path, url, "never") == 0
     assert len(fake_api.rows) == 1
     assert fake_api.count("/reveal_submission") == 2  # the second is answered with 409
     with Journal(tmp_path / "journal.sqlite") as journal:
         assert journal.live(HOTKEY, 2048) is None
+        assert journal.latest()[0].state is State.VALIDATED

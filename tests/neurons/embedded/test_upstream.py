@@ -14,7 +14,7 @@ import pytest
 from neurons.embedded import upstream as embedded_upstream
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.errors import ConfigError, Held
-from neurons.runtime.git.bare import make_remote
+from neurons.runtime.git.clone import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
 from tests.processes import run_python
 from tests.repositories import run_git

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.ab_compare import BLOCKS
-from harness.analysis.difference import LEAST_BLOCKS
-from harness.measuring.runner import MeasurementError, check, measure
+from harness.measuring.runner import MeasurementError
 from harness.sample import Sample
 from neurons.miner.proposal import Refused
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
@@ -66,7 +65,7 @@ def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner: Tuner) -> None:
+def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner):
     before = tuner.kept.digest()
     found = tuner.try_one(python(FASTER), 512)
     assert found.low > 1.18
@@ -94,15 +93,13 @@ def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner: Tuner) ->
         (f"open('{QUASAR_DIR}/x.py', 'w').write('#' * 2**22)", "too long: 4,194,304"),
     ],
 )
-def test_what_is_refused_is_told_why_and_leaves_the_kernels(
-    tuner: Tuner, code: str, why: str
-) -> None:
+def test_what_is_refused_is_told_why_and_leaves_the_kernels(tuner, code, why):
     with pytest.raises(Refused, match=why):
         tuner.try_one(python(code), 512)
     assert tuner.kept.root() == OVERLAY
 
 
-def test_wrong_kernels_are_not_even_timed(tuner: Tuner) -> None:
+def test_wrong_kernels_are_not_even_timed(tuner):
     code = f"open('{CHUNK}', 'a').write('# FASTER # WRONG')"
     with pytest.raises(MeasurementError, match="wrong results"):
         tuner.try_one(python(code), 512)
@@ -111,7 +108,7 @@ def test_wrong_kernels_are_not_even_timed(tuner: Tuner) -> None:
         tuner.try_one(["/nonexistent/optimiser"], 512)
 
 
-def test_a_command_sees_no_secret(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_sees_no_secret(tuner, monkeypatch):
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_canary")
     tell = "import os, sys; sys.exit(' '.join(map('='.join, os.environ.items())))"
     with pytest.raises(Refused, match="TARGET_SEQUENCE_LENGTH=512") as refused:
@@ -128,7 +125,7 @@ FORKS = (
 )
 
 
-def test_a_command_that_hangs_is_killed_with_its_children(tuner: Tuner, tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tuner, tmp_path):
     note = tmp_path / "pids"
     for seconds in (1, 10, 100):  # until the limit leaves time for both to start
         tuner.settings = tuner.settings.model_copy(update={"tune_seconds": float(seconds)})
@@ -139,9 +136,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tuner: Tuner, tmp_path
     wait_for(lambda: not any(is_alive(int(pid)) for pid in note.read_text().split()))
 
 
-def test_a_stop_ends_it_at_once_and_the_next_cycle_makes_it_due(
-    tuner: Tuner, tmp_path: Path
-) -> None:
+def test_a_stop_ends_it_at_once_and_the_next_cycle_makes_it_due(tuner, tmp_path):
     note, file = tmp_path / "pids", tmp_path / "hang.py"
     file.write_text(FORKS.format(note=str(note)))
     command = f"{sys.executable} {file}"
@@ -157,7 +152,7 @@ def test_a_stop_ends_it_at_once_and_the_next_cycle_makes_it_due(
     assert tuner.kept.root() == OVERLAY
 
 
-def test_nothing_is_tried_unless_it_is_asked_for(tuner: Tuner) -> None:
+def test_nothing_is_tried_unless_it_is_asked_for(tuner):
     assert list(tuner.commands()) == []
     asked = {"agent_iterations": 7, "tune_command": "optimise --mine 'a b'"}
     tuner.settings = tuner.settings.model_copy(update=asked)
@@ -168,7 +163,7 @@ def test_nothing_is_tried_unless_it_is_asked_for(tuner: Tuner) -> None:
     assert list(own) == ["optimise", "--mine", "a b"]
 
 
-def test_the_search_says_that_it_needs_a_gpu(tuner: Tuner) -> None:
+def test_the_search_says_that_it_needs_a_gpu(tuner):
     tuner.settings = tuner.settings.model_copy(
         update={"agent_iterations": 1, "device": "cpu", "tune_seconds": HANG}
     )
@@ -192,7 +187,7 @@ def evidence_of(overlay: Path, shipped: str) -> Evidence:
     )
 
 
-def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path: Path) -> None:
+def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path):
     kept, overlay = TunedKernels(tmp_path), tmp_path / "overlay"
     copy_overlay(OVERLAY, overlay)
     with (overlay / CHUNK).open("a") as file:
@@ -209,26 +204,14 @@ def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path: Path) -
     assert kept.root() == OVERLAY
 
 
-class RealBench(Bench):
-    """Checks and times in real workers; the speeds that are compared are given ones."""
-
-    def measure(self, tree: Path, length: int, *options: Any, **more: Any) -> Sample:
-        speed = super().measure(tree, length).tokens_per_sec
-        return measure(tree, length, *options, **more).model_copy(update={"tokens_per_sec": speed})
-
-    def check(self, tree: Path, length: int, *options: Any) -> Any:
-        return check(tree, length, *options)
-
-
 @pytest.mark.slow
-def test_real_workers_check_and_time_what_a_real_command_changes(tmp_path: Path) -> None:
+def test_a_real_worker_checks_what_a_real_command_changes(tmp_path):
+    """The trees are imported and computed with; the speeds are given, whatever else runs here."""
     host = Path(install_small_host(tmp_path / "host"))
     (host / "fla/layers").mkdir(exist_ok=True)
     (host / "fla/layers/__init__.py").touch()
-    settings, bench = make_settings(tmp_path / "state", tune_seconds=HANG), RealBench()
-    parts: dict[str, Any] = {"check": bench.check, "measure": bench.measure}
+    settings = make_settings(tmp_path / "state", tune_seconds=HANG)
     kept = TunedKernels(settings.state_dir)
-    tuner = Tuner(settings, kept, host, get_logger("test"), blocks=LEAST_BLOCKS, **parts)
-    found = tuner.try_one(python(FASTER), 64)
-    assert found.faster
+    tuner = Tuner(settings, kept, host, get_logger("test"), measure=Bench().measure)
+    assert tuner.try_one(python(FASTER), 64).faster
     assert "# FASTER" in (kept.root() / CHUNK).read_text()

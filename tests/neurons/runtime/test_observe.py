@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 import structlog
@@ -17,7 +16,7 @@ CANARY = "canary-7f3a9c"
 
 
 @pytest.mark.parametrize("_", ["first", "second"])
-def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_: str) -> None:
+def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_):
     assert not structlog.is_configured()
     assert observe.redact("expired") == "expired"
     assert sys.excepthook.__module__ != observe.__name__
@@ -25,7 +24,7 @@ def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_: str) -> Non
     assert observe.redact("expired") != "expired"
 
 
-def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_event_is_one_line(capsys):
     observe.configure()
     observe.get_logger("t", hotkey="5abc").info("claim derived", length=2048, text="two words")
     line = capsys.readouterr().err
@@ -33,7 +32,7 @@ def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.endswith('Z info     claim derived  hotkey=5abc length=2048 text="two words"\n')
 
 
-def test_remote_text_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_remote_text_cannot_forge_a_line(capsys):
     observe.configure()
     observe.get_logger("t").info("reply", detail="x\n2026 critical forged\x1b[31m\u2028y")
     line = capsys.readouterr().err
@@ -42,7 +41,7 @@ def test_remote_text_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert "\u2028" not in line
 
 
-def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines(capsys):
     observe.configure(fmt="json")
     observe.get_logger("t").warning("paused", seconds=3)
     event = json.loads(capsys.readouterr().err)
@@ -53,7 +52,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("fmt", ["console", "json"])
-def test_secrets_are_taken_out_everywhere(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_taken_out_everywhere(fmt, capsys):
     observe.configure(fmt=fmt, secrets=[CANARY])
     log = observe.get_logger("t")
     log.info(f"pushed with {CANARY}", url=f"https://x:{CANARY}@h", deep={"a": [CANARY]})
@@ -69,13 +68,7 @@ def test_secrets_are_taken_out_everywhere(fmt: str, capsys: pytest.CaptureFixtur
     assert "tokens_per_sec" not in text
 
 
-def test_speeds_are_not_mistaken_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.configure()
-    observe.get_logger("t").info("measured", tokens_per_sec=12.5, target_tokens=9)
-    assert "tokens_per_sec=12.5 target_tokens=9" in capsys.readouterr().err
-
-
-def test_a_late_secret_is_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_late_secret_is_taken_out(capsys):
     observe.configure()
     observe.register_secret(CANARY)
     try:
@@ -88,7 +81,7 @@ def test_a_late_secret_is_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
+def test_an_uncaught_exception_is_logged_redacted(where):
     code = (
         "import threading\nfrom neurons.runtime import observe\n"
         f"observe.configure(secrets=['{CANARY}'])\n"
@@ -101,9 +94,7 @@ def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
     assert CANARY not in done.stderr
 
 
-def test_the_file_is_private_and_holds_the_same_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_is_private_and_holds_the_same_lines(tmp_path, capsys):
     file = tmp_path / "logs" / "miner.log"
     observe.configure(secrets=[CANARY], file=file)
     observe.get_logger("t").info("hello", value=CANARY)
@@ -112,7 +103,7 @@ def test_the_file_is_private_and_holds_the_same_lines(
     assert CANARY not in file.read_text()
 
 
-def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bittensor_is_quiet(capsys):
     observe.configure("DEBUG")
     logging.getLogger("bittensor.subtensor").info("connecting")
     logging.getLogger("bittensor.subtensor").warning("slow")
@@ -121,28 +112,7 @@ def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert "slow" in text
 
 
-def test_a_quick_retry_is_one_plain_line_for_who_looks_closely(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    import stamina
-
-    observe.configure("DEBUG")
-    tries = iter([ConnectionError("refused by the other side"), None])
-    for attempt in stamina.retry_context(on=ConnectionError, wait_initial=0.01, wait_jitter=0):
-        with attempt:
-            fault = next(tries)
-            if fault:
-                raise fault
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no answer, asking again" in line
-    assert " debug " in line
-    assert "refused by the other side" in line
-    assert "callable" not in line
-
-
-def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(capsys):
     observe.configure(ordinary=sys.stdout)
     log = observe.get_logger("t")
     log.info("all is well")
@@ -153,7 +123,7 @@ def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_others_steers_no_terminal(form, capsys):
     observe.configure("INFO", form)
     told = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
     observe.get_logger("t").info(f"sentence {told}", detail=told)

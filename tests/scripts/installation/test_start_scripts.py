@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 
 import click
 import pytest
@@ -16,7 +15,6 @@ from quasar_kernels import __version__
 from tests import PROJECT
 from tests.processes import HANG, run, run_python
 from tests.repositories import make_checkout, run_git
-from tests.scripts.installation.checkout import Checkout
 
 PROGRAMS = {
     "miner": ("START_MINER.sh", "neurons.miner"),
@@ -27,7 +25,7 @@ PROGRAMS = {
 """The start script and the module of each file in scripts/help."""
 
 
-def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -> None:
+def test_a_second_start_installs_nothing_and_says_nothing(installed):
     before = installed.builds()
     status, out, err = installed.run("--netuid", "24", "backup", "two words")
     assert (status, err) == (0, "")
@@ -37,7 +35,7 @@ def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -
     assert installed.builds() == before
 
 
-def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
+def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed):
     process = installed.start(WAIT="1")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())[0] == process.pid
@@ -46,7 +44,7 @@ def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Ch
     assert process.returncode == 7
 
 
-def test_row_31_dotenv_is_not_evaluated(installed: Checkout) -> None:
+def test_row_31_dotenv_is_not_evaluated(installed):
     (installed.root / ".env").write_text("PLANTED=$(touch planted)\ntouch planted\n")
     status, out, _ = installed.run()
     assert status == 0
@@ -54,9 +52,7 @@ def test_row_31_dotenv_is_not_evaluated(installed: Checkout) -> None:
     assert not (installed.root / "planted").exists()
 
 
-def test_starts_at_the_same_time_install_once(
-    checkout: Checkout, hanging: subprocess.Popen[str]
-) -> None:
+def test_starts_at_the_same_time_install_once(checkout, hanging):
     second = checkout.start()
     assert second.stderr is not None
     assert "waiting" in second.stderr.readline()
@@ -67,7 +63,7 @@ def test_starts_at_the_same_time_install_once(
     assert checkout.builds() == 1
 
 
-def test_looking_installs_nothing(checkout: Checkout) -> None:
+def test_looking_installs_nothing(checkout):
     for words in (["status"], ["--netuid", "24", "status"], ["help", "status"], ["logs"]):
         status, out, err = checkout.run(*words)
         assert (status, err) == (0, "")
@@ -76,7 +72,7 @@ def test_looking_installs_nothing(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS])
-def test_the_help_before_an_installation_is_the_program_s_own(name: str) -> None:
+def test_the_help_before_an_installation_is_the_program_s_own(name):
     script, module = PROGRAMS[name]
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     real = run_python("-m", module, "--help", env=env, check=True).stdout
@@ -89,7 +85,7 @@ def test_the_help_before_an_installation_is_the_program_s_own(name: str) -> None
 
 
 @pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], ["once", "--help"]])
-def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[str]) -> None:
+def test_help_is_shown_before_an_installation(checkout, words):
     status, out, err = checkout.run(*words)
     assert (status, err) == (0, "")
     assert out.startswith((PROJECT / "scripts/help/miner.txt").read_text())
@@ -97,9 +93,7 @@ def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[st
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_the_version_before_an_installation_is_the_program_s_own(
-    checkout: Checkout, word: str
-) -> None:
+def test_the_version_before_an_installation_is_the_program_s_own(checkout, word):
     assert checkout.run(word) == (0, f"quasar-miner {__version__}\n", "")
     make_checkout(checkout.root, {})
     real = run_python("-m", "neurons.miner", word, check=True).stdout
@@ -123,9 +117,7 @@ def test_the_version_before_an_installation_is_the_program_s_own(
         (["o.*"], "There is no command 'o.*'."),
     ],
 )
-def test_a_mistake_is_refused_before_an_installation(
-    checkout: Checkout, words: list[str], said: str
-) -> None:
+def test_a_mistake_is_refused_before_an_installation(checkout, words, said):
     status, out, err = checkout.run(*words)
     assert (status, out) == (EX_CONFIG, "")
     assert err == f"START_MINER.sh: {said} (START_MINER.sh --help lists them)\n"
@@ -133,13 +125,13 @@ def test_a_mistake_is_refused_before_an_installation(
 
 
 @pytest.mark.parametrize("script", ["START_SERVER.sh", "START_VALIDATOR.sh"])
-def test_a_server_takes_no_command(script: str) -> None:
+def test_a_server_takes_no_command(script):
     refused = run("/bin/bash", PROJECT / script, "once", env={"PATH": "/usr/bin:/bin"})
     assert refused.returncode == EX_CONFIG
     assert "There is no command 'once'." in refused.stderr
 
 
-def test_every_command_and_flag_of_the_miner_passes(installed: Checkout) -> None:
+def test_every_command_and_flag_of_the_miner_passes(installed):
     def takes_value(option: click.Parameter) -> bool:
         return isinstance(option, click.Option) and not option.is_flag
 
@@ -151,7 +143,7 @@ def test_every_command_and_flag_of_the_miner_passes(installed: Checkout) -> None
         assert (status, json.loads(out)[2]) == (0, words), err
 
 
-def test_looking_updates_nothing(installed: Checkout) -> None:
+def test_looking_updates_nothing(installed):
     lock, before = installed.root / "requirements/lock.txt", installed.builds()
     text = lock.read_text()
     lock.write_text(text + "# changed\n")
@@ -162,7 +154,7 @@ def test_looking_updates_nothing(installed: Checkout) -> None:
     assert installed.builds() == before
 
 
-def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
+def test_a_moved_checkout_keeps_its_installation(installed):
     before, old = installed.builds(), installed.root
     for place in (installed.home / "moved here", old):
         came_from, installed.root = installed.root, installed.root.rename(place)
@@ -176,7 +168,7 @@ def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS])
-def test_each_start_script_execs_its_program(name: str) -> None:
+def test_each_start_script_execs_its_program(name):
     script, module = PROGRAMS[name]
     lines = (PROJECT / script).read_text().splitlines()
     assert lines[-1] == f'exec .venv/bin/python -m {module} "$@"'

@@ -67,12 +67,7 @@ def bench(
         {512: [MeasurementError("wrong results", "gate")]},
     ],
 )
-def test_bench_starts_the_processes_that_the_miner_starts(
-    tmp_path: Path,
-    url: str,
-    faults: dict[int, list[Exception | None]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bench_starts_the_processes_that_the_miner_starts(tmp_path, url, faults, monkeypatch):
     shown = FakeBench(faults={length: list(errors) for length, errors in faults.items()})
     try:
         done = bench(tmp_path / "bench", shown, monkeypatch) == 0
@@ -84,18 +79,14 @@ def test_bench_starts_the_processes_that_the_miner_starts(
     assert done is (shown.calls.count(2048) == len(SETTLED))
 
 
-def test_bench_keeps_a_report_and_shows_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_keeps_a_report_and_shows_a_table(tmp_path, monkeypatch, capsys):
     assert bench(tmp_path, FakeBench(), monkeypatch) == 0
     report = load_report(tmp_path / "reports" / "bench.json")
     assert [m.length for m in report.measurements] == [512, 1024, *SETTLED]
     assert "slowest tokens/s" in capsys.readouterr().out
 
 
-def test_the_other_lengths_are_measured_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_lengths_are_measured_on_request(tmp_path, monkeypatch):
     measure, flags = FakeBench(), {"claim_runs": 2, "target_sequence_length": 512}
     assert bench(tmp_path, measure, monkeypatch, all_lengths=True, **flags) == 0
     assert sorted(measure.calls) == [*[512] * 5, 1024, 1024, 2048, 2048]
@@ -103,9 +94,7 @@ def test_the_other_lengths_are_measured_on_request(
     assert len(report.measurements) == len(measure.calls)
 
 
-def test_bench_refuses_what_the_miner_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_refuses_what_the_miner_holds(tmp_path, monkeypatch):
     measure = FakeBench()
     with pytest.raises(Held, match="TARGET_SEQUENCE_LENGTH=100000 cannot be measured"):
         bench(tmp_path, measure, monkeypatch, target_sequence_length=100_000)
@@ -124,9 +113,7 @@ class Watched(FakeBench):
         return super()._measured(tree, length)
 
 
-def test_status_shows_the_progress_of_a_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_shows_the_progress_of_a_measurement(tmp_path, monkeypatch):
     watched = Watched(state_dir=make_settings(tmp_path).state_dir)
     assert bench(tmp_path, watched, monkeypatch, all_lengths=True) == 0
     (report,) = watched.state_dir.glob("reports/*.json")
@@ -149,14 +136,14 @@ def test_status_shows_the_progress_of_a_measurement(
     assert read_status(watched.state_dir).measuring is None
 
 
-def test_status_shows_how_long_a_measurement_has_taken(tmp_path: Path) -> None:
+def test_status_shows_how_long_a_measurement_has_taken(tmp_path):
     lengths = (Length(length=2048, planned=3, speeds=(1000.0,)),)
     measuring = Measuring(began=time.time() - 2.4 * 3600, lengths=lengths)
     text = Status(tmp_path, True, None, None, measuring=measuring).as_text()
     assert "  measuring for 2 h\n        2,048 tokens, run 2 of 3: 1,000 tokens/s" in text
 
 
-def test_progress_of_a_dead_process_is_not_shown(tmp_path: Path) -> None:
+def test_progress_of_a_dead_process_is_not_shown(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
         "from neurons.miner.progress import ProgressFile\n"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.measuring.runner import MeasurementError
 from neurons.miner.command_line import kernel_checks
-from neurons.miner.command_line.findings import Finding
 from neurons.miner.command_line.kernel_checks import compile_kernels, find_paths
+from neurons.miner.command_line.machine_checks import Finding
 from quasar_kernels import compile_failures as known
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
 from quasar_kernels.mount import mount
@@ -26,7 +25,7 @@ def _doctor(*arguments: str, **environ: Any) -> subprocess.CompletedProcess[str]
     return run("doctor", "--kernels", *arguments, **environ)
 
 
-def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path):
     nowhere = str(tmp_path / "libnvrtc.so")
     done = _doctor("--device", "cpu", QUASAR_NVRTC=nowhere, STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,7 +37,7 @@ def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path: Path) -> None:
     assert "nothing was compiled for 8.0, 8.6, 8.9, 9.0, 10.0, 12.0" in lines[4]
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path: Path) -> None:
+def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": "", "STATE_DIR": str(tmp_path)}
     done = _doctor("--device", "cuda", "--json", **hidden)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -57,7 +56,7 @@ def nvrtc() -> str:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
+def test_a_capability_is_compiled_anew_in_a_process_of_its_own():
     builds = compile_kernels((8, 0))
     assert all(one.seconds > 0.05 for one in builds.builds)  # reading a cache takes a millisecond
     check = kernel_checks.compiles((8, 0), lambda _: builds, needed=True)
@@ -67,7 +66,7 @@ def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
             assert f"{program} {dtype}: machine code" in check.detail
 
 
-def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_programs_are_hoppers_alone(monkeypatch):
     mount()
     from fla.ops.quasar.cuda.program import CudaProgram
 
@@ -89,7 +88,7 @@ def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_gpu_older_than_the_kernels_is_explained() -> None:
+def test_a_gpu_older_than_the_kernels_is_explained():
     check = kernel_checks.compiles((7, 5), lambda of: compile_for(*of), needed=True)
     assert (check.name, check.level) == ("sm_75", "failure")
     assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
@@ -125,54 +124,43 @@ def _failed(checks: dict[str, Finding]) -> set[str]:
     return {name for name, check in checks.items() if check.level == "failure"} - {"gpu"}
 
 
-def test_only_the_gpu_at_hand_decides() -> None:
-    checks = _examine(_path((9, 0), "cuda"), broken=((12, 0),))
-    assert _failed(checks) == set()
-    assert checks["sm_120"].level == "warning"
-    assert checks["sm_120"].remedy == known.TOOLKIT_OLD.remedy
-    assert _failed(_examine(_path((9, 0), "cuda"), broken=((9, 0),))) == {"sm_90"}
+HOPPER = _path((9, 0), "cuda")
 
 
-def test_without_a_gpu_every_capability_decides() -> None:
-    assert _failed(_examine(_path(None, "torch"), broken=((12, 0),))) == {"sm_120"}
+@pytest.mark.parametrize(
+    ("paths", "broken", "failed"),
+    [
+        ([HOPPER], [(12, 0)], set()),  # only the GPU at hand decides
+        ([HOPPER], [(9, 0)], {"sm_90"}),
+        ([_path(None, "torch")], [(12, 0)], {"sm_120"}),  # without a GPU, every capability
+        ([_path((7, 5), "triton", "the GPU is older than 8.0")], [(8, 0)], set()),
+        ([HOPPER, _path((9, 0), "cuda", call="operator 128", rms=0.5)], [], {"cuda:0 bf16 128"}),
+        ([HOPPER, _path((9, 0), "", call="layer", error="x")], [], {"cuda:0 bf16 layer"}),
+        *(
+            ([_path((9, 0), "cuda", **wrong)], [], {"cuda:0 bf16"})
+            for wrong in ({"rms": 0.5}, {"rms": float("nan")}, {"rms": None}, {"error": "x"})
+        ),
+    ],
+)
+def test_a_failure_is_what_the_gpu_at_hand_lacks(paths, broken, failed):
+    checks = _examine(*paths, broken=tuple(broken))
+    assert _failed(checks) == failed
+    for capability in broken:
+        check = checks["sm_{}{}".format(*capability)]
+        assert check.remedy == known.TOOLKIT_OLD.remedy
 
 
-def test_a_gpu_of_another_capability_is_compiled_for_too() -> None:
+def test_a_gpu_of_another_capability_is_compiled_for_too():
     assert "sm_103" in _examine(_path((10, 3), "cuda"))
 
 
-def test_a_gpu_that_should_have_the_cuda_path_and_has_not() -> None:
+def test_a_gpu_that_should_have_the_cuda_path_and_has_not():
     path = _path((9, 0), "triton", NO_NVRTC, remedy="install nvidia-cuda-nvrtc")
     checks = _examine(path, nvrtc_error=NO_NVRTC)
     assert _failed(checks) == {"cuda:0 bf16", "nvrtc"}
     check = checks["cuda:0 bf16"]
     assert "triton serves, not cuda: NVRTC was not found" in check.detail
     assert check.remedy == "Install nvidia-cuda-nvrtc"
-
-
-def test_an_older_gpu_is_served_by_triton_as_it_should_be() -> None:
-    checks = _examine(_path((7, 5), "triton", "the GPU is older than 8.0"), broken=((8, 0),))
-    assert _failed(checks) == set()
-    assert "older than 8.0" in checks["cuda:0 bf16"].detail
-
-
-@pytest.mark.parametrize(
-    "changes", [{"rms": 0.5}, {"rms": float("nan")}, {"rms": None}, {"error": "RuntimeError: x"}]
-)
-def test_wrong_results_and_faults_are_failures(changes: dict[str, Any]) -> None:
-    assert _failed(_examine(_path((9, 0), "cuda", **changes))) == {"cuda:0 bf16"}
-
-
-def test_wider_heads_are_a_path_of_their_own() -> None:
-    wide = _path((9, 0), "cuda", call="operator 128", rms=0.5)
-    assert _failed(_examine(_path((9, 0), "cuda"), wide)) == {"cuda:0 bf16 128"}
-
-
-def test_the_layers_kernels_are_a_path_of_their_own() -> None:
-    broken = _path((9, 0), "", call="layer", error="CudaUnavailableError: no bulk copies")
-    checks = _examine(_path((9, 0), "cuda"), broken)
-    assert _failed(checks) == {"cuda:0 bf16 layer"}
-    assert "no bulk copies" in checks["cuda:0 bf16 layer"].detail
 
 
 def _raises(error: MeasurementError) -> Callable[..., Any]:
@@ -182,7 +170,7 @@ def _raises(error: MeasurementError) -> Callable[..., Any]:
     return call
 
 
-def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
+def test_a_child_that_dies_is_explained_by_its_last_words():
     died = MeasurementError("the worker died with status -6", "crash", "LLVM ERROR: out of memory")
     check = kernel_checks.compiles((9, 0), _raises(died), needed=True)
     assert "status -6: the compiler ran out of memory" in check.detail
@@ -191,7 +179,7 @@ def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
     assert (last.name, last.level, last.remedy) == ("cpu", "failure", known.MEMORY.remedy)
 
 
-def test_what_is_not_known_is_told_in_its_own_words() -> None:
+def test_what_is_not_known_is_told_in_its_own_words():
     assert kernel_checks.told("odd\nmore", "do this") == ("odd", "Do this")
     detail, remedy = kernel_checks.told("odd")
     assert detail == "odd"
