@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from neurons.miner import daemon
+from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.steps.commit import SETTLE_SECONDS
@@ -26,15 +27,18 @@ from tests.neurons.fake_validator_api import (
     STATS,
     SUBMIT,
     WEIGHTS,
+    FakeValidatorApi,
     Fault,
 )
-from tests.neurons.miner.parts import HOTKEY, Waits, states, stop_after
+from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
 TAKEN = "Commitment hash already exists. Use a different salt."
 
 
-def test_a_cycle_ends_validated(context, fake_api, kernels):
+def test_a_cycle_ends_validated(
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork
+) -> None:
     done = run_cycle(context)
     assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
@@ -52,7 +56,9 @@ def test_a_cycle_ends_validated(context, fake_api, kernels):
     assert kernels.pushed == [done.commit_hash]
 
 
-def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
+def test_before_reveal_pushes_only_after_the_block(
+    miner: Miner, kernels: FakeFork, waits: Waits
+) -> None:
     pushed_at_wait: list[int] = []
     waits.then = lambda _: pushed_at_wait.append(len(kernels.pushed))
     done = run_cycle(miner(publish_at="before_reveal"))
@@ -63,8 +69,8 @@ def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
 def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
-    miner, fake_api, kernels, fault
-):
+    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
+) -> None:
     fake_api.faults[SUBMIT].extend([fault] if fault else [])
     done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
@@ -85,7 +91,9 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
         Fault(409, TAKEN, stored=True),
     ],
 )
-def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
+def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
+    context: Context, fake_api: FakeValidatorApi, fault: Fault
+) -> None:
     fake_api.faults[COMMIT].append(fault)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -94,7 +102,9 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_ap
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
-def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
+def test_row_10_an_answer_to_another_commitment_is_not_taken(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
         "submission_id": 77,
@@ -126,7 +136,9 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
+def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
+    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault
+) -> None:
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -144,8 +156,13 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api
     ],
 )
 def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
-    context, fake_api, waits, fault, seconds, words
-):
+    context: Context,
+    fake_api: FakeValidatorApi,
+    waits: Waits,
+    fault: Fault,
+    seconds: int,
+    words: str,
+) -> None:
     fake_api.faults[COMMIT].append(fault)
     reasons: list[str] = []
     waits.then = lambda _: reasons.append(str(context.journal.latest()[0].reason))
@@ -156,8 +173,8 @@ def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
 def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
-    miner, fake_api, waits, mode, path
-):
+    miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
+) -> None:
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
     fake_api.faults[path].append(Fault(500, text))
@@ -170,8 +187,8 @@ def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
 
 
 def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
-    context, fake_api, monkeypatch
-):
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
     monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
     fake_api.faults[COMMIT].append(Fault(409, TAKEN))
@@ -182,7 +199,9 @@ def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
     assert "already exists" in str(done.reason)
 
 
-def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
+def test_row_04_too_early_waits_and_reveals_once_more(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -190,7 +209,9 @@ def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
     assert State.FAILED not in states(context, done.id)
 
 
-def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
+def test_row_04_stubborn_too_early_backs_off(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -203,8 +224,8 @@ def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
 def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
-    context, fake_api, fault, sent
-):
+    context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
+) -> None:
     fake_api.faults[REVEAL].append(fault)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == sent
@@ -213,8 +234,13 @@ def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
 def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
-    miner, fake_api, kernels, mode, path, monkeypatch
-):
+    miner: Miner,
+    fake_api: FakeValidatorApi,
+    kernels: FakeFork,
+    mode: str,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def verify(commit: str) -> None:
         if fake_api.count(path):
             raise Held("The branch moved.", "Put it back.")
@@ -226,7 +252,9 @@ def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
     assert fake_api.count(path) == 1
 
 
-def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
+def test_row_06_a_hash_mismatch_is_never_repeated(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fault = Fault(400, "Commitment verification failed. Hash mismatch.")
     fake_api.faults[REVEAL].append(fault)
     done = run_cycle(context)
@@ -237,7 +265,7 @@ def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_damaged_salt_is_never_shown(context, fake_api):
+def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidatorApi) -> None:
     context.waiter = Waits(stop_after(1))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
@@ -259,8 +287,8 @@ def test_a_damaged_salt_is_never_shown(context, fake_api):
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
 def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
-    context, fake_api, path, fault, word
-):
+    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
+) -> None:
     fake_api.faults[path].append(fault)
     held = run_cycle(context)
     assert held.state is State.HELD
@@ -271,7 +299,9 @@ def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
     assert len(fake_api.rows) == 1
 
 
-def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
+def test_row_08_an_unknown_hotkey_is_registered_once(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count("/register_miner") == 1
@@ -282,19 +312,25 @@ def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     assert fake_api.count("/register_miner") == 3
 
 
-def test_a_second_league_of_the_public_server_is_no_obstacle(context, fake_api):
+def test_a_second_league_of_the_public_server_is_no_obstacle(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.registered.add(HOTKEY)
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(context, fake_api):
+def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(context, fake_api):
+def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
     fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
@@ -307,7 +343,9 @@ def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(cont
     assert run_cycle(context).id == old.id + 1
 
 
-def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fake_api):
+def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
@@ -325,8 +363,8 @@ def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fak
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
 def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
-    miner, fake_api, kernels, waits, publish_at
-):
+    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
+) -> None:
     """A 403, a 404 or a certificate that failed passes; the same access worked before."""
     refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
     publish = kernels.verify
@@ -346,8 +384,8 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
 
 
 def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
-    context, kernels, monkeypatch
-):
+    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(commit: str) -> None:
         raise HostRefused("403", "Check the token.")
 
@@ -356,8 +394,8 @@ def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
 
 
 def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
-    context, fake_api, kernels, waits
-):
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
+) -> None:
     clock, publish = [1_000_000.0], kernels.verify
     context.now = lambda: clock[0]
     mended_at = clock[0] + 3 * 86400.0
@@ -381,14 +419,18 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, fake_api):
+def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert fake_api.count(REVEAL) == 1
 
 
-def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(context, fake_api):
+def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[REVEAL].extend([RESET] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == 4

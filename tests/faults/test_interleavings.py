@@ -256,17 +256,17 @@ def _without_signs_of_life() -> Iterator[None]:
     shows_scores=st.booleans(),
 )
 def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
-    faults,
-    crashes,
-    wipes,
-    strangers,
-    refusals,
-    silent_reveal,
-    fetches_ahead,
-    mode,
-    judges_early,
-    shows_scores,
-):
+    faults: dict[int, Fault],
+    crashes: set[int],
+    wipes: set[int],
+    strangers: set[int],
+    refusals: set[int],
+    silent_reveal: bool,
+    fetches_ahead: bool,
+    mode: str,
+    judges_early: bool,
+    shows_scores: bool,
+) -> None:
     clock, server = Clock(), FakeValidatorApi()
     server.clock, server.judging_seconds = clock, 6.0
     server.judges_early, server.shows_scores = judges_early, shows_scores

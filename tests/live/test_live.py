@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("mode", sorted(MOMENTS))
-def test_a_cycle_ends_as_the_public_database_says(mode, tmp_path):
+def test_a_cycle_ends_as_the_public_database_says(mode: str, tmp_path: Path) -> None:
     subnet, fork, python = (os.environ[name] for name in NEEDED)
     places = ["--subnet", subnet, "--fork", fork, "--python", python]
     assert main([*places, "--mend-api", "--mode", mode, "--keep", str(tmp_path)]) == 0

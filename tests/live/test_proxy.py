@@ -62,7 +62,7 @@ def _post(proxy: Proxy, route: str = "/submit_kernel") -> httpx.Response:
         return client.post(route, json={"a": 1}, headers={"Hotkey": "h", "Signature": "s"})
 
 
-def test_passes_on_what_comes_and_records_it_without_secrets(upstream):
+def test_passes_on_what_comes_and_records_it_without_secrets(upstream) -> None:
     url, server = upstream
     with Proxy(url) as proxy:
         reply = _post(proxy, "/commit_submission?limit=3")
@@ -72,14 +72,16 @@ def test_passes_on_what_comes_and_records_it_without_secrets(upstream):
         assert proxy.records == [Record("POST", "/commit_submission", True, 200, None)]
 
 
-def test_answers_502_while_the_api_is_away(upstream):
+def test_answers_502_while_the_api_is_away(upstream) -> None:
     with Proxy("http://127.0.0.1:1") as proxy:
         assert _post(proxy).status_code == 502
         assert proxy.records == [Record("POST", "/submit_kernel", False, None, None)]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(upstream, fault):
+def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(
+    upstream, fault: Fault
+) -> None:
     url, server = upstream
     with Proxy(url, _Only(replace(fault, delay=fault.delay / 100))) as proxy:
         try:
@@ -99,7 +101,7 @@ def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(upstream,
         assert proxy.records == [record]
 
 
-def test_after_is_told_once_the_reply_has_left(upstream):
+def test_after_is_told_once_the_reply_has_left(upstream) -> None:
     told, left = threading.Event(), threading.Event()
     with Proxy(upstream[0]) as proxy:
         proxy.after = lambda record: (left.wait(5), told.set())
@@ -109,7 +111,7 @@ def test_after_is_told_once_the_reply_has_left(upstream):
         assert told.wait(5)
 
 
-def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then():
+def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then() -> None:
     def drawn(seed: int) -> list[str | None]:
         plan = FaultPlan(seed, post_share=1.0)
         faults = (plan.draw("POST", "/x") for _ in range(40))

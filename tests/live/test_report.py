@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,14 +101,16 @@ ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator looked at i
         ([_entry("FAILED")], [], ["unfinished"]),
     ],
 )
-def test_what_must_not_happen_is_found(entries, rows, kinds):
+def test_what_must_not_happen_is_found(
+    entries: list[Entry], rows: list[Row], kinds: list[str]
+) -> None:
     assert _kinds(entries, rows) == kinds
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(78, "needs a person"), (None, "unfinished"), (0, "unfinished")]
 )
-def test_a_cycle_without_a_submission_is_found(status, kind):
+def test_a_cycle_without_a_submission_is_found(status: int | None, kind: str) -> None:
     assert _kinds([], [], status) == [kind]
 
 
@@ -130,13 +133,15 @@ def test_a_cycle_without_a_submission_is_found(status, kind):
         ("UNRANKED", {"score": 0.0}, False),
     ],
 )
-def test_a_verdict_that_no_validator_gave_is_false(state, row, false):
+def test_a_verdict_that_no_validator_gave_is_false(
+    state: str, row: dict | None, false: bool
+) -> None:
     rows = [] if row is None else [_row(**row)]
     entry = _entry(state, commitment_hash=(row or {}).get("commitment_hash"))
     assert ("false verdict" in _kinds([entry], rows)) is false
 
 
-def test_reads_the_public_table_of_every_life(tmp_path):
+def test_reads_the_public_table_of_every_life(tmp_path: Path) -> None:
     for life, (hotkey, validated) in enumerate([("me", 1), ("me", 0), ("other", 0)], 1):
         with closing(sqlite3.connect(tmp_path / f"{life}.db")) as database, database:
             database.execute(
@@ -155,7 +160,7 @@ def test_reads_the_public_table_of_every_life(tmp_path):
     ]
 
 
-def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path):
+def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path) as journal:
         made = journal.insert(states.Submission(0, "me", 512, "direct", "", "", created_at=20.0))
@@ -171,7 +176,7 @@ def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path):
     assert "salt" not in vars(entries[0])
 
 
-def test_the_table_shows_rows_requests_and_findings():
+def test_the_table_shows_rows_requests_and_findings() -> None:
     sent = Counter({"POST /submit_kernel 200": 2})
     cycle = Cycle(3, "direct", 0.0, 2, 1, sent, entries=[_entry("VALIDATED")])
     text = table([cycle], [_row()], [Finding("duplicate", 3, "2 rows of one claim")])

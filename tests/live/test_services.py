@@ -27,7 +27,7 @@ def _code(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_an_else_outside_its_with_is_indented(tmp_path):
+def test_an_else_outside_its_with_is_indented(tmp_path: Path) -> None:
     assert "lines 5 to 7" in mend_api(_code(tmp_path, BROKEN))
     mended = (tmp_path / "validator_api" / "app.py").read_text()
     names: dict[str, object] = {}
@@ -36,11 +36,11 @@ def test_an_else_outside_its_with_is_indented(tmp_path):
     assert mended.split() == BROKEN.split()
 
 
-def test_what_compiles_stays_as_it_is(tmp_path):
+def test_what_compiles_stays_as_it_is(tmp_path: Path) -> None:
     assert mend_api(_code(tmp_path, "text = 1\n")) == ""
     assert (tmp_path / "validator_api" / "app.py").read_text() == "text = 1\n"
 
 
-def test_any_other_mistake_is_left_to_a_person(tmp_path):
+def test_any_other_mistake_is_left_to_a_person(tmp_path: Path) -> None:
     with pytest.raises(SyntaxError):
         mend_api(_code(tmp_path, "x = = 1\n"))

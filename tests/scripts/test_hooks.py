@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.processes import run
 
 
 @pytest.mark.parametrize(("length", "refused"), [(72, False), (73, True)])
-def test_a_subject_past_72_characters_is_refused(tmp_path, length, refused):
+def test_a_subject_past_72_characters_is_refused(
+    tmp_path: Path, length: int, refused: bool
+) -> None:
     shutil.copy(PROJECT / ".pre-commit-config.yaml", tmp_path)
     message = tmp_path / "message"
     message.write_text("x" * length + "\n\n" + "y" * 100 + "\n")

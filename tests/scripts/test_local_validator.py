@@ -20,14 +20,16 @@ def fork(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_branch_tip_is_what_is_judged(fork):
+def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
     address = local_validator.fork_address(str(fork))
     assert local_validator.newest_commit(address, "quasar") == run_git(fork, "rev-parse", "HEAD")
     with pytest.raises(SystemExit, match="--branch names another"):
         local_validator.newest_commit(address, "no-such-branch")
 
 
-def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
+def test_a_fork_that_breaks_the_rules_is_rejected(
+    fork: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
     assert local_validator.main() == 1
     said = capsys.readouterr().out
@@ -35,7 +37,7 @@ def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
     assert "fla/ops/quasar/chunk.py" in said
 
 
-def test_a_checkout_is_judged_without_a_claim(fork):
+def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
     done = run_python("scripts/local_validator.py", "--repo-path", fork, "--seq-len", 512)
     assert done.returncode == 1
     assert "FAIL  files: fla/ops/quasar/chunk.py" in done.stdout
@@ -43,7 +45,11 @@ def test_a_checkout_is_judged_without_a_claim(fork):
 
 
 @pytest.mark.slow
-def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, request):
+def test_an_overlay_is_judged_over_the_installed_library(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # what Python leaves where somebody imported the overlay is no part of a publication
     byte_code = OVERLAY / "fla/layers/__pycache__/quasar.cpython-30.pyc"
@@ -58,7 +64,9 @@ def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, re
     assert said.splitlines()[-1].startswith("PASSED; weighted score")
 
 
-def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
+def test_what_a_fork_says_is_printed_as_text(
+    fork: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = fork / "fla/ops/quasar"
     folder.mkdir(parents=True)
     (folder / "\x1b]0;owned\x07.so").touch()
@@ -80,7 +88,7 @@ def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
         (["README.md", "--claim", "1"], "There is no folder README.md."),
     ],
 )
-def test_what_is_no_checkout_is_said_and_not_judged(arguments, said):
+def test_what_is_no_checkout_is_said_and_not_judged(arguments: list[str], said: str) -> None:
     done = run_python("scripts/local_validator.py", *arguments)
     assert done.returncode != 0
     assert said in done.stderr
@@ -88,7 +96,7 @@ def test_what_is_no_checkout_is_said_and_not_judged(arguments, said):
     assert "Traceback" not in done.stderr
 
 
-def test_a_fork_without_a_claim_is_asked_for_one(fork):
+def test_a_fork_without_a_claim_is_asked_for_one(fork: Path) -> None:
     done = run_python("scripts/local_validator.py", fork)
     assert done.returncode == 2
     assert "--claim" in done.stderr

@@ -77,7 +77,7 @@ def needed_by_what_is_installed() -> Iterator[tuple[str, Requirement]]:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_dependency_and_extra_is_pinned_within_its_range(python):
+def test_every_dependency_and_extra_is_pinned_within_its_range(python: str) -> None:
     pinned = pins(python)
     for requirement in asked(python):
         version = pinned.get(canonicalize_name(requirement.name))
@@ -85,13 +85,13 @@ def test_every_dependency_and_extra_is_pinned_within_its_range(python):
         assert requirement.specifier.contains(version), f"{requirement}: {version} is pinned"
 
 
-def test_what_is_no_longer_asked_for_is_no_longer_pinned():
+def test_what_is_no_longer_asked_for_is_no_longer_pinned() -> None:
     pinned = {Requirement(pin).name for pin, askers in LOCK.items() if "quasar-kernels" in askers}
     names = {canonicalize_name(wanted.name) for python in PYTHONS for wanted in asked(python)}
     assert pinned == names, "run scripts/lock.sh"
 
 
-def test_what_the_installed_packages_ask_for_is_pinned_within_its_range():
+def test_what_the_installed_packages_ask_for_is_pinned_within_its_range() -> None:
     pinned = pins()
     for name, requirement in needed_by_what_is_installed():
         version = pinned.get(canonicalize_name(requirement.name))
@@ -99,17 +99,17 @@ def test_what_the_installed_packages_ask_for_is_pinned_within_its_range():
         assert requirement.specifier.contains(version), f"{name} needs {requirement}, not {version}"
 
 
-def test_the_lock_holds_versions_alone():
+def test_the_lock_holds_versions_alone() -> None:
     for line in LOCK:
         assert re.fullmatch(r"[a-z0-9-]+==[0-9.]+(post[0-9]+)?( ; .*)?", line), line
 
 
-def test_what_builds_the_project_is_exact_too():
+def test_what_builds_the_project_is_exact_too() -> None:
     for requirement in map(Requirement, ASKED["build-system"]["requires"]):
         assert [version.operator for version in requirement.specifier] == ["=="]
 
 
-def test_the_pythons_are_the_same_wherever_they_are_named():
+def test_the_pythons_are_the_same_wherever_they_are_named() -> None:
     named = [line.rpartition(" ")[2] for line in ASKED["project"]["classifiers"]]
     assert [version for version in named if version[0].isdigit()] == PYTHONS
     assert ASKED["project"]["requires-python"] == ">=3.10,<3.14"

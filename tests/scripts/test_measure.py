@@ -55,7 +55,7 @@ def measure(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(project / "scripts/measure.sh", *arguments, env=env)
 
 
-def test_a_failing_step_costs_its_own_figures_alone(project, tmp_path):
+def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Path) -> None:
     fork = tmp_path / "fork"
     (fork / "fla").mkdir(parents=True)
     done = measure(project, str(fork), "data")
@@ -71,12 +71,14 @@ def test_a_failing_step_costs_its_own_figures_alone(project, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_fork_its_usage_is_said(project, arguments):
+def test_without_a_fork_its_usage_is_said(project: Path, arguments: list[str]) -> None:
     done = measure(project, *arguments)
     assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
 
 
-def test_the_checkout_s_own_python_is_taken_where_there_is_one(project, tmp_path):
+def test_the_checkout_s_own_python_is_taken_where_there_is_one(
+    project: Path, tmp_path: Path
+) -> None:
     own = project / ".venv/bin/python"
     own.parent.mkdir(parents=True)
     own.write_text(f'#!/bin/sh\ntouch own\nexec {sys.executable} "$@"\n')
@@ -87,7 +89,7 @@ def test_the_checkout_s_own_python_is_taken_where_there_is_one(project, tmp_path
     assert (project / "steps").exists()
 
 
-def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project, tmp_path):
+def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project: Path, tmp_path: Path) -> None:
     done = measure(project, str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr

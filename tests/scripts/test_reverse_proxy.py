@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.processes import run
 @pytest.mark.skipif(
     not (shutil.which("nginx") and shutil.which("openssl")), reason="needs nginx and openssl"
 )
-def test_nginx_accepts_the_documented_configuration(tmp_path):
+def test_nginx_accepts_the_documented_configuration(tmp_path: Path) -> None:
     page = (PROJECT / "docs/subnet.md").read_text()
     (block,) = re.findall(r"^```nginx\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     key, certificate = tmp_path / "key", tmp_path / "certificate"

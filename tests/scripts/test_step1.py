@@ -25,7 +25,9 @@ def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
+def test_both_are_timed_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: bool
+) -> None:
     fork = make_checkout(tmp_path / "clone", FORK)
     setup = ["--skip-setup", "--fork", str(fork)] if skip else [
         "--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]  # fmt: skip
@@ -52,7 +54,9 @@ def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
     assert {"public fork", "these kernels"} <= texts
 
 
-def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
+def test_a_fork_that_does_not_run_here_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fork = make_checkout(tmp_path / "clone", FORK)
 
     def only_ours(tree: Path, length: int, *_: Any, **options: Any) -> Any:
@@ -69,7 +73,7 @@ def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
     assert "| 512 | 1,536 | 1,536 | 1.000 |" in text
 
 
-def test_wrong_kernels_are_not_compared(tmp_path, capsys):
+def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fork = make_checkout(tmp_path / "clone", FORK)
     arguments = ["--skip-setup", "--fork", str(fork), "--out", str(tmp_path / "found")]
     red = samples.make_correctness(passed=False)
@@ -78,7 +82,7 @@ def test_wrong_kernels_are_not_compared(tmp_path, capsys):
     assert not (tmp_path / "found.md").exists()
 
 
-def test_what_is_missing_is_named(tmp_path, capsys):
+def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert step1.main(["--skip-setup", "--fork", str(tmp_path)]) == 1
     assert f"holds no {LAYER_FILE}" in capsys.readouterr().err
     assert step1.main(["--fork", str(tmp_path)]) == 1

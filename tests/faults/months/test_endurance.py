@@ -6,18 +6,22 @@ import errno
 import sqlite3
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.runtime.errors import Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import COMMIT, REVEAL, Fault
-from tests.neurons.miner.parts import Key, Waits, states, stop_after
+from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, Fault
+from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
 
 
-def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
+def test_a_commitment_to_another_target_is_finished_first(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.COMMITTED
     first.journal.close()
@@ -27,7 +31,7 @@ def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
     assert fake_api.count(REVEAL) == 2
 
 
-def test_a_commitment_stays_with_its_server(miner, fake_api):
+def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidatorApi) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
     with sqlite3.connect(context.journal.path) as database:
@@ -38,7 +42,9 @@ def test_a_commitment_stays_with_its_server(miner, fake_api):
     assert fake_api.count(REVEAL) == 0
 
 
-def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(context, monkeypatch):
+def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = context.journal.transition
     failures: list[Exception] = [
         sqlite3.OperationalError("database or disk is full"),
@@ -56,8 +62,8 @@ def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(context, monkeypatch):
 
 
 def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
-    context, fake_api, kernels, waits
-):
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
+) -> None:
     ends: list[int] = []
 
     def then(seconds: float) -> None:
@@ -77,8 +83,8 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
 
 
 def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
-    context, fake_api, kernels, waits
-):
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
+) -> None:
     told: list[str] = []
 
     class FindsOnce:
@@ -103,7 +109,9 @@ def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
     assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
-def test_a_restart_does_not_submit_the_same_again(miner, fake_api, waits):
+def test_a_restart_does_not_submit_the_same_again(
+    miner: Miner, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
     for _ in range(2):
         context = miner()
@@ -112,7 +120,9 @@ def test_a_restart_does_not_submit_the_same_again(miner, fake_api, waits):
     assert len(fake_api.rows) == 1
 
 
-def test_row_07_the_network_may_be_gone_for_long(context, fake_api, waits):
+def test_row_07_the_network_may_be_gone_for_long(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     fake_api.faults["/register_miner"].extend([Fault(503, "down")] * 60)
     assert run_cycle(context).state is State.VALIDATED
     pauses = waits.seconds[:60]
@@ -121,7 +131,9 @@ def test_row_07_the_network_may_be_gone_for_long(context, fake_api, waits):
     assert all(pause > 1 for pause in pauses)
 
 
-def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(miner, waits):
+def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(
+    miner: Miner, waits: Waits
+) -> None:
     first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
     first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
     failed = run_cycle(first)
@@ -131,7 +143,9 @@ def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(miner, waits)
     assert 3600 <= waits.seconds[0] <= 3601
 
 
-def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
+def test_row_07_each_failed_attempt_is_one_line(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[COMMIT].extend([Fault(503, "busy")] * 3)
     with capture_logs() as logs:
         run_cycle(context)
@@ -141,7 +155,9 @@ def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
     ]
 
 
-def test_a_fork_that_cannot_be_reached_is_tried_again(context, kernels, monkeypatch):
+def test_a_fork_that_cannot_be_reached_is_tried_again(
+    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     push, failures = kernels.push, [Retry("git push: connection reset")] * 2
 
     def flaky(commit: str) -> None:
@@ -156,14 +172,14 @@ def test_a_fork_that_cannot_be_reached_is_tried_again(context, kernels, monkeypa
     assert states(context, done.id)[:6] == path
 
 
-def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context):
+def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
     context.waiter = None
     context.stop.set()
     assert run_cycle(context).state is State.NEW
     run_forever(context)  # returns
 
 
-def test_what_another_hotkey_has_left_is_said_at_the_start(miner):
+def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
 
@@ -179,7 +195,9 @@ def test_what_another_hotkey_has_left_is_said_at_the_start(miner):
     assert "WALLET_HOTKEY" in line["remedy"]
 
 
-def test_a_pause_that_a_restart_finds_is_said_with_its_reason(miner, fake_api):
+def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.FAILED

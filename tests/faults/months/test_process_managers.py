@@ -67,7 +67,9 @@ def pm2(miner: dict[str, str]) -> Iterator[Callable[..., Any]]:
 
 @needs_installation
 @pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
-def test_row_15_under_pm2_it_starts_stops_and_comes_back(miner, pm2):
+def test_row_15_under_pm2_it_starts_stops_and_comes_back(
+    miner: dict[str, str], pm2: Callable[..., Any]
+) -> None:
     config = str(PROJECT / "scripts/ecosystem.config.js")
     app = pm2("start", config, "--only", "quasar-miner")
     wait_for(lambda: WAITING in log_of(miner))
@@ -97,7 +99,9 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(miner, pm2):
 
 @needs_installation
 @pytest.mark.skipif(shutil.which("screen") is None, reason="needs screen: .ci/run installs it")
-def test_row_15_in_screen_a_closed_session_ends_it_in_order(miner, tmp_path):
+def test_row_15_in_screen_a_closed_session_ends_it_in_order(
+    miner: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "screens").mkdir(mode=0o700)
     run("screen", "-dmS", "quasar", START, env=miner, check=True)
     wait_for(lambda: WAITING in log_of(miner))
@@ -110,7 +114,9 @@ def test_row_15_in_screen_a_closed_session_ends_it_in_order(miner, tmp_path):
 
 @needs_installation
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(miner, sent):
+def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(
+    miner: dict[str, str], sent: signal.Signals
+) -> None:
     process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_for(lambda: WAITING in log_of(miner))
@@ -124,7 +130,7 @@ def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(miner, sent)
 # ---- systemd ----------------------------------------------------------------------------------
 
 
-def test_systemd_hears_that_it_is_ready(tmp_path, monkeypatch):
+def test_systemd_hears_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(5)
@@ -137,7 +143,7 @@ def test_systemd_hears_that_it_is_ready(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_each_unit_starts_a_script_and_leaves_78_alone(unit):
+def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
     text = unit.read_text()
     script = re.search(r"^ExecStart=@ROOT@/(\S+)$", text, re.M)
     assert script is not None
@@ -151,7 +157,7 @@ def test_each_unit_starts_a_script_and_leaves_78_alone(unit):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_systemd_itself_finds_no_fault_in_a_unit(unit, tmp_path):
+def test_systemd_itself_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
     file = tmp_path / unit.name
     file.write_text(filled_in(unit))
     done = run("systemd-analyze", "verify", file)
@@ -159,7 +165,7 @@ def test_systemd_itself_finds_no_fault_in_a_unit(unit, tmp_path):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_the_documented_command_fills_in_a_whole_unit(unit):
+def test_the_documented_command_fills_in_a_whole_unit(unit: Path) -> None:
     text = filled_in(unit)
     assert not re.findall("@[A-Z]+@", text)
     home, user = os.environ["HOME"], run("id", "-un").stdout.strip()
@@ -182,7 +188,7 @@ def ecosystem() -> Any:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
-def test_pm2_does_not_restart_what_needs_a_person():
+def test_pm2_does_not_restart_what_needs_a_person() -> None:
     for app in ecosystem():
         assert app["stop_exit_codes"] == [78]
         assert app["kill_timeout"] > 1000 * (GRACE_SECONDS + 5)

@@ -14,6 +14,7 @@ from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.journal import Journal
 from neurons.runtime import observe
 from neurons.runtime.process import StateLock, Stopped, wait_for_space
+from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import Waits, make_context, stop_after
 
 
@@ -55,7 +56,7 @@ def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
     return then
 
 
-def test_row_17_a_start_waits_for_space_and_says_so(disk):
+def test_row_17_a_start_waits_for_space_and_says_so(disk: Path) -> None:
     state = disk / "state"
     waits = Waits(freed_at(3, fill(disk)))
     with capture_logs() as logs:
@@ -70,13 +71,15 @@ def test_row_17_a_start_waits_for_space_and_says_so(disk):
         ]
 
 
-def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk):
+def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
     fill(disk)
     with pytest.raises(Stopped):
         wait_for_space(disk / "state", stop_after(1))
 
 
-def test_row_17_the_next_submission_waits_for_space(disk, url, fake_api):
+def test_row_17_the_next_submission_waits_for_space(
+    disk: Path, url: str, fake_api: FakeValidatorApi
+) -> None:
     context = make_context(disk / "state", url)
     assert run_cycle(context).state is State.VALIDATED
     waits = Waits(freed_at(3, fill(disk)))
@@ -89,7 +92,9 @@ def test_row_17_the_next_submission_waits_for_space(disk, url, fake_api):
     assert "full" in str(paused[0])
 
 
-def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, fake_api):
+def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
+    disk: Path, url: str, fake_api: FakeValidatorApi
+) -> None:
     """The disk is full again before every write of the journal, and space comes with each wait."""
     context = make_context(disk / "state", url)
     ballast: list[Path] = []
@@ -113,7 +118,9 @@ def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, f
     assert fake_api.hash_mismatches == 0
 
 
-def test_row_17_running_forever_survives_a_full_disk_between_cycles(disk, url, fake_api):
+def test_row_17_running_forever_survives_a_full_disk_between_cycles(
+    disk: Path, url: str, fake_api: FakeValidatorApi
+) -> None:
     context = make_context(disk / "state", url)
     seen: list[int] = []
 
@@ -132,7 +139,9 @@ def test_row_17_running_forever_survives_a_full_disk_between_cycles(disk, url, f
     assert seen == [1, 2, 3]
 
 
-def test_row_17_a_log_on_a_full_disk_only_has_gaps(disk, capsys):
+def test_row_17_a_log_on_a_full_disk_only_has_gaps(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     observe.configure(file=disk / "logs" / "miner.log")
     ballast = fill(disk)
     for number in range(200):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,15 @@ from neurons.miner.daemon import run_cycle
 from neurons.runtime.process import STOP_SIGNALS, Stopped, stop_on_signals
 from tests.faults.state.crash_child import life
 from tests.faults.state.test_crash import MOMENTS
+from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import Waits, make_context
 from tests.processes import HANG
 
 
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
 def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
-    tmp_path, url, fake_api, moment, number
-):
+    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals
+) -> None:
     reached: set[str] = set()
 
     def stop(when: str, what: str) -> None:

@@ -43,7 +43,9 @@ def marking(api: LiveApi, score: float) -> Waits:
 
 @pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
 @pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
-def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
+def test_a_cycle_reaches_its_verdict(
+    tmp_path: Path, api: LiveApi, mode: str, score: float, state: State
+) -> None:
     done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
     assert done.state is state
     assert done.score == score
@@ -52,14 +54,16 @@ def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
     assert done.fork_url == FakeFork(tmp_path).url
 
 
-def test_a_faster_miner_ranks_above(tmp_path, api):
+def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     api.register(BOB)
     api.mark(api.submit(BOB, 1e6), 1.0)
     done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
 
 
-def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(tmp_path, api):
+def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
+    tmp_path: Path, api: LiveApi
+) -> None:
     context = miner(tmp_path / "state", api, Waits())
     context.waiter = None  # wait in earnest
 

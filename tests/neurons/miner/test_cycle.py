@@ -32,7 +32,7 @@ PATH = [
 ]
 
 
-def test_the_whole_path_is_legal_and_each_state_has_its_step():
+def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
     submission, steps = draft(), []
     for state in PATH:
         steps.append(cycle.next_step(submission))
@@ -59,13 +59,13 @@ def test_the_whole_path_is_legal_and_each_state_has_its_step():
         (State.HELD, State.REVEALED),
     ],
 )
-def test_arrows_that_do_not_exist_are_refused(state, to):
+def test_arrows_that_do_not_exist_are_refused(state: State, to: State) -> None:
     with pytest.raises(IllegalTransition):
         cycle.advance(draft(state=state, **FULL), to, 1.0)
 
 
 @pytest.mark.parametrize("state", PATH)
-def test_a_state_needs_what_it_stands_on(state):
+def test_a_state_needs_what_it_stands_on(state: State) -> None:
     before = PATH[PATH.index(state) - 1] if state is not PATH[0] else State.NEW
     needed = cycle._REQUIRED.get(state, ())
     for name in needed:
@@ -75,13 +75,13 @@ def test_a_state_needs_what_it_stands_on(state):
 
 
 @pytest.mark.parametrize("name", cycle.FROZEN_FIELDS)
-def test_a_commitment_is_frozen(name):
+def test_a_commitment_is_frozen(name: str) -> None:
     committing = draft(state=State.COMMITTING, **FULL)
     with pytest.raises(IllegalTransition, match=name):
         cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
 
 
-def test_failures_come_back_and_are_forgotten_by_success():
+def test_failures_come_back_and_are_forgotten_by_success() -> None:
     submission = draft()
     for attempt in range(1, 4):
         failed = cycle.fail(submission, "reset", 100.0, 1.0)
@@ -94,7 +94,7 @@ def test_failures_come_back_and_are_forgotten_by_success():
         cycle.fail(failed, "again", 1.0, 0.0)
 
 
-def test_held_goes_back_to_where_it_was_unless_it_is_final():
+def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
     failed = cycle.fail(draft(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
     held = cycle.hold(failed, "reason", "remedy", 2.0)
     assert cycle.resume(held, 3.0).state is State.COMMITTED
@@ -109,7 +109,7 @@ def test_held_goes_back_to_where_it_was_unless_it_is_final():
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_only_what_is_live_can_be_held_fail_or_come_back(state):
+def test_only_what_is_live_can_be_held_fail_or_come_back(state: State) -> None:
     submission = draft(state=state, resume_state=State.NEW, attempts=4, **FULL)
     waits = state in (State.FAILED, State.HELD)
     acts = {
@@ -140,7 +140,9 @@ def test_only_what_is_live_can_be_held_fail_or_come_back(state):
     jitter=st.floats(0, 1),
     after=st.none() | st.floats(0, 1e12),
 )
-def test_row_07_pauses_grow_are_capped_and_honour_the_server(attempts, jitter, after):
+def test_row_07_pauses_grow_are_capped_and_honour_the_server(
+    attempts: int, jitter: float, after: float | None
+) -> None:
     seconds = cycle.backoff_seconds(attempts, jitter, after)
     assert 1.0 <= seconds <= cycle.RETRY_AFTER_MAX_SECONDS + 1
     assert seconds >= min(after or 0.0, cycle.RETRY_AFTER_MAX_SECONDS)
@@ -158,12 +160,12 @@ def test_row_07_pauses_grow_are_capped_and_honour_the_server(attempts, jitter, a
     ],
 )
 def test_row_07_pauses_double_up_to_five_minutes_and_follow_the_server_for_an_hour(
-    attempts, jitter, after, seconds
-):
+    attempts: int, jitter: float, after: float | None, seconds: float
+) -> None:
     assert cycle.backoff_seconds(attempts, jitter, after) == seconds
 
 
-def test_a_direct_submission_takes_the_claim_over_and_nothing_else():
+def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
     claim = {"commit_hash": "c", "tokens_per_sec": 2.0, "benchmarks": {"512": {"vram_mb": 1.0}}}
     early = draft(state=State.PREMATURE, reason="too early", **{**FULL, **claim})
     direct = cycle.directly(early, 5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from neurons.miner.journal import Journal, StaleSubmission
 from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, new
 
 
-def test_every_field_survives_a_reopening_to_the_bit(path):
+def test_every_field_survives_a_reopening_to_the_bit(path: Path) -> None:
     with Journal(path) as log:
         first = new(log)
         full = replace(
@@ -44,11 +45,11 @@ def test_every_field_survives_a_reopening_to_the_bit(path):
         assert all(getattr(full, field.name) is not None for field in fields(Submission))
 
 
-def test_the_salt_is_not_in_the_text_of_a_submission(log):
+def test_the_salt_is_not_in_the_text_of_a_submission(log: Journal) -> None:
     assert "5" * 64 not in repr(replace(new(log), **COMMITTING))
 
 
-def test_one_live_submission_for_each_hotkey_and_target(log):
+def test_one_live_submission_for_each_hotkey_and_target(log: Journal) -> None:
     first = new(log)
     new(log, target=4096)
     new(log, hotkey="5Other")
@@ -63,13 +64,13 @@ def test_one_live_submission_for_each_hotkey_and_target(log):
     assert [s.target_sequence_length for s in log.live_submissions(HOTKEY)] == [2048, 4096]
 
 
-def test_a_second_connection_cannot_make_a_second_live_one(path, log):
+def test_a_second_connection_cannot_make_a_second_live_one(path: Path, log: Journal) -> None:
     new(log)
     with Journal(path) as other, pytest.raises(sqlite3.IntegrityError):
         new(other)
 
 
-def test_a_change_and_its_event_are_one(log, monkeypatch):
+def test_a_change_and_its_event_are_one(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     first = new(log)
     monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -78,14 +79,14 @@ def test_a_change_and_its_event_are_one(log, monkeypatch):
     assert len(log.events(first.id)) == 1
 
 
-def test_a_stale_writer_is_refused(log):
+def test_a_stale_writer_is_refused(log: Journal) -> None:
     first = new(log)
     log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
     with pytest.raises(StaleSubmission):
         log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
 
 
-def test_not_a_number_is_never_written(log):
+def test_not_a_number_is_never_written(log: Journal) -> None:
     first = new(log)
     bad = {"512": {"tokens_per_sec": float("nan")}}
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -93,7 +94,7 @@ def test_not_a_number_is_never_written(log):
     assert log.get(first.id) == first
 
 
-def test_the_last_sign_that_an_api_judges_early_is_remembered(path):
+def test_the_last_sign_that_an_api_judges_early_is_remembered(path: Path) -> None:
     with Journal(path) as log:
         assert log.judges_early("https://api.example", 6.0) is None
         log.note_early_judgement("https://api.example", 5.0)
@@ -103,12 +104,12 @@ def test_the_last_sign_that_an_api_judges_early_is_remembered(path):
         assert log.judges_early("https://other.example", 10.0) is None
 
 
-def test_the_index_knows_every_state_that_closes():
+def test_the_index_knows_every_state_that_closes() -> None:
     written = {f"'{state.value}'" for state in CLOSED}
     assert set(schema.CLOSED_STATES.strip("()").split(", ")) == written
 
 
-def test_history_is_bounded(log, monkeypatch):
+def test_history_is_bounded(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "EVENTS_KEPT", 10)
     monkeypatch.setattr(journal, "CLOSED_KEPT", 5)
     live = new(log, target=1)
@@ -120,7 +121,7 @@ def test_history_is_bounded(log, monkeypatch):
     assert log.live(HOTKEY, 1) == live
 
 
-def test_each_list_has_its_own_and_its_newest_first(log):
+def test_each_list_has_its_own_and_its_newest_first(log: Journal) -> None:
     """Without a target, those count whose target the miner has chosen itself."""
     drafts = [
         draft(id=0, target_sequence_length=512, auto_target=True, round_id=1),
@@ -150,7 +151,7 @@ def test_each_list_has_its_own_and_its_newest_first(log):
         log.get(99)
 
 
-def test_rejections_count_since_the_last_success_or_word_of_a_person(log):
+def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journal) -> None:
     assert log.rejections(HOTKEY) == 0
     close(log, new(log), State.REJECTED)
     close(log, new(log), State.VALIDATED)

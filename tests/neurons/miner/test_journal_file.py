@@ -19,7 +19,7 @@ from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, new
 from tests.processes import run_python
 
 
-def test_only_the_owner_can_read_it(path):
+def test_only_the_owner_can_read_it(path: Path) -> None:
     path.parent.mkdir(mode=0o755)
     path.touch(mode=0o644)
     with Journal(path) as log:
@@ -30,14 +30,14 @@ def test_only_the_owner_can_read_it(path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_it_is_on_the_disk_before_a_call_returns(log):
+def test_it_is_on_the_disk_before_a_call_returns(log: Journal) -> None:
     assert log._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert log._database.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert log._database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
 
 
 @pytest.mark.parametrize("damage", ["replaced", "overwritten", "last page", "cut off"])
-def test_row_18_a_damaged_file_is_refused_and_kept(path, damage):
+def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
     with Journal(path) as log:
         for target in range(1, 200):
             new(log, target)
@@ -54,7 +54,9 @@ def test_row_18_a_damaged_file_is_refused_and_kept(path, damage):
     assert path.read_bytes() == content
 
 
-def test_a_file_that_is_locked_for_the_moment_is_no_damage(path, monkeypatch):
+def test_a_file_that_is_locked_for_the_moment_is_no_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Journal(path).close()
     monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 300)
     database = sqlite3.connect(path)
@@ -70,7 +72,7 @@ def test_a_file_that_is_locked_for_the_moment_is_no_damage(path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [4096, 12288])
-def test_a_full_disk_is_told_and_leaves_no_half_made_file(path, size):
+def test_a_full_disk_is_told_and_leaves_no_half_made_file(path: Path, size: int) -> None:
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
         "import neurons.miner.schema as s\n"
@@ -85,7 +87,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_made_file(path, size):
         assert new(log).state is State.NEW
 
 
-def test_row_18_a_newer_version_is_refused_and_kept(path):
+def test_row_18_a_newer_version_is_refused_and_kept(path: Path) -> None:
     Journal(path).close()
     database = sqlite3.connect(path)
     with database:
@@ -97,7 +99,7 @@ def test_row_18_a_newer_version_is_refused_and_kept(path):
     assert path.read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="STATE_DIR"):
         Journal(tmp_path / "file" / "journal.sqlite")
@@ -132,7 +134,9 @@ COMMITMENT = draft(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(path, version):
+def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(
+    path: Path, version: int
+) -> None:
     older_file(path, version, COMMITMENT)
     with Journal(path) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT
@@ -147,7 +151,7 @@ def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(path, ver
     assert rows == [(n, name) for n, (name, _) in enumerate(schema.MIGRATIONS, 1)]
 
 
-def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path):
+def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path: Path) -> None:
     older_file(path, 1, COMMITMENT)
     with Journal(path, copy=True) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT
@@ -158,7 +162,9 @@ def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path):
         assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]
 
 
-def test_a_file_of_another_user_is_told_as_such(path, monkeypatch):
+def test_a_file_of_another_user_is_told_as_such(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root may read everything, so that the system's answer is given here."""
     Journal(path).close()
     monkeypatch.setattr(os, "access", lambda *_, **__: False)

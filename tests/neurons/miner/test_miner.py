@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -26,7 +27,7 @@ from neurons.runtime.process import StateLock
 from neurons.validator.__main__ import main as validator
 from neurons.validator_api.__main__ import main as validator_api
 from tests import PROJECT
-from tests.neurons.miner.miner_command import BARE, run
+from tests.neurons.miner.miner_command import BARE, Command, run
 from tests.neurons.miner.parts import draft
 from tests.processes import HANG, started, wait_for
 
@@ -54,7 +55,7 @@ def hold(state: str) -> Submission:
         return journal.transition(new, held)
 
 
-def test_status_before_anything_has_run(command, tmp_path):
+def test_status_before_anything_has_run(command: Command, tmp_path: Path) -> None:
     done = command("status", "--state-dir", str(tmp_path))
     assert done.returncode == 0
     assert "none yet: ./START_MINER.sh once" in done.stdout
@@ -65,7 +66,9 @@ def test_status_before_anything_has_run(command, tmp_path):
 
 
 @pytest.mark.parametrize("word", ["status", "release", "abandon"])
-def test_the_journal_can_be_read_with_a_half_filled_env(command, word, tmp_path):
+def test_the_journal_can_be_read_with_a_half_filled_env(
+    command: Command, word: str, tmp_path: Path
+) -> None:
     file = tmp_path / ".env"
     file.write_text(f"GITHUB_TOKEN=\nSTATE_DIR={tmp_path}/state\n")
     done = command(word, "--env-file", str(file))
@@ -73,7 +76,7 @@ def test_the_journal_can_be_read_with_a_half_filled_env(command, word, tmp_path)
     assert f"{tmp_path}/state" in done.stdout
 
 
-def test_started_as_a_file_from_anywhere(tmp_path):
+def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
     entry = (str(PROJECT / "neurons" / "miner"),)
     done = run("status", "--state-dir", "here", cwd=tmp_path, entry=entry)
     assert done.returncode == 0, done.stderr
@@ -98,7 +101,9 @@ def test_started_as_a_file_from_anywhere(tmp_path):
         ),
     ],
 )
-def test_mistakes_exit_78_with_a_sentence(command, arguments, environ, said, state):
+def test_mistakes_exit_78_with_a_sentence(
+    command: Command, arguments: list[str], environ: dict[str, Any], said: str, state: str
+) -> None:
     done = command(*arguments, STATE_DIR=state, **environ)
     assert done.returncode == 78
     assert said in done.stderr
@@ -108,7 +113,9 @@ def test_mistakes_exit_78_with_a_sentence(command, arguments, environ, said, sta
     ("main", "name"),
     [(validator, "neurons.validator"), (validator_api, "neurons.validator_api")],
 )
-def test_the_other_command_lines_report_mistakes_in_the_same_way(command, main, name, tmp_path):
+def test_the_other_command_lines_report_mistakes_in_the_same_way(
+    command: Command, main: Any, name: str, tmp_path: Path
+) -> None:
     mistaken = command("--no-such-flag", main=main)
     assert mistaken.returncode == 78
     assert mistaken.stderr == (
@@ -123,7 +130,9 @@ def test_the_other_command_lines_report_mistakes_in_the_same_way(command, main, 
     assert [line.split("error")[1].split("=")[0].strip() for line in errors] == ["DEVICE", "PORT"]
 
 
-def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
+def test_row_14_a_second_miner_names_the_first_also_in_the_log(
+    command: Command, state: str
+) -> None:
     with StateLock(Path(state, "embedded")):
         done = command("once", STATE_DIR=state)
     assert done.returncode == 78
@@ -136,7 +145,7 @@ def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_row_18_a_damaged_journal_is_kept_and_reported(command, state):
+def test_row_18_a_damaged_journal_is_kept_and_reported(command: Command, state: str) -> None:
     path = Path(state, "embedded", JOURNAL)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database" * 100)
@@ -146,7 +155,7 @@ def test_row_18_a_damaged_journal_is_kept_and_reported(command, state):
     assert path.read_bytes() == b"no database" * 100
 
 
-def test_flags_that_operators_know_reach_the_settings(tmp_path):
+def test_flags_that_operators_know_reach_the_settings(tmp_path: Path) -> None:
     given = given_by(
         [
             *("--netuid", "7", "--wallet.name", "w", "--wallet.hotkey", "h"),
@@ -166,7 +175,7 @@ def test_flags_that_operators_know_reach_the_settings(tmp_path):
     assert (settings.state_dir, settings.device) == (tmp_path, "cpu")
 
 
-def test_a_real_run_is_put_together_from_its_settings(tmp_path):
+def test_a_real_run_is_put_together_from_its_settings(tmp_path: Path) -> None:
     hotkey = create_throwaway(tmp_path / "wallets", "w", "h").hotkey
     file = tmp_path / ".env"
     file.write_text(
@@ -184,7 +193,9 @@ def test_a_real_run_is_put_together_from_its_settings(tmp_path):
         assert (tmp_path / "state" / JOURNAL).is_file()
 
 
-def test_status_shows_state_reason_and_next_action_without_the_salt(command, state):
+def test_status_shows_state_reason_and_next_action_without_the_salt(
+    command: Command, state: str
+) -> None:
     hold(state)
     text = command("status", STATE_DIR=state).stdout
     assert "HELD" in text
@@ -196,7 +207,9 @@ def test_status_shows_state_reason_and_next_action_without_the_salt(command, sta
 
 
 @pytest.mark.parametrize(("word", "end"), [("release", State.NEW), ("abandon", State.ABANDONED)])
-def test_a_person_decides_on_what_is_held(command, word, end, state):
+def test_a_person_decides_on_what_is_held(
+    command: Command, word: str, end: State, state: str
+) -> None:
     assert "nothing has run" in command(word, STATE_DIR=state).stdout
     held = hold(state)
     done = command(word, STATE_DIR=state)
@@ -207,7 +220,7 @@ def test_a_person_decides_on_what_is_held(command, word, end, state):
     assert "nothing is held" in command(word, STATE_DIR=state).stdout
 
 
-def test_running_is_seen_without_taking_the_lock(tmp_path):
+def test_running_is_seen_without_taking_the_lock(tmp_path: Path) -> None:
     assert read_status(tmp_path).running is False
     with Journal(tmp_path / JOURNAL) as journal, StateLock(tmp_path):
         journal.insert(draft())
@@ -217,7 +230,7 @@ def test_running_is_seen_without_taking_the_lock(tmp_path):
     assert "next      start the miner: publish" in read_status(tmp_path).as_text()
 
 
-def test_doctor_lists_every_problem_of_the_settings_and_fails(command, state):
+def test_doctor_lists_every_problem_of_the_settings_and_fails(command: Command, state: str) -> None:
     done = command("doctor", "--json", NETUID="x", PORT="y", STATE_DIR=state)
     assert done.returncode == 1
     checks = json.loads(done.stdout)
@@ -229,14 +242,14 @@ def test_doctor_lists_every_problem_of_the_settings_and_fails(command, state):
     assert {"python", "git", "disk"} <= {check["name"] for check in checks}
 
 
-def test_doctor_is_content_with_this_machine(command, state):
+def test_doctor_is_content_with_this_machine(command: Command, state: str) -> None:
     done = command("doctor", "--device", "cpu", STATE_DIR=state)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith("0 failures, ")
     assert "no .env: the whole job runs on this machine" in done.stdout
 
 
-def test_no_torch_and_no_bittensor_in_this_process():
+def test_no_torch_and_no_bittensor_in_this_process() -> None:
     code = (
         "import sys, neurons.miner.__main__, neurons.miner.command_line.doctor\n"
         "import neurons.embedded.subnet\n"
@@ -246,7 +259,7 @@ def test_no_torch_and_no_bittensor_in_this_process():
     assert done.returncode == 0, done.stderr
 
 
-def test_help_names_every_command_and_explains_each(command):
+def test_help_names_every_command_and_explains_each(command: Command) -> None:
     text = command("--help").stdout
     assert {"run", "once", "status", "doctor", "bench", "backup", "help"} < set(miner.cli.commands)
     for name, each in miner.cli.commands.items():
@@ -257,12 +270,12 @@ def test_help_names_every_command_and_explains_each(command):
     assert command("help", "status").stdout.startswith("Usage: START_MINER.sh status")
 
 
-def test_a_flag_counts_before_the_command_and_behind_it(command, state):
+def test_a_flag_counts_before_the_command_and_behind_it(command: Command, state: str) -> None:
     for words in (["--state-dir", state, "status"], ["status", "--state-dir", state]):
         assert state in command(*words).stdout
 
 
-def test_the_history_shows_the_newest_first(command, state):
+def test_the_history_shows_the_newest_first(command: Command, state: str) -> None:
     for _ in range(3):
         hold(state)
         command("abandon", STATE_DIR=state)
@@ -274,7 +287,7 @@ def test_the_history_shows_the_newest_first(command, state):
     assert "salt" not in found["history"][0]
 
 
-def test_a_watch_shows_what_changes_until_it_is_interrupted(state):
+def test_a_watch_shows_what_changes_until_it_is_interrupted(state: str) -> None:
     words = ("-m", "neurons.miner", "status", "--watch", "--state-dir", state)
     with started(*words, env=BARE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
         out = watch.stdout
@@ -287,7 +300,9 @@ def test_a_watch_shows_what_changes_until_it_is_interrupted(state):
     assert (watch.returncode, err) == (0, "")
 
 
-def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(command, state, tmp_path):
+def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(
+    command: Command, state: str, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy.sqlite"
     assert command("backup", str(copy), STATE_DIR=state).returncode == 78
     with journal_in(state) as journal:  # open, as while the miner runs
@@ -312,7 +327,9 @@ def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(command, s
     ("named", "said"),
     [("absent", "There is no file"), (".", "is a folder"), ("notes", "is no copy of a journal")],
 )
-def test_what_is_no_backup_is_not_restored(command, tmp_path, named, said):
+def test_what_is_no_backup_is_not_restored(
+    command: Command, tmp_path: Path, named: str, said: str
+) -> None:
     (tmp_path / "notes").write_text("a text of another program\n")
     done = command("restore", str(tmp_path / named), STATE_DIR=str(tmp_path / "state"))
     assert done.returncode == 78

@@ -7,6 +7,7 @@ import pty
 import threading
 import time
 
+import pytest
 from structlog.testing import capture_logs
 
 from neurons.runtime import heartbeat as module
@@ -14,7 +15,7 @@ from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.observe import get_logger
 
 
-def test_the_pauses_between_two_signs_double():
+def test_the_pauses_between_two_signs_double() -> None:
     began, moments = time.monotonic(), []
 
     class Log:
@@ -27,7 +28,7 @@ def test_the_pauses_between_two_signs_double():
     assert [moments[i] >= due for i, due in enumerate((0.05, 0.15, 0.35, 0.75))] == [True] * 4
 
 
-def test_a_short_piece_of_work_says_nothing_and_leaves_no_thread():
+def test_a_short_piece_of_work_says_nothing_and_leaves_no_thread() -> None:
     before = threading.active_count()
     with capture_logs() as logs, heartbeat(get_logger("t"), "claim"):
         pass
@@ -35,7 +36,7 @@ def test_a_short_piece_of_work_says_nothing_and_leaves_no_thread():
     assert threading.active_count() == before
 
 
-def test_a_terminal_counts_the_seconds_and_is_left_clean(monkeypatch):
+def test_a_terminal_counts_the_seconds_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
     master, slave = pty.openpty()
     with (

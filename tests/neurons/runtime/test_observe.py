@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 import structlog
@@ -16,7 +17,7 @@ CANARY = "canary-7f3a9c"
 
 
 @pytest.mark.parametrize("_", ["first", "second"])
-def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_):
+def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_: str) -> None:
     assert not structlog.is_configured()
     assert observe.redact("expired") == "expired"
     assert sys.excepthook.__module__ != observe.__name__
@@ -24,7 +25,7 @@ def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_):
     assert observe.redact("expired") != "expired"
 
 
-def test_one_event_is_one_line(capsys):
+def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure()
     observe.get_logger("t", hotkey="5abc").info("claim derived", length=2048, text="two words")
     line = capsys.readouterr().err
@@ -32,7 +33,7 @@ def test_one_event_is_one_line(capsys):
     assert line.endswith('Z info     claim derived  hotkey=5abc length=2048 text="two words"\n')
 
 
-def test_remote_text_cannot_forge_a_line(capsys):
+def test_remote_text_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure()
     observe.get_logger("t").info("reply", detail="x\n2026 critical forged\x1b[31m\u2028y")
     line = capsys.readouterr().err
@@ -41,7 +42,7 @@ def test_remote_text_cannot_forge_a_line(capsys):
     assert "\u2028" not in line
 
 
-def test_json_lines(capsys):
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure(fmt="json")
     observe.get_logger("t").warning("paused", seconds=3)
     event = json.loads(capsys.readouterr().err)
@@ -52,7 +53,7 @@ def test_json_lines(capsys):
 
 
 @pytest.mark.parametrize("fmt", ["console", "json"])
-def test_secrets_are_taken_out_everywhere(fmt, capsys):
+def test_secrets_are_taken_out_everywhere(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure(fmt=fmt, secrets=[CANARY])
     log = observe.get_logger("t")
     log.info(f"pushed with {CANARY}", url=f"https://x:{CANARY}@h", deep={"a": [CANARY]})
@@ -68,7 +69,7 @@ def test_secrets_are_taken_out_everywhere(fmt, capsys):
     assert "tokens_per_sec" not in text
 
 
-def test_a_late_secret_is_taken_out(capsys):
+def test_a_late_secret_is_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure()
     observe.register_secret(CANARY)
     try:
@@ -81,7 +82,7 @@ def test_a_late_secret_is_taken_out(capsys):
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_an_uncaught_exception_is_logged_redacted(where):
+def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
     code = (
         "import threading\nfrom neurons.runtime import observe\n"
         f"observe.configure(secrets=['{CANARY}'])\n"
@@ -94,7 +95,9 @@ def test_an_uncaught_exception_is_logged_redacted(where):
     assert CANARY not in done.stderr
 
 
-def test_the_file_is_private_and_holds_the_same_lines(tmp_path, capsys):
+def test_the_file_is_private_and_holds_the_same_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "logs" / "miner.log"
     observe.configure(secrets=[CANARY], file=file)
     observe.get_logger("t").info("hello", value=CANARY)
@@ -103,7 +106,7 @@ def test_the_file_is_private_and_holds_the_same_lines(tmp_path, capsys):
     assert CANARY not in file.read_text()
 
 
-def test_bittensor_is_quiet(capsys):
+def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure("DEBUG")
     logging.getLogger("bittensor.subtensor").info("connecting")
     logging.getLogger("bittensor.subtensor").warning("slow")
@@ -112,7 +115,9 @@ def test_bittensor_is_quiet(capsys):
     assert "slow" in text
 
 
-def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(capsys):
+def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     observe.configure(ordinary=sys.stdout)
     log = observe.get_logger("t")
     log.info("all is well")
@@ -123,7 +128,7 @@ def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(capsys):
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_text_of_others_steers_no_terminal(form, capsys):
+def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure("INFO", form)
     told = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
     observe.get_logger("t").info(f"sentence {told}", detail=told)

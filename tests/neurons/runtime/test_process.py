@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def child(code: str, argument: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_row_14_a_second_instance_names_the_first(tmp_path):
+def test_row_14_a_second_instance_names_the_first(tmp_path: Path) -> None:
     with child(HOLD, str(tmp_path)) as first:
         with pytest.raises(ConfigError, match=f"pid {first.pid}.*STATE_DIR"):
             StateLock(tmp_path)
@@ -59,7 +60,7 @@ def test_row_14_a_second_instance_names_the_first(tmp_path):
             assert lock.path.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path):
+def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path: Path) -> None:
     with StateLock(tmp_path):
         sleeper = subprocess.Popen(["sleep", "3600"], close_fds=False)
     try:
@@ -70,14 +71,14 @@ def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_row_15_a_signal_ends_a_wait_at_once(number):
+def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
     with child(WAIT, "polite") as process:
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG)
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
-def test_row_15_the_second_signal_exits_at_once_whatever_runs():
+def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
     with child(WAIT, "stubborn") as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -86,27 +87,27 @@ def test_row_15_the_second_signal_exits_at_once_whatever_runs():
         assert process.wait(timeout=HANG) == 128 + signal.SIGTERM
 
 
-def test_row_15_what_does_not_end_by_itself_is_cut_short():
+def test_row_15_what_does_not_end_by_itself_is_cut_short() -> None:
     with child(WAIT, "slow") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=HANG) == 0
 
 
-def test_row_15_a_burst_of_signals_never_hangs():
+def test_row_15_a_burst_of_signals_never_hangs() -> None:
     with child(WAIT, "polite") as process:
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=HANG) in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
 
 
-def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch):
+def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)  # set back to 1970
     started = time.monotonic()
     Waiter(threading.Event())(0.05)
     assert time.monotonic() - started >= 0.04
 
 
-def test_a_stop_before_the_wait_counts():
+def test_a_stop_before_the_wait_counts() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):

@@ -52,7 +52,9 @@ def ask(address: Address, **headers: str) -> int:
 @pytest.mark.parametrize(
     "start", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: a\r\n", b"POST / HTTP/1.1\r\nHost: a\r\n"]
 )
-def test_unfinished_requests_are_bounded_and_leave_the_server_alive(address, start):
+def test_unfinished_requests_are_bounded_and_leave_the_server_alive(
+    address: Address, start: bytes
+) -> None:
     with ExitStack() as stack:
         crowd = [stack.enter_context(socket.create_connection(address, HANG)) for _ in range(6)]
         for client in crowd:
@@ -65,21 +67,21 @@ def test_unfinished_requests_are_bounded_and_leave_the_server_alive(address, sta
     wait_for(lambda: ask(address) == 200)
 
 
-def test_a_long_head_is_refused(address):
+def test_a_long_head_is_refused(address: Address) -> None:
     assert ask(address, x="x" * (HEAD_BYTES - 4000)) == 200
     with socket.create_connection(address, HANG) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * (HEAD_BYTES + 1))
         assert client.recv(4096).startswith(b"HTTP/1.1 400")
 
 
-def test_a_request_in_pieces_is_answered(address):
+def test_a_request_in_pieces_is_answered(address: Address) -> None:
     with socket.create_connection(address, HANG) as client:
         for byte in b"GET / HTTP/1.1\r\nHost: a\r\n\r\n":
             client.sendall(bytes([byte]))
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_accepted_connections_have_tcp_nodelay():
+def test_accepted_connections_have_tcp_nodelay() -> None:
     with (
         listen("127.0.0.1", 0, NAMES) as place,
         socket.create_connection(place.getsockname()),
@@ -88,7 +90,7 @@ def test_accepted_connections_have_tcp_nodelay():
         assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_taken_port_is_named_with_its_setting():
+def test_a_taken_port_is_named_with_its_setting() -> None:
     with listen("127.0.0.1", 0, NAMES) as place:
         port = place.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
@@ -100,6 +102,6 @@ def test_a_taken_port_is_named_with_its_setting():
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-host.invalid"])
-def test_an_address_of_another_machine_is_refused(host):
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="Set HOST to an address of this machine"):
         listen(host, 0, NAMES)

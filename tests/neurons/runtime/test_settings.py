@@ -35,7 +35,7 @@ def problems(**kwargs: object) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_flag_beats_environment_beats_file_beats_default(tmp_path):
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = env_file(tmp_path, "NETUID=1\nCLAIM_RUNS=4\nPORT=9001\n")
     settings = load_settings(
         {"netuid": 3, "claim_runs": None},
@@ -49,7 +49,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path):
     assert settings.wallet_hotkey == "default"
 
 
-def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path):
+def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     path = env_file(
         tmp_path,
@@ -68,7 +68,7 @@ def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path):
     assert not proof.exists()
 
 
-def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path):
+def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
     text = "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\nGITHUB_TOKN=ghp_x\n"
     path = env_file(tmp_path, text)
     lines = problems(
@@ -90,7 +90,7 @@ def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_pa
     assert len(lines) == 9
 
 
-def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path):
+def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) -> None:
     path = env_file(
         tmp_path,
         "# settings\n\nGITHUB_TOKEN=abc123\n\n  \nno setting here\nNETUID=x\n"
@@ -110,7 +110,7 @@ def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path):
     ]
 
 
-def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path):
+def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKEN='ghp_a\ncanary==\ncanary='\n")
     assert problems(env_file=path, environ=NOTHING) == [
         f"GITHUB_TOKEN cannot be read (line 1 of {path}): close the quote ' in its line.",
@@ -120,14 +120,16 @@ def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path):
 
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
 @pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
-def test_a_quote_that_is_not_closed_is_named_by_its_setting(tmp_path, name, rest):
+def test_a_quote_that_is_not_closed_is_named_by_its_setting(
+    tmp_path: Path, name: str, rest: str
+) -> None:
     path = env_file(tmp_path, f'FORK_REMOTE=f\n{name}="canary\n{rest}')
     lines = problems(env_file=path, environ={"VALIDATOR_API_URL": "https://a.org"}, process="miner")
     assert lines[0] == f'{name} cannot be read (line 2 of {path}): close the quote " in its line.'
     assert not any(f"{name} is not set" in line or "canary" in line for line in lines)
 
 
-def test_a_secret_is_not_quoted_in_an_error():
+def test_a_secret_is_not_quoted_in_an_error() -> None:
     lines = problems(environ={"GITHUB_TOKEN": "your_secret_canary", "GITHUB_USERNAME": "a b"})
     assert lines[0].startswith("GITHUB_TOKEN=[redacted] (environment): is still the placeholder")
     assert "canary" not in "\n".join(lines)
@@ -171,7 +173,7 @@ def test_a_secret_is_not_quoted_in_an_error():
         ("GITHUB_USERNAME", "your_github_username"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(variable, value):
+def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
     (line,) = problems(environ={variable: value})
     shown = "[redacted]" if variable == "GITHUB_TOKEN" else repr(value)
     assert line.startswith(f"{variable}={shown} (environment): ")
@@ -194,24 +196,24 @@ def test_a_bad_value_is_refused_by_name(variable, value):
         ("STATE_DIR", "state-2", PROJECT / "state-2"),
     ],
 )
-def test_a_good_value_is_read(variable, value, expected):
+def test_a_good_value_is_read(variable: str, value: str, expected: object) -> None:
     assert getattr(load_settings(environ={variable: value}), variable.lower()) == expected
 
 
 @pytest.mark.parametrize("place", ["REPO_PATH", "FORK_REMOTE"])
-def test_the_token_is_not_needed_with_an_own_repository(place):
+def test_the_token_is_not_needed_with_an_own_repository(place: str) -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", place: "/srv/fork"}
     assert load_settings(environ=environ, process="miner").github_token is None
 
 
-def test_token_and_username_go_together():
+def test_token_and_username_go_together() -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", "GITHUB_TOKEN": "ghp_" + "x" * 36}
     (line,) = problems(environ=environ, process="miner")
     assert line.startswith("GITHUB_USERNAME is not set")
     assert load_settings(environ=environ, process="validator").github_username is None
 
 
-def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path):
+def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nHF_TOKEN=5\n")
     warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
     assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
@@ -221,12 +223,14 @@ def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path):
     assert "chmod" not in warnings  # nobody else can read this file
 
 
-def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path):
+def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
     assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
 
 
-def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
+def test_the_environment_can_name_the_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
     other = tmp_path / "other"
     other.write_text("NETUID=8\n")
@@ -236,14 +240,14 @@ def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
     assert load_settings(env_file=Path("/dev/null"), environ=NOTHING).netuid == 24
 
 
-def test_secrets_do_not_show_in_the_settings_text():
+def test_secrets_do_not_show_in_the_settings_text() -> None:
     environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
     settings = load_settings(environ=environ)
     assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert settings.secrets() == list(environ.values())
 
 
-def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path):
+def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path: Path) -> None:
     text = env_example.EXAMPLE.read_text(encoding="utf-8")
     assert text == env_example.render(), "run: python -m neurons.runtime.env_example"
     # Uncommented as a whole, the file says exactly what the code's defaults say.

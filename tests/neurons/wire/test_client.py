@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from email.utils import formatdate
+from pathlib import Path
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ from tests.processes import HANG
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
-def test_every_call_brings_its_message(client, fake_api):
+def test_every_call_brings_its_message(client: ApiClient, fake_api: FakeValidatorApi) -> None:
     assert client.register("model", "100k").status == "registered"
     assert client.current_round().id == 1
     reply = client.commit(COMMITMENT)
@@ -41,7 +42,9 @@ def test_every_call_brings_its_message(client, fake_api):
     assert list(client.weights(2).weights) == []
 
 
-def test_credentials_go_to_the_four_routes_that_need_them(client, fake_api):
+def test_credentials_go_to_the_four_routes_that_need_them(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
     for call in every_call(client).values():
         with contextlib.suppress(Held, Retry):
             call()
@@ -65,8 +68,12 @@ def test_credentials_go_to_the_four_routes_that_need_them(client, fake_api):
     ],
 )
 def test_a_get_is_sent_again_where_the_server_failed_and_a_post_never(
-    client, fake_api, status, outcome, asked
-):
+    client: ApiClient,
+    fake_api: FakeValidatorApi,
+    status: int,
+    outcome: type[Exception],
+    asked: int,
+) -> None:
     for route, count in (("/get_current_round", asked), ("/reveal_submission", 1)):
         fake_api.faults[route].extend([Fault(status, "no")] * count)
         with pytest.raises(outcome, match=str(status)):
@@ -92,8 +99,8 @@ PAGES = [NGINX, b"", b"[]", b'{"error": "blocked"}']
     ],
 )  # fmt: skip
 def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
-    client, fake_api, route, status, page
-):
+    client: ApiClient, fake_api: FakeValidatorApi, route: str, status: int, page: bytes
+) -> None:
     fake_api.faults[route].append(Fault(status, page))
     with pytest.raises(outcomes.ForeignPage) as caught:
         every_call(client)[route]()
@@ -104,7 +111,9 @@ def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(client, fake_api, route):
+def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(
+    client: ApiClient, fake_api: FakeValidatorApi, route: str
+) -> None:
     fake_api.registered.add(HOTKEY)
     fake_api.faults[route].extend([RESET] * 3)
     with pytest.raises(outcomes.ReplyLost):
@@ -113,7 +122,7 @@ def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(client, fake
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_row_07_what_was_never_sent_is_told_apart(host):
+def test_row_07_what_was_never_sent_is_told_apart(host: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -123,7 +132,7 @@ def test_row_07_what_was_never_sent_is_told_apart(host):
         client.commit(COMMITMENT)
 
 
-def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api):
+def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeValidatorApi) -> None:
     later = {"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}
     fake_api.faults["/commit_submission"].append(Fault(503, "", later))
     with serve(fake_api) as url:
@@ -133,7 +142,7 @@ def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api):
     assert float(caught.value.after or 0) == pytest.approx(100_000, abs=HANG)
 
 
-def test_a_reply_that_never_ends_is_given_up(fake_api):
+def test_a_reply_that_never_ends_is_given_up(fake_api: FakeValidatorApi) -> None:
     def drip(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
@@ -151,7 +160,7 @@ def test_a_reply_that_never_ends_is_given_up(fake_api):
             client.commit(COMMITMENT)
 
 
-def test_silence_is_a_lost_reply():
+def test_silence_is_a_lost_reply() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         client = ApiClient(url, Key(), reply_seconds=0.2)
@@ -159,7 +168,7 @@ def test_silence_is_a_lost_reply():
             client.commit(COMMITMENT)
 
 
-def test_row_11_a_redirect_is_not_followed(client, fake_api):
+def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeValidatorApi) -> None:
     elsewhere = FakeValidatorApi()
     with serve(elsewhere) as other:
         to = {"Location": f"{other}/commit_submission"}
@@ -174,13 +183,13 @@ def test_row_11_a_redirect_is_not_followed(client, fake_api):
     "address",
     ["http://api.example", "ftp://127.0.0.1", "https://user:word@api.example", "api.example", ""],
 )
-def test_row_11_an_unsafe_address_is_refused(address):
+def test_row_11_an_unsafe_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="VALIDATOR_API_URL"):
         ApiClient(address, Key())
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path):
+def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = subprocess.run(
         [
@@ -206,7 +215,9 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path):
             client.commit(COMMITMENT)
 
 
-def test_what_a_server_echoes_is_not_repeated(client, fake_api):
+def test_what_a_server_echoes_is_not_repeated(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
     echo = (
         b'{"detail": [{"loc": ["body", "salt"], "msg": "bad", "input": {"commitment_salt": "'
         + b"5" * 64
@@ -221,7 +232,9 @@ def test_what_a_server_echoes_is_not_repeated(client, fake_api):
     assert "you sent [redacted]" in caught.value.reason
 
 
-def test_what_a_server_says_cannot_steer_a_terminal(client, fake_api):
+def test_what_a_server_says_cannot_steer_a_terminal(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
     text = "\x1b[2Jgone\x07 \u009b31m"
     fake_api.faults["/reveal_submission"].append(Fault(418, text))
     with pytest.raises(Held, match="gone") as caught:
@@ -229,7 +242,9 @@ def test_what_a_server_says_cannot_steer_a_terminal(client, fake_api):
     assert caught.value.reason.isprintable()
 
 
-def test_a_number_that_is_not_finite_never_leaves(client, fake_api):
+def test_a_number_that_is_not_finite_never_leaves(
+    client: ApiClient, fake_api: FakeValidatorApi
+) -> None:
     bad = SUBMIT.model_copy(update={"tokens_per_sec": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
         client.submit(bad)
@@ -237,7 +252,9 @@ def test_a_number_that_is_not_finite_never_leaves(client, fake_api):
 
 
 @pytest.mark.parametrize(("ahead", "warnings"), [(0, 0), (20, 0), (3600, 1), (-3600, 1)])
-def test_row_12_a_clock_that_differs_is_warned_of_once(fake_api, ahead, warnings):
+def test_row_12_a_clock_that_differs_is_warned_of_once(
+    fake_api: FakeValidatorApi, ahead: int, warnings: int
+) -> None:
     with serve(fake_api) as url, capture_logs() as logs:
         client = ApiClient(url, Key(), now=lambda: time.time() - ahead)
         for _ in range(3):
@@ -246,7 +263,7 @@ def test_row_12_a_clock_that_differs_is_warned_of_once(fake_api, ahead, warnings
     assert sum("clock" in row["event"] for row in logs) == warnings
 
 
-def test_the_limit_is_kept_without_a_server(monkeypatch):
+def test_the_limit_is_kept_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def wait(seconds: float) -> None:
@@ -262,7 +279,7 @@ def test_the_limit_is_kept_without_a_server(monkeypatch):
         assert sent[first + 9] - sent[first] >= 60
 
 
-def test_only_a_remote_server_is_spared():
+def test_only_a_remote_server_is_spared() -> None:
     waits: list[float] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

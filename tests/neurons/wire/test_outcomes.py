@@ -30,7 +30,9 @@ def fault(status: int, body: bytes | object = b"", **headers: str) -> Retry | He
         (425, outcomes.TooEarly),
     ],
 )
-def test_a_pause_that_the_server_names_is_kept_whatever_failed(status, kind):
+def test_a_pause_that_the_server_names_is_kept_whatever_failed(
+    status: int, kind: type[Retry]
+) -> None:
     found = fault(status, "words", Retry_After="17")
     assert type(found) is kind
     assert isinstance(found, Retry)
@@ -41,7 +43,7 @@ def test_a_pause_that_the_server_names_is_kept_whatever_failed(status, kind):
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 406, 409, 418, 422, 451, 499])
-def test_a_page_of_somebody_else_keeps_its_pause_too(status):
+def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
     found = fault(status, b"<title>Gone\n away</title>", retry_after="5")
     assert type(found) is outcomes.ForeignPage
     assert found.after == 5.0
@@ -67,7 +69,9 @@ def test_a_page_of_somebody_else_keeps_its_pause_too(status):
         (422, "field required", outcomes.Refused, "update this program"),
     ],
 )
-def test_status_and_words_together_say_what_a_person_has_to_do(status, detail, kind, remedy):
+def test_status_and_words_together_say_what_a_person_has_to_do(
+    status: int, detail: str, kind: type[Held], remedy: str
+) -> None:
     found = fault(status, detail)
     assert type(found) is kind
     assert isinstance(found, Held)
@@ -75,7 +79,7 @@ def test_status_and_words_together_say_what_a_person_has_to_do(status, detail, k
     assert remedy in found.remedy
 
 
-def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes():
+def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes() -> None:
     words = "Authentication error: Keypair was removed in bittensor 11"
     for found, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
         assert isinstance(found, outcomes.Busy)
@@ -91,7 +95,9 @@ def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes():
         (405, "Method Not Allowed", outcomes.ForeignPage),
     ],
 )
-def test_a_request_that_did_not_reach_its_route_is_sent_again(status, detail, kind):
+def test_a_request_that_did_not_reach_its_route_is_sent_again(
+    status: int, detail: str, kind: type[Retry]
+) -> None:
     found = fault(status, detail, Retry_After="7")
     assert isinstance(found, Retry)
     assert (type(found), found.after) == (kind, 7.0)
@@ -105,13 +111,13 @@ def test_a_request_that_did_not_reach_its_route_is_sent_again(status, detail, ki
         ("BANNED", 3600.0),
     ],
 )
-def test_row_08_a_ban_ends_when_it_says_or_in_an_hour(words, seconds):
+def test_row_08_a_ban_ends_when_it_says_or_in_an_hour(words: str, seconds: float) -> None:
     found = fault(403, words)
     assert isinstance(found, outcomes.Banned)
     assert found.after == seconds
 
 
-def test_a_redirect_names_its_target():
+def test_a_redirect_names_its_target() -> None:
     assert "redirected to https://b.example/x," in str(fault(302, Location="https://b.example/x"))
     assert "redirected to nowhere," in str(fault(302))
 
@@ -133,7 +139,7 @@ def test_a_redirect_names_its_target():
         *((senseless, None) for senseless in ("soon", "-1", "1e3", "\u00b2", "Wed, 99 Foo 2099")),
     ],
 )
-def test_a_pause_is_seconds_or_a_date(value, seconds):
+def test_a_pause_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
     assert outcomes.retry_after(value, NOW) == seconds
 
 
@@ -153,11 +159,11 @@ def test_a_pause_is_seconds_or_a_date(value, seconds):
         (b'{"detail": [{"loc": 1, "msg": "a"}, {"msg": "b"}]}', "?: a; ?: b"),
     ],
 )
-def test_the_apis_own_words_are_told_from_other_replies(body, detail):
+def test_the_apis_own_words_are_told_from_other_replies(body: bytes, detail: str | None) -> None:
     assert outcomes.api_detail(body) == detail
 
 
-def test_words_are_cut_and_long_hex_is_left_out():
+def test_words_are_cut_and_long_hex_is_left_out() -> None:
     long = json.dumps({"detail": "x" * 10_000}).encode()
     assert outcomes.api_detail(long) == "x" * 300
     secret = json.dumps({"detail": f"sent {'aB' * 32} here, {'1' * 63}"}).encode()
@@ -176,5 +182,5 @@ def test_words_are_cut_and_long_hex_is_left_out():
         (b"caf\xe9", "caf\ufffd"),
     ],
 )
-def test_a_page_is_known_by_its_title_or_its_beginning(page, title):
+def test_a_page_is_known_by_its_title_or_its_beginning(page: bytes, title: str) -> None:
     assert outcomes.page_title(page) == title

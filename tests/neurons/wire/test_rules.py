@@ -7,7 +7,7 @@ import pytest
 from neurons.wire import rules
 
 
-def test_a_block_is_twelve_seconds_since_2021():
+def test_a_block_is_twelve_seconds_since_2021() -> None:
     assert rules.block_at(1_609_459_200.0) == 0
     assert rules.block_at(1_609_459_211.9) == 0
     assert rules.block_at(1_609_459_212.0) == 1
@@ -28,6 +28,6 @@ def test_a_block_is_twelve_seconds_since_2021():
         (5_000_000, ("1M", 3.0)),
     ],
 )
-def test_leagues_include_their_lower_bound(length, league):
+def test_leagues_include_their_lower_bound(length: int, league: tuple[str, float]) -> None:
     assert rules.league_of(length) == league
     assert rules.weighted_score(10.0, length) == 10.0 * league[1]

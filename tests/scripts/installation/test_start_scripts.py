@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from quasar_kernels import __version__
 from tests import PROJECT
 from tests.processes import HANG, run, run_python
 from tests.repositories import make_checkout, run_git
+from tests.scripts.installation.checkout import Checkout
 
 PROGRAMS = {
     "miner": ("START_MINER.sh", "neurons.miner"),
@@ -25,7 +27,7 @@ PROGRAMS = {
 """The start script and the module of each file in scripts/help."""
 
 
-def test_a_second_start_installs_nothing_and_says_nothing(installed):
+def test_a_second_start_installs_nothing_and_says_nothing(installed: Checkout) -> None:
     before = installed.builds()
     status, out, err = installed.run("--netuid", "24", "backup", "two words")
     assert (status, err) == (0, "")
@@ -35,7 +37,7 @@ def test_a_second_start_installs_nothing_and_says_nothing(installed):
     assert installed.builds() == before
 
 
-def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed):
+def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed: Checkout) -> None:
     process = installed.start(WAIT="1")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())[0] == process.pid
@@ -44,7 +46,7 @@ def test_row_15_the_script_becomes_python_so_that_a_signal_arrives(installed):
     assert process.returncode == 7
 
 
-def test_row_31_dotenv_is_not_evaluated(installed):
+def test_row_31_dotenv_is_not_evaluated(installed: Checkout) -> None:
     (installed.root / ".env").write_text("PLANTED=$(touch planted)\ntouch planted\n")
     status, out, _ = installed.run()
     assert status == 0
@@ -52,7 +54,9 @@ def test_row_31_dotenv_is_not_evaluated(installed):
     assert not (installed.root / "planted").exists()
 
 
-def test_starts_at_the_same_time_install_once(checkout, hanging):
+def test_starts_at_the_same_time_install_once(
+    checkout: Checkout, hanging: subprocess.Popen[str]
+) -> None:
     second = checkout.start()
     assert second.stderr is not None
     assert "waiting" in second.stderr.readline()
@@ -63,7 +67,7 @@ def test_starts_at_the_same_time_install_once(checkout, hanging):
     assert checkout.builds() == 1
 
 
-def test_looking_installs_nothing(checkout):
+def test_looking_installs_nothing(checkout: Checkout) -> None:
     for words in (["status"], ["--netuid", "24", "status"], ["help", "status"], ["logs"]):
         status, out, err = checkout.run(*words)
         assert (status, err) == (0, "")
@@ -72,7 +76,7 @@ def test_looking_installs_nothing(checkout):
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS])
-def test_the_help_before_an_installation_is_the_program_s_own(name):
+def test_the_help_before_an_installation_is_the_program_s_own(name: str) -> None:
     script, module = PROGRAMS[name]
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     real = run_python("-m", module, "--help", env=env, check=True).stdout
@@ -85,7 +89,7 @@ def test_the_help_before_an_installation_is_the_program_s_own(name):
 
 
 @pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], ["once", "--help"]])
-def test_help_is_shown_before_an_installation(checkout, words):
+def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[str]) -> None:
     status, out, err = checkout.run(*words)
     assert (status, err) == (0, "")
     assert out.startswith((PROJECT / "scripts/help/miner.txt").read_text())
@@ -93,7 +97,9 @@ def test_help_is_shown_before_an_installation(checkout, words):
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_the_version_before_an_installation_is_the_program_s_own(checkout, word):
+def test_the_version_before_an_installation_is_the_program_s_own(
+    checkout: Checkout, word: str
+) -> None:
     assert checkout.run(word) == (0, f"quasar-miner {__version__}\n", "")
     make_checkout(checkout.root, {})
     real = run_python("-m", "neurons.miner", word, check=True).stdout
@@ -117,7 +123,9 @@ def test_the_version_before_an_installation_is_the_program_s_own(checkout, word)
         (["o.*"], "There is no command 'o.*'."),
     ],
 )
-def test_a_mistake_is_refused_before_an_installation(checkout, words, said):
+def test_a_mistake_is_refused_before_an_installation(
+    checkout: Checkout, words: list[str], said: str
+) -> None:
     status, out, err = checkout.run(*words)
     assert (status, out) == (EX_CONFIG, "")
     assert err == f"START_MINER.sh: {said} (START_MINER.sh --help lists them)\n"
@@ -125,13 +133,13 @@ def test_a_mistake_is_refused_before_an_installation(checkout, words, said):
 
 
 @pytest.mark.parametrize("script", ["START_SERVER.sh", "START_VALIDATOR.sh"])
-def test_a_server_takes_no_command(script):
+def test_a_server_takes_no_command(script: str) -> None:
     refused = run("/bin/bash", PROJECT / script, "once", env={"PATH": "/usr/bin:/bin"})
     assert refused.returncode == EX_CONFIG
     assert "There is no command 'once'." in refused.stderr
 
 
-def test_every_command_and_flag_of_the_miner_passes(installed):
+def test_every_command_and_flag_of_the_miner_passes(installed: Checkout) -> None:
     def takes_value(option: click.Parameter) -> bool:
         return isinstance(option, click.Option) and not option.is_flag
 
@@ -143,7 +151,7 @@ def test_every_command_and_flag_of_the_miner_passes(installed):
         assert (status, json.loads(out)[2]) == (0, words), err
 
 
-def test_looking_updates_nothing(installed):
+def test_looking_updates_nothing(installed: Checkout) -> None:
     lock, before = installed.root / "requirements/lock.txt", installed.builds()
     text = lock.read_text()
     lock.write_text(text + "# changed\n")
@@ -154,7 +162,7 @@ def test_looking_updates_nothing(installed):
     assert installed.builds() == before
 
 
-def test_a_moved_checkout_keeps_its_installation(installed):
+def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
     before, old = installed.builds(), installed.root
     for place in (installed.home / "moved here", old):
         came_from, installed.root = installed.root, installed.root.rename(place)
@@ -168,7 +176,7 @@ def test_a_moved_checkout_keeps_its_installation(installed):
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS])
-def test_each_start_script_execs_its_program(name):
+def test_each_start_script_execs_its_program(name: str) -> None:
     script, module = PROGRAMS[name]
     lines = (PROJECT / script).read_text().splitlines()
     assert lines[-1] == f'exec .venv/bin/python -m {module} "$@"'

@@ -61,7 +61,7 @@ def typed(shell: str, home: Path, *, until: str, keys: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", RC_FILES)
-def test_the_documented_line_completes_in_another_folder(shell, tmp_path):
+def test_the_documented_line_completes_in_another_folder(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")
     (tmp_path / RC_FILES[shell]).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def test_the_documented_line_completes_in_another_folder(shell, tmp_path):
     assert "not found" not in shown
 
 
-def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path):
+def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path: Path) -> None:
     names = ("START_MINER.sh", "scripts/before_install.sh", "scripts/help/miner.txt")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path):
     assert "nothing is installed" in done.stderr
 
 
-def test_completions_are_commands_and_flags():
+def test_completions_are_commands_and_flags() -> None:
     words = {"sta": ["status"], "--netu": ["--netuid"], "status --hi": ["--history"]}
     for typed_words, expected in words.items():
         *before, incomplete = typed_words.split()

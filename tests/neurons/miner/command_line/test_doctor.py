@@ -18,7 +18,7 @@ from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
 from tests import PROJECT
-from tests.neurons.fake_validator_api import Fault, serve
+from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, serve
 from tests.neurons.githost import CANARY, GitHub
 
 
@@ -43,7 +43,7 @@ def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings
     return load_settings(environ=environ, env_file=Path("/dev/null"), process="miner")
 
 
-def test_a_good_machine_has_no_failure(settings):
+def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
     expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
@@ -53,7 +53,9 @@ def test_a_good_machine_has_no_failure(settings):
     assert all(check.remedy for check in checks if check.level != "ok")
 
 
-def test_foreign_words_are_printed_as_text(monkeypatch, capsys):
+def test_foreign_words_are_printed_as_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = failure("api", "\x1b]0;owned\x07\u202e[red]says[/x]", "\x1b[2Jdo this")
     monkeypatch.setattr(kernel_checks, "examine", lambda _: [found])
     assert commands.doctor(Given(), as_json=False, kernels=True) == 1
@@ -63,7 +65,9 @@ def test_foreign_words_are_printed_as_text(monkeypatch, capsys):
     assert shown.replace("\n", "").isprintable()
 
 
-def test_embedded_looks_at_this_machine_only(settings, fake_api, host):
+def test_embedded_looks_at_this_machine_only(
+    settings: Settings, fake_api: FakeValidatorApi, host: GitHub
+) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
     machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
     assert names == machine | {"settings", "scope", "fork"}
@@ -79,7 +83,9 @@ def test_embedded_looks_at_this_machine_only(settings, fake_api, host):
         ("ops", True, "failure", "no layer"),
     ],
 )
-def test_the_scope_says_what_is_published(settings, scope, embedded, level, word):
+def test_the_scope_says_what_is_published(
+    settings: Settings, scope: str, embedded: bool, level: str, word: str
+) -> None:
     check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
     assert check.level == level
     assert word in check.detail
@@ -95,7 +101,9 @@ def test_the_scope_says_what_is_published(settings, scope, embedded, level, word
         ({"repo_path": Path("/proc")}, "/proc is no git checkout"),
     ],
 )
-def test_what_the_miner_would_refuse_to_publish_is_a_failure(settings, changes, word):
+def test_what_the_miner_would_refuse_to_publish_is_a_failure(
+    settings: Settings, changes: dict[str, object], word: str
+) -> None:
     check = doctor.publishing(settings.model_copy(update=changes))
     assert check.level == "failure"
     assert word in check.detail
@@ -109,7 +117,7 @@ def no_software(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_software")
-def test_the_program_of_the_tune_command_is_looked_for(settings):
+def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> None:
     def found(command: str) -> list[tuple[str, str]]:
         checks = machine_checks.machine(settings.model_copy(update={"tune_command": command}))
         return [(one.level, one.detail) for one in checks if one.name == "optimiser"]
@@ -122,7 +130,9 @@ def test_the_program_of_the_tune_command_is_looked_for(settings):
 
 
 @pytest.mark.usefixtures("no_software")
-def test_metrics_without_their_library_are_a_failure(settings, monkeypatch):
+def test_metrics_without_their_library_are_a_failure(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings.model_copy(update={"metrics_port": 9464})
     assert all(one.name != "metrics" for one in machine_checks.machine(settings))
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
@@ -142,7 +152,9 @@ def tree(tmp_path: Path, settings: Settings) -> Path:
     return root
 
 
-def test_before_there_is_a_fork_what_it_needs_is_looked_for(settings, monkeypatch):
+def test_before_there_is_a_fork_what_it_needs_is_looked_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check = doctor.fork(settings)
     assert check.level == "ok"
     assert "transformers" in check.detail
@@ -153,7 +165,7 @@ def test_before_there_is_a_fork_what_it_needs_is_looked_for(settings, monkeypatc
     assert "pip install no_such_module" in check.remedy
 
 
-def test_the_fork_is_imported_by_a_child(settings, tree):
+def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None:
     before = set(sys.modules)
     check = doctor.fork(settings)
     assert (check.level, str(tree) in check.detail) == ("ok", True)
@@ -172,8 +184,8 @@ def test_the_fork_is_imported_by_a_child(settings, tree):
     ],
 )
 def test_a_module_that_the_fork_needs_is_named_and_a_known_one_with_its_command(
-    settings, tree, code, needs, remedy
-):
+    settings: Settings, tree: Path, code: str, needs: str, remedy: str
+) -> None:
     """A package need not have its module's name, so an unknown module gets no command."""
     (tree / "fla/layers/quasar.py").write_text(code)
     elsewhere = tree.rename(tree.with_name("checkout"))
@@ -183,7 +195,7 @@ def test_a_module_that_the_fork_needs_is_named_and_a_known_one_with_its_command(
     assert check.remedy == remedy
 
 
-def test_a_fork_that_cannot_be_imported_for_another_reason(settings, tree):
+def test_a_fork_that_cannot_be_imported_for_another_reason(settings: Settings, tree: Path) -> None:
     (tree / "fla/layers/quasar.py").write_text("class QuasarAttention\n")
     check = doctor.fork(settings)
     assert check.level == "failure"
@@ -191,7 +203,7 @@ def test_a_fork_that_cannot_be_imported_for_another_reason(settings, tree):
     assert "python -m harness" in check.remedy
 
 
-def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path):
+def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("NETUID=24\nDEBUG=3\n")
     file.chmod(0o644)
@@ -200,7 +212,9 @@ def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path):
     assert mode.remedy == f"chmod 600 {file}"
 
 
-def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(settings, tmp_path):
+def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(
+    settings: Settings, tmp_path: Path
+) -> None:
     missing = settings.model_copy(update={"wallet_hotkey": "other"})
     (check,) = doctor.wallet(missing)
     assert check.level == "failure"
@@ -214,7 +228,7 @@ def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(settings, t
     assert "chmod 600" in open_file.remedy
 
 
-def test_an_api_out_of_reach(settings, fake_api):
+def test_an_api_out_of_reach(settings: Settings, fake_api: FakeValidatorApi) -> None:
     (check,) = doctor.api(settings.model_copy(update={"validator_api_url": "http://127.0.0.1:9"}))
     assert check.level == "failure"
     assert "VALIDATOR_API_URL" in check.remedy
@@ -224,7 +238,7 @@ def test_an_api_out_of_reach(settings, fake_api):
 
 
 @pytest.mark.parametrize(("offset", "level"), [(3600, "warning"), (-3600, "warning"), (5, "ok")])
-def test_clock(offset, level, settings, fake_api):
+def test_clock(offset: float, level: str, settings: Settings, fake_api: FakeValidatorApi) -> None:
     with serve(fake_api, formatdate(time.time() + offset, usegmt=True)) as url:
         _, clock = doctor.api(settings.model_copy(update={"validator_api_url": url}))
     assert (clock.name, clock.level) == ("clock", level)
@@ -234,7 +248,7 @@ def test_clock(offset, level, settings, fake_api):
     ("scopes", "level"),
     [("repo", "ok"), ("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")],
 )
-def test_token_scope(scopes, level, settings, host):
+def test_token_scope(scopes: str | None, level: str, settings: Settings, host: GitHub) -> None:
     host.scopes = scopes
     check = doctor.token(settings)
     assert check.level == level
@@ -242,7 +256,7 @@ def test_token_scope(scopes, level, settings, host):
     assert CANARY not in check.detail + check.remedy
 
 
-def test_token_expired_or_of_another_account(settings):
+def test_token_expired_or_of_another_account(settings: Settings) -> None:
     other = settings.model_copy(update={"github_username": "bob"})
     assert "belongs to Ada" in doctor.token(other).detail
     expired = settings.model_copy(update={"github_token": SecretStr("expired")})
@@ -251,7 +265,7 @@ def test_token_expired_or_of_another_account(settings):
     assert "does not answer" in doctor.token(away).detail
 
 
-def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings):
+def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings: Settings) -> None:
     check = doctor.registration(
         settings.model_copy(update={"subtensor_network": "ws://127.0.0.1:9"})
     )
@@ -261,7 +275,7 @@ def test_a_chain_out_of_reach_is_a_warning_of_one_line(settings):
     assert "SUBTENSOR_NETWORK" in check.remedy
 
 
-def test_a_target_that_cannot_be_measured_here_is_a_failure(settings):
+def test_a_target_that_cannot_be_measured_here_is_a_failure(settings: Settings) -> None:
     check = doctor.target(settings.model_copy(update={"target_sequence_length": 100_000}))
     assert check.level == "failure"
     assert "TARGET_SEQUENCE_LENGTH=100000 cannot be measured on a CPU" in check.detail
@@ -269,7 +283,7 @@ def test_a_target_that_cannot_be_measured_here_is_a_failure(settings):
     assert doctor.target(settings.model_copy(update=gpu)).level == "ok"
 
 
-def test_an_upstream_that_is_not_there_is_a_failure(settings, tmp_path):
+def test_an_upstream_that_is_not_there_is_a_failure(settings: Settings, tmp_path: Path) -> None:
     for address in ("http://127.0.0.1:9/none.git", f"{tmp_path}/none.git", "ext::sh -c date"):
         check = doctor.upstream(settings.model_copy(update={"fork_upstream_url": address}))
         assert check.level == "failure", check

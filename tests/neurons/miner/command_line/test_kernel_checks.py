@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def _doctor(*arguments: str, **environ: Any) -> subprocess.CompletedProcess[str]
     return run("doctor", "--kernels", *arguments, **environ)
 
 
-def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path):
+def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "libnvrtc.so")
     done = _doctor("--device", "cpu", QUASAR_NVRTC=nowhere, STATE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +38,7 @@ def test_without_a_gpu_and_without_nvrtc_it_says_so(tmp_path):
     assert "nothing was compiled for 8.0, 8.6, 8.9, 9.0, 10.0, 12.0" in lines[4]
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path):
+def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path: Path) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": "", "STATE_DIR": str(tmp_path)}
     done = _doctor("--device", "cuda", "--json", **hidden)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -56,7 +57,7 @@ def nvrtc() -> str:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_capability_is_compiled_anew_in_a_process_of_its_own():
+def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
     builds = compile_kernels((8, 0))
     assert all(one.seconds > 0.05 for one in builds.builds)  # reading a cache takes a millisecond
     check = kernel_checks.compiles((8, 0), lambda _: builds, needed=True)
@@ -66,7 +67,7 @@ def test_a_capability_is_compiled_anew_in_a_process_of_its_own():
             assert f"{program} {dtype}: machine code" in check.detail
 
 
-def test_some_programs_are_hoppers_alone(monkeypatch):
+def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mount()
     from fla.ops.quasar.cuda.program import CudaProgram
 
@@ -88,7 +89,7 @@ def test_some_programs_are_hoppers_alone(monkeypatch):
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_gpu_older_than_the_kernels_is_explained():
+def test_a_gpu_older_than_the_kernels_is_explained() -> None:
     check = kernel_checks.compiles((7, 5), lambda of: compile_for(*of), needed=True)
     assert (check.name, check.level) == ("sm_75", "failure")
     assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
@@ -150,11 +151,11 @@ def test_a_failure_is_what_the_gpu_at_hand_lacks(paths, broken, failed):
         assert check.remedy == known.TOOLKIT_OLD.remedy
 
 
-def test_a_gpu_of_another_capability_is_compiled_for_too():
+def test_a_gpu_of_another_capability_is_compiled_for_too() -> None:
     assert "sm_103" in _examine(_path((10, 3), "cuda"))
 
 
-def test_a_gpu_that_should_have_the_cuda_path_and_has_not():
+def test_a_gpu_that_should_have_the_cuda_path_and_has_not() -> None:
     path = _path((9, 0), "triton", NO_NVRTC, remedy="install nvidia-cuda-nvrtc")
     checks = _examine(path, nvrtc_error=NO_NVRTC)
     assert _failed(checks) == {"cuda:0 bf16", "nvrtc"}
@@ -170,7 +171,7 @@ def _raises(error: MeasurementError) -> Callable[..., Any]:
     return call
 
 
-def test_a_child_that_dies_is_explained_by_its_last_words():
+def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
     died = MeasurementError("the worker died with status -6", "crash", "LLVM ERROR: out of memory")
     check = kernel_checks.compiles((9, 0), _raises(died), needed=True)
     assert "status -6: the compiler ran out of memory" in check.detail
@@ -179,7 +180,7 @@ def test_a_child_that_dies_is_explained_by_its_last_words():
     assert (last.name, last.level, last.remedy) == ("cpu", "failure", known.MEMORY.remedy)
 
 
-def test_what_is_not_known_is_told_in_its_own_words():
+def test_what_is_not_known_is_told_in_its_own_words() -> None:
     assert kernel_checks.told("odd\nmore", "do this") == ("odd", "Do this")
     detail, remedy = kernel_checks.told("odd")
     assert detail == "odd"

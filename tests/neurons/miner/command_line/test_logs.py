@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.neurons.miner.miner_command import BARE, run
+from tests.neurons.miner.miner_command import BARE, Command, run
 from tests.processes import HANG, started
 
 
@@ -21,7 +21,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_last_lines_are_shown_without_following(log):
+def test_the_last_lines_are_shown_without_following(log: Path) -> None:
     state = str(log.parents[2])
     shown = run("logs", "--no-follow", STATE_DIR=state)
     assert shown.stdout.split("\n")[:-1] == [f"line {number}" for number in range(81, 101)]
@@ -29,7 +29,7 @@ def test_the_last_lines_are_shown_without_following(log):
     assert (shown.returncode, shown.stdout) == (0, "line 99\nline 100\n")
 
 
-def test_it_follows_the_log_through_a_rotation_until_ctrl_c(log):
+def test_it_follows_the_log_through_a_rotation_until_ctrl_c(log: Path) -> None:
     env = BARE | {"STATE_DIR": str(log.parents[2])}
     words = ("-m", "neurons.miner", "logs", "-n", "1")
     with started(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -45,7 +45,7 @@ def test_it_follows_the_log_through_a_rotation_until_ctrl_c(log):
         assert process.wait(HANG) == -signal.SIGINT
 
 
-def test_without_a_log_it_says_where_there_will_be_one(command, tmp_path):
+def test_without_a_log_it_says_where_there_will_be_one(command: Command, tmp_path: Path) -> None:
     for state in (tmp_path, tmp_path / "file/state"):
         (tmp_path / "file").touch()
         shown = command("logs", STATE_DIR=str(state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from neurons.runtime.machine import Gpu
 from tests.harness.samples import environment
 
 
-def test_torch_is_seen_by_a_child_and_its_failure_is_told():
+def test_torch_is_seen_by_a_child_and_its_failure_is_told() -> None:
     def broken(_: object) -> Environment:
         raise MeasurementError("the worker died with status 1", "crash", "x\nNo module 'torch'")
 
@@ -27,7 +28,7 @@ def test_torch_is_seen_by_a_child_and_its_failure_is_told():
     assert "scripts/install.sh" in check.remedy
 
 
-def test_a_gpu_run_needs_a_cuda_build_and_triton():
+def test_a_gpu_run_needs_a_cuda_build_and_triton() -> None:
     torch, triton = machine_checks.software("cuda", lambda _: environment())
     assert (torch.level, triton.level) == ("failure", "failure")
     whole = environment(device="cuda", cuda="13.0", triton="3.5.0", gpu="H200")
@@ -37,7 +38,7 @@ def test_a_gpu_run_needs_a_cuda_build_and_triton():
     assert triton.level == "ok"
 
 
-def test_gpu(monkeypatch):
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "gpus", list)
     assert machine_checks.gpu("cpu").level == "ok"
     missing = machine_checks.gpu("cuda")
@@ -47,7 +48,9 @@ def test_gpu(monkeypatch):
     assert machine_checks.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
 
 
-def test_a_gpu_needs_a_c_compiler_and_the_headers(tmp_path, monkeypatch):
+def test_a_gpu_needs_a_c_compiler_and_the_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "neither gcc nor clang" in machine_checks.compiler().detail
@@ -69,7 +72,9 @@ def test_a_gpu_needs_a_c_compiler_and_the_headers(tmp_path, monkeypatch):
         ("", "failure"),
     ],
 )
-def test_git_too_old_or_broken(script, level, tmp_path, monkeypatch):
+def test_git_too_old_or_broken(
+    script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "git"
     program.write_text(f"#!/bin/sh\necho '{script}'\n")
     program.chmod(0o755)
@@ -80,13 +85,13 @@ def test_git_too_old_or_broken(script, level, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "level"), [(0.5e9, "failure"), (2e9, "warning"), (9e9, "ok")])
-def test_disk(free, level, tmp_path, monkeypatch):
+def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(total=1e12, used=0, free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert machine_checks.disk(tmp_path / "not" / "yet" / "made").level == level
 
 
-def test_what_searches_over_tiles_must_be_installed(monkeypatch):
+def test_what_searches_over_tiles_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_checks.optuna().level == "ok"
     monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
     missing = machine_checks.optuna()

@@ -39,7 +39,7 @@ def figure(text: str, name: str) -> float:
     return float(found)
 
 
-def test_a_monitor_sees_the_submission_its_claim_and_its_past(tmp_path):
+def test_a_monitor_sees_the_submission_its_claim_and_its_past(tmp_path: Path) -> None:
     ahead = block_at(time.time()) + 50
     salt = "ab" * 32
     with Journal(tmp_path / JOURNAL) as journal:
@@ -59,7 +59,7 @@ def test_a_monitor_sees_the_submission_its_claim_and_its_past(tmp_path):
     assert salt not in text
 
 
-def test_what_waits_for_a_person_is_not_healthy(tmp_path):
+def test_what_waits_for_a_person_is_not_healthy(tmp_path: Path) -> None:
     with Journal(tmp_path / JOURNAL) as journal:
         new = journal.insert(draft())
         journal.transition(new, cycle.hold(new, "Refused.", "Do this.", time.time()))
@@ -71,14 +71,16 @@ def test_what_waits_for_a_person_is_not_healthy(tmp_path):
         assert ask(port, "/healthz").json() == {"status": "ok", "state": None}
 
 
-def test_row_17_a_full_disk_is_degraded_health(tmp_path, monkeypatch):
+def test_row_17_a_full_disk_is_degraded_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "START_BYTES", 2**63)  # more than any disk has
     with serving(tmp_path, 0) as port:
         reply = ask(port, "/healthz")
     assert (reply.status_code, reply.json()["status"]) == (503, "degraded")
 
 
-def test_it_is_off_by_default_on_loopback_alone_and_a_taken_port_is_said(tmp_path):
+def test_it_is_off_by_default_on_loopback_alone_and_a_taken_port_is_said(tmp_path: Path) -> None:
     with serving(tmp_path, None) as port:
         assert port is None
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -90,7 +92,7 @@ def test_it_is_off_by_default_on_loopback_alone_and_a_taken_port_is_said(tmp_pat
         assert row in Path("/proc/net/tcp").read_text()
 
 
-def test_a_damaged_journal_is_told_and_the_server_lives(tmp_path):
+def test_a_damaged_journal_is_told_and_the_server_lives(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_bytes(b"no journal" * 1000)
     with serving(tmp_path, 0) as port:
         for _ in range(2):

@@ -56,7 +56,9 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
         ("abandon", "belongs to another user: ask as the one that runs the miner"),
     ],
 )
-def test_a_state_folder_of_another_user_is_told_by_every_command(command, said, foreign, capsys):
+def test_a_state_folder_of_another_user_is_told_by_every_command(
+    command: str, said: str, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with as_another_user():
         flags = ["--env-file", os.devnull, "--state-dir", str(foreign), "--device", "cpu"]
         status = miner.main([*flags, *command.split()])
@@ -68,7 +70,9 @@ def test_a_state_folder_of_another_user_is_told_by_every_command(command, said, 
     assert not Path("copy.sqlite").exists()
 
 
-def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(monkeypatch):
+def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
     # pytest's own folders are closed to others, so that nobody would see which folder is meant
     with tempfile.TemporaryDirectory() as name:
@@ -86,7 +90,9 @@ def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(monkeypatch
     assert "another STATE_DIR" in fork.remedy
 
 
-def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(tmp_path, monkeypatch):
+def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
     shutil.copyfile(os.path.realpath(sys.executable), python)  # without the right to execute it
     monkeypatch.setattr(sys, "executable", str(python))
@@ -98,7 +104,7 @@ def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(tmp_pat
         registered_uid("5Hotkey", 24, "finney", 10.0)
 
 
-def test_settings_and_a_copy_of_another_user_are_told(capsys):
+def test_settings_and_a_copy_of_another_user_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     # pytest's own folders are closed to others, so that nobody would see which file is meant
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from neurons.miner.command_line.status import Status, deadline_of, next_action
 from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, State
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
-from tests.neurons.miner.miner_command import BARE
+from tests.neurons.miner.miner_command import BARE, Command
 from tests.neurons.miner.parts import COMMITTING, draft, new
 from tests.processes import started
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_status_says_what_comes_next(state):
+def test_status_says_what_comes_next(state: State) -> None:
     submission = draft(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
     if state is State.FAILED:
         submission = replace(submission, resume_state=State.CLAIMED)
@@ -33,7 +34,7 @@ def test_status_says_what_comes_next(state):
         assert "77" in said
 
 
-def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path):
+def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path: Path) -> None:
     text = Status(
         tmp_path, False, draft(target_sequence_length=0, auto_target=True), None
     ).as_text()
@@ -41,13 +42,15 @@ def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path):
     assert "league" not in text
 
 
-def test_a_clock_that_was_set_back_shows_no_pause_of_days():
+def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
     assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
     assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
 
 
-def test_status_shows_the_configured_hotkey_whatever_another_one_left(command, tmp_path):
+def test_status_shows_the_configured_hotkey_whatever_another_one_left(
+    command: Command, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
     wallets = tmp_path / "wallets"
     hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
@@ -68,7 +71,7 @@ def test_status_shows_the_configured_hotkey_whatever_another_one_left(command, t
 
 
 @pytest.mark.parametrize("words", [(), ("--watch",)])
-def test_foreign_words_reach_a_terminal_as_text(tmp_path, words):
+def test_foreign_words_reach_a_terminal_as_text(tmp_path: Path, words: tuple[str, ...]) -> None:
     hostile = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
     with Journal(tmp_path / "journal.sqlite") as journal:
         one = new(journal)

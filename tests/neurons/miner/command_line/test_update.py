@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from neurons.miner.command_line.update import newer_commit
 from tests.repositories import commit, make_checkout, run_git
 
 
-def test_a_newer_commit_of_the_branch_is_named_and_left_where_it_is(tmp_path):
+def test_a_newer_commit_of_the_branch_is_named_and_left_where_it_is(tmp_path: Path) -> None:
     origin = make_checkout(tmp_path / "origin", {"a": "1"})
     run_git(tmp_path, "clone", "--quiet", str(origin), "here")
     here = tmp_path / "here"
@@ -20,7 +22,7 @@ def test_a_newer_commit_of_the_branch_is_named_and_left_where_it_is(tmp_path):
     assert newer_commit(here) is None
 
 
-def test_without_a_checkout_or_an_origin_there_is_nothing_to_say(tmp_path):
+def test_without_a_checkout_or_an_origin_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert newer_commit(tmp_path) is None
     checkout = make_checkout(tmp_path / "alone", {"a": "1"})
     assert newer_commit(checkout) is None

@@ -40,7 +40,7 @@ def expect_held(checkout: Path, words: str | None = None) -> Held:
     return held.value
 
 
-def test_its_own_branch_and_origin_are_used(checkout, remote):
+def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
     run_git(checkout, "checkout", "-q", "-b", "mine")
     commit_files(checkout, {"notes.txt": "a commit of the person's own\n"})
     fork = use(checkout)
@@ -56,7 +56,7 @@ def test_its_own_branch_and_origin_are_used(checkout, remote):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout, staged):
+def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout: Path, staged: bool) -> None:
     (checkout / "README.md").write_text("my unsaved work\n")
     (checkout / "new file.txt").write_text("untracked\n")
     if staged:
@@ -69,13 +69,13 @@ def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout, staged):
     assert (checkout / CHUNK).read_text() == "# old\n"
 
 
-def test_an_edited_kernel_is_refused_not_overwritten(checkout):
+def test_an_edited_kernel_is_refused_not_overwritten(checkout: Path) -> None:
     (checkout / CHUNK).write_text("# my own idea\n")
     expect_held(checkout, CHUNK)
     assert (checkout / CHUNK).read_text() == "# my own idea\n"
 
 
-def test_a_run_that_was_cut_off_goes_on(checkout):
+def test_a_run_that_was_cut_off_goes_on(checkout: Path) -> None:
     names = overlay_files()
     for name in names[: len(names) // 2]:  # laid, not committed
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -85,12 +85,12 @@ def test_a_run_that_was_cut_off_goes_on(checkout):
     assert run_git(checkout, "status", "--porcelain") == ""
 
 
-def test_a_detached_head_is_refused(checkout):
+def test_a_detached_head_is_refused(checkout: Path) -> None:
     run_git(checkout, "checkout", "-q", "--detach")
     expect_held(checkout, "not on a branch")
 
 
-def test_a_folder_inside_a_checkout_or_none_is_refused(checkout, tmp_path):
+def test_a_folder_inside_a_checkout_or_none_is_refused(checkout: Path, tmp_path: Path) -> None:
     held = expect_held(checkout / "fla", "no git checkout")
     assert "REPO_PATH" in str(held)
     (tmp_path / "empty").mkdir()
@@ -98,7 +98,7 @@ def test_a_folder_inside_a_checkout_or_none_is_refused(checkout, tmp_path):
     expect_held(tmp_path / "absent", "missing")
 
 
-def test_a_checkout_behind_its_remote_is_not_moved(checkout, tmp_path):
+def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Path) -> None:
     run_git(tmp_path, "clone", "-q", str(checkout.parent / "fork.git"), "other")
     run_git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "Later")
     run_git(tmp_path / "other", "push", "-q")
@@ -118,7 +118,9 @@ def test_a_checkout_behind_its_remote_is_not_moved(checkout, tmp_path):
         ("../fork.git", None, None, "file"),
     ],
 )
-def test_the_origin_as_a_validator_can_clone_it(checkout, origin, token, url, protocol):
+def test_the_origin_as_a_validator_can_clone_it(
+    checkout: Path, origin: str, token: str | None, url: str | None, protocol: str
+) -> None:
     run_git(checkout, "remote", "set-url", "origin", origin)
     fork = use(checkout, token)
     assert fork._remote.protocol == protocol
@@ -129,7 +131,7 @@ def test_the_origin_as_a_validator_can_clone_it(checkout, origin, token, url, pr
         assert fork.url == url
 
 
-def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout):
+def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout: Path) -> None:
     run_git(checkout, "remote", "set-url", "origin", "https://me:ghs-in-url@github.com/me/fork")
     held = expect_held(checkout, "credential")
     assert "ghs-in-url" not in str(held)
@@ -144,7 +146,7 @@ def trap(checkout: Path) -> tuple[Path, Path]:
     return program, sprung
 
 
-def test_row_29_programs_that_the_checkout_names_do_not_run(checkout):
+def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
     program, sprung = trap(checkout)
     hooks = checkout / ".git" / "hooks"
     other_hooks = checkout.parent / "other-hooks"
@@ -200,7 +202,7 @@ def test_row_29_programs_that_the_checkout_names_do_not_run(checkout):
         "hook.evil.command",
     ],
 )
-def test_settings_that_redirect_or_run_are_refused_by_name(checkout, name):
+def test_settings_that_redirect_or_run_are_refused_by_name(checkout: Path, name: str) -> None:
     value = str(checkout) if name == "core.worktree" else "https://github.com/"
     run_git(checkout, "config", name, value)
     held = expect_held(checkout)
@@ -208,21 +210,21 @@ def test_settings_that_redirect_or_run_are_refused_by_name(checkout, name):
     assert (checkout / CHUNK).read_text() == "# old\n"
 
 
-def test_a_worktree_set_elsewhere_is_refused(checkout, tmp_path):
+def test_a_worktree_set_elsewhere_is_refused(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     run_git(checkout, "config", "core.worktree", str(tmp_path / "victim"))
     expect_held(checkout, "not the top of its checkout")
     assert list((tmp_path / "victim").iterdir()) == []
 
 
-def test_an_included_settings_file_is_looked_into(checkout):
+def test_an_included_settings_file_is_looked_into(checkout: Path) -> None:
     (checkout / ".git/more").write_text('[url "https://evil.example/"]\n\tinsteadOf = https://\n')
     run_git(checkout, "config", "include.path", "more")
     expect_held(checkout, "insteadof")
 
 
 @pytest.mark.parametrize("place", ["fla/ops/quasar", "fla", CHUNK])
-def test_nothing_is_written_through_a_link(checkout, place):
+def test_nothing_is_written_through_a_link(checkout: Path, place: str) -> None:
     outside = checkout.parent / "outside"
     (outside / "ops/quasar").mkdir(parents=True)
     (outside / "ops/quasar/chunk.py").write_text("untouched\n")

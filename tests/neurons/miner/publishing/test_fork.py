@@ -15,11 +15,13 @@ from neurons.runtime.errors import Held
 from neurons.runtime.loading import load_settings
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
-from tests.neurons.miner.publishing.forks import commit_elsewhere, lay_out, publish
+from tests.neurons.miner.publishing.forks import MakeFork, commit_elsewhere, lay_out, publish
 from tests.repositories import run_git
 
 
-def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
+def test_a_validator_gets_the_overlay_byte_for_byte(
+    fork: Fork, remote: Path, tmp_path: Path
+) -> None:
     commit = publish(fork)
     assert fork.url == f"file://{remote}"
     # The validator's own commands.
@@ -37,7 +39,9 @@ def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
     assert run_git(fork.worktree, "status", "--porcelain") == ""
 
 
-def test_the_commit_names_its_author_and_its_parent(make_fork, remote, upstream):
+def test_the_commit_names_its_author_and_its_parent(
+    make_fork: MakeFork, remote: Path, upstream: Path
+) -> None:
     commit = publish(make_fork(author="Ada <ada@example.org>"))
     facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", commit).split("|")
     assert facts[:2] == ["Ada <ada@example.org>", "Ada"]
@@ -46,14 +50,16 @@ def test_the_commit_names_its_author_and_its_parent(make_fork, remote, upstream)
     assert run_git(remote, "rev-parse", "main") == run_git(upstream, "rev-parse", "main")
 
 
-def test_the_same_content_is_the_same_commit(fork, make_fork, remote):
+def test_the_same_content_is_the_same_commit(fork: Fork, make_fork: MakeFork, remote: Path) -> None:
     commit = publish(fork)
     assert publish(fork) == commit
     assert publish(make_fork()) == commit
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_clone_lost_before_the_reveal_is_made_again(fork, make_fork, remote):
+def test_a_clone_lost_before_the_reveal_is_made_again(
+    fork: Fork, make_fork: MakeFork, remote: Path
+) -> None:
     commit = lay_out(fork)  # not pushed: the kernel is private until the reveal
     shutil.rmtree(fork.worktree)
     assert lay_out(fork) == commit
@@ -65,7 +71,9 @@ def test_a_clone_lost_before_the_reveal_is_made_again(fork, make_fork, remote):
     assert run_git(remote, "rev-parse", "quasar") == commit
 
 
-def test_a_lost_clone_of_other_kernels_pushes_nothing(fork, make_fork, remote, overlay):
+def test_a_lost_clone_of_other_kernels_pushes_nothing(
+    fork: Fork, make_fork: MakeFork, remote: Path, overlay: Path
+) -> None:
     commit = lay_out(fork)
     shutil.rmtree(fork.worktree)
     (overlay / "fla/ops/quasar/README.md").write_text("changed\n")
@@ -74,7 +82,7 @@ def test_a_lost_clone_of_other_kernels_pushes_nothing(fork, make_fork, remote, o
     assert run_git(remote, "branch", "--list", "quasar") == ""
 
 
-def test_attributes_of_the_fork_change_no_byte(fork, remote):
+def test_attributes_of_the_fork_change_no_byte(fork: Fork, remote: Path) -> None:
     # A validator's clone obeys these; the miner's must not.
     commit_elsewhere(remote, "main", {".gitattributes": "*.py text eol=crlf ident filter=evil\n"})
     commit = publish(fork)
@@ -87,7 +95,9 @@ def test_attributes_of_the_fork_change_no_byte(fork, remote):
         assert subprocess.run(blob, cwd=remote, capture_output=True).stdout == content
 
 
-def test_a_new_overlay_is_a_new_commit_on_top(make_fork, overlay, remote):
+def test_a_new_overlay_is_a_new_commit_on_top(
+    make_fork: MakeFork, overlay: Path, remote: Path
+) -> None:
     old_file = overlay / "fla/ops/quasar/old.py"
     old_file.write_text("# to be dropped\n")
     first = publish(make_fork())
@@ -102,7 +112,9 @@ def test_a_new_overlay_is_a_new_commit_on_top(make_fork, overlay, remote):
     assert (fork.worktree / "fla/ops/quasar/theirs.py").exists()
 
 
-def test_a_commit_of_the_earlier_overlay_still_verifies(fork, make_fork, overlay):
+def test_a_commit_of_the_earlier_overlay_still_verifies(
+    fork: Fork, make_fork: MakeFork, overlay: Path
+) -> None:
     commit = publish(fork)
     (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
     make_fork().verify(commit)
@@ -114,7 +126,9 @@ LAYER = "fla/layers/quasar.py"
 PUBLIC_LAYER = "# the upstream's layer, with no newline at its end\r\n\n# \xe9"
 
 
-def test_with_ops_the_operator_alone_is_published(make_fork, remote, tmp_path):
+def test_with_ops_the_operator_alone_is_published(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
     base = commit_elsewhere(remote, "main", {LAYER: PUBLIC_LAYER})
     settings = {"fork_remote": str(remote), "state_dir": tmp_path / "state", "fork_scope": "ops"}
     fork = open_fork(load_settings(settings, Path(os.devnull), {}))
@@ -131,13 +145,13 @@ def test_with_ops_the_operator_alone_is_published(make_fork, remote, tmp_path):
         assert check_tree(tree) == []
 
 
-def test_a_fork_without_a_layer_is_held_with_ops(make_fork):
+def test_a_fork_without_a_layer_is_held_with_ops(make_fork: MakeFork) -> None:
     with pytest.raises(Held, match="FORK_SCOPE=layer"):
         make_fork(scope="ops").prepare()
 
 
 @pytest.mark.parametrize("text", [PUBLIC_LAYER, "two newlines\n\n", ""])
-def test_the_scope_may_change_and_change_back(make_fork, remote, text):
+def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path, text: str) -> None:
     base = commit_elsewhere(remote, "main", {LAYER: text})
     whole = publish(make_fork())
     alone = publish(make_fork(scope="ops"))
@@ -151,13 +165,13 @@ def test_the_scope_may_change_and_change_back(make_fork, remote, text):
         assert held == (OVERLAY / LAYER).read_text().strip()
 
 
-def test_a_layer_that_was_only_ours_goes_with_ops(make_fork, remote):
+def test_a_layer_that_was_only_ours_goes_with_ops(make_fork: MakeFork, remote: Path) -> None:
     publish(make_fork())
     with pytest.raises(Held, match="layer is missing"):
         make_fork(scope="ops").prepare()
 
 
-def test_a_layer_changed_by_others_since_stays_with_ops(make_fork, remote):
+def test_a_layer_changed_by_others_since_stays_with_ops(make_fork: MakeFork, remote: Path) -> None:
     publish(make_fork())
     commit_elsewhere(remote, "quasar", {LAYER: "# mended by hand\n"})
     fork = make_fork(scope="ops")
@@ -165,7 +179,7 @@ def test_a_layer_changed_by_others_since_stays_with_ops(make_fork, remote):
     assert (fork.worktree / LAYER).read_text() == "# mended by hand\n"
 
 
-def test_a_fork_that_breaks_the_contract_is_held(make_fork, overlay):
+def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: Path) -> None:
     with (overlay / "fla/ops/quasar/gate.py").open("a") as file:
         file.write("# from fla.ops.gla\n")
     (overlay / "fla/ops/quasar/fused_recurrent.py").unlink()
@@ -176,7 +190,9 @@ def test_a_fork_that_breaks_the_contract_is_held(make_fork, overlay):
     assert "fla/ops/quasar/fused_recurrent.py" in held.value.reason
 
 
-def test_the_branch_goes_on_from_the_remote_s(make_fork, remote, tmp_path):
+def test_the_branch_goes_on_from_the_remote_s(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
     first = publish(make_fork())
     theirs = commit_elsewhere(remote, "quasar", {"notes.txt": "kept\n"})
     fork = Fork(str(remote), None, tmp_path / "another-machine" / "fork")
@@ -185,7 +201,9 @@ def test_the_branch_goes_on_from_the_remote_s(make_fork, remote, tmp_path):
     assert (fork.worktree / "notes.txt").read_text() == "kept\n"
 
 
-def test_an_empty_remote_starts_from_the_upstream(make_fork, upstream, tmp_path):
+def test_an_empty_remote_starts_from_the_upstream(
+    make_fork: MakeFork, upstream: Path, tmp_path: Path
+) -> None:
     run_git(tmp_path, "init", "-q", "--bare", "empty.git")
     fork = Fork(str(tmp_path / "empty.git"), str(upstream), tmp_path / "state" / "fork")
     commit = publish(fork)
@@ -198,7 +216,7 @@ def test_an_empty_remote_starts_from_the_upstream(make_fork, upstream, tmp_path)
         make_fork(str(tmp_path / "void.git")).prepare()
 
 
-def test_a_remote_that_is_not_there_is_made_of_the_upstream(upstream, tmp_path):
+def test_a_remote_that_is_not_there_is_made_of_the_upstream(upstream: Path, tmp_path: Path) -> None:
     fork = Fork(str(tmp_path / "new.git"), str(upstream), tmp_path / "fork")
     publish(fork)
     assert run_git(tmp_path / "new.git", "branch", "--format=%(refname:short)").split() == [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from neurons.miner.publishing.fork import Fork
 from neurons.runtime.errors import ConfigError, Held
 from tests.neurons.miner.publishing.forks import (
+    MakeFork,
     clone_elsewhere,
     commit_elsewhere,
     lay_out,
@@ -22,7 +24,7 @@ from tests.repositories import make_repository, run_git
 # Crashes
 
 
-def test_row_27_a_dirty_clone_is_put_back(fork, make_fork):
+def test_row_27_a_dirty_clone_is_put_back(fork: Fork, make_fork: MakeFork) -> None:
     commit = publish(fork)
     (fork.worktree / "README.md").write_text("changed\n")
     (fork.worktree / "torch.py").write_text("raise SystemExit\n")
@@ -35,14 +37,16 @@ def test_row_27_a_dirty_clone_is_put_back(fork, make_fork):
     assert not (fork.worktree / "torch.py").exists()
 
 
-def test_a_change_between_prepare_and_commit_is_not_published(fork):
+def test_a_change_between_prepare_and_commit_is_not_published(fork: Fork) -> None:
     fork.prepare()
     (fork.worktree / "fla/ops/quasar/chunk.py").write_text("# faster, and wrong\n")
     with pytest.raises(Held, match=r"differs from the commit: fla/ops/quasar/chunk\.py"):
         fork.commit()
 
 
-def test_killed_between_clone_and_rename_it_starts_over(make_fork, remote, tmp_path):
+def test_killed_between_clone_and_rename_it_starts_over(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from neurons.miner.publishing.fork import Fork\n"
@@ -58,7 +62,9 @@ def test_killed_between_clone_and_rename_it_starts_over(make_fork, remote, tmp_p
 
 
 @pytest.mark.parametrize("step", ["lay", "commit"])
-def test_killed_while_laying_or_committing_it_goes_on(make_fork, remote, tmp_path, step):
+def test_killed_while_laying_or_committing_it_goes_on(
+    make_fork: MakeFork, remote: Path, tmp_path: Path, step: str
+) -> None:
     code = {
         "lay": "os.replace = die",
         "commit": "HardenedGit.update_ref = lambda self, *a: die() if len(a) == 3 else "
@@ -78,7 +84,9 @@ def test_killed_while_laying_or_committing_it_goes_on(make_fork, remote, tmp_pat
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_broken_clone_is_set_aside_and_git_does_not_climb(fork, make_fork, tmp_path):
+def test_a_broken_clone_is_set_aside_and_git_does_not_climb(
+    fork: Fork, make_fork: MakeFork, tmp_path: Path
+) -> None:
     run_git(tmp_path, "init", "-q")  # the state folder usually lies inside a repository
     run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Outer")
     outer = run_git(tmp_path, "rev-parse", "HEAD")
@@ -90,7 +98,9 @@ def test_a_broken_clone_is_set_aside_and_git_does_not_climb(fork, make_fork, tmp
     assert run_git(tmp_path, "branch", "--list", "quasar") == ""
 
 
-def test_another_remote_gets_a_clone_of_its_own(make_fork, remote, tmp_path):
+def test_another_remote_gets_a_clone_of_its_own(
+    make_fork: MakeFork, remote: Path, tmp_path: Path
+) -> None:
     publish(make_fork())
     other = make_repository(tmp_path / "other.git", {"README.md": "unrelated\n"})
     commit = publish(make_fork(str(other)))
@@ -102,7 +112,9 @@ def test_another_remote_gets_a_clone_of_its_own(make_fork, remote, tmp_path):
 
 
 @pytest.mark.parametrize("amend", [True, False])
-def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(fork, remote, amend):
+def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(
+    fork: Fork, remote: Path, amend: bool
+) -> None:
     commit = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"}, "--force", amend=amend)
     # A commit on top of ours is where the next one goes on; it only cannot be revealed.
@@ -114,7 +126,9 @@ def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(fork, rem
     assert run_git(remote, "rev-parse", "quasar") == theirs
 
 
-def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(fork, remote):
+def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(
+    fork: Fork, remote: Path
+) -> None:
     commit = publish(fork)
     run_git(remote, "update-ref", "-d", "refs/heads/quasar")
     with pytest.raises(Held, match="is not on"):
@@ -123,7 +137,7 @@ def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(fork, remote)
     fork.verify(commit)
 
 
-def test_row_27_a_commit_with_other_content_is_held(fork, remote):
+def test_row_27_a_commit_with_other_content_is_held(fork: Fork, remote: Path) -> None:
     publish(fork)
     name = "fla/ops/quasar/chunk.py"
     theirs = commit_elsewhere(remote, "quasar", {name: "# swapped\n"})
@@ -131,13 +145,13 @@ def test_row_27_a_commit_with_other_content_is_held(fork, remote):
         fork.verify(theirs)
 
 
-def test_an_unknown_commit_is_not_pushed(fork):
+def test_an_unknown_commit_is_not_pushed(fork: Fork) -> None:
     publish(fork)
     with pytest.raises(Held, match="is not in"):
         fork.push("0123456789" * 4)
 
 
-def test_row_28_a_rejected_push_is_held(fork, remote):
+def test_row_28_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
     hook = remote / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho 'branch is protected'\nexit 1\n")
@@ -152,7 +166,9 @@ def test_row_28_a_rejected_push_is_held(fork, remote):
     fork.push(commit)
 
 
-def test_row_27_a_push_that_lost_a_race_is_held(fork, remote, monkeypatch):
+def test_row_27_a_push_that_lost_a_race_is_held(
+    fork: Fork, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"})
     later = run_git(fork.worktree, "commit-tree", f"{first}^{{tree}}", "-p", first, "-m", "later")
@@ -166,7 +182,7 @@ def test_row_27_a_push_that_lost_a_race_is_held(fork, remote, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["fla/ops/quasar", "fla/ops"])
-def test_row_29_a_link_in_the_fork_leads_nowhere(fork, remote, place):
+def test_row_29_a_link_in_the_fork_leads_nowhere(fork: Fork, remote: Path, place: str) -> None:
     outside = remote.parent / "outside"
     outside.mkdir()
     link_elsewhere(remote, place, outside)
@@ -175,7 +191,7 @@ def test_row_29_a_link_in_the_fork_leads_nowhere(fork, remote, place):
     assert list(outside.iterdir()) == []
 
 
-def test_a_linked_file_is_replaced_not_followed(fork, remote):
+def test_a_linked_file_is_replaced_not_followed(fork: Fork, remote: Path) -> None:
     outside = remote.parent / "outside.py"
     outside.write_text("untouched\n")
     link_elsewhere(remote, "fla/ops/quasar/chunk.py", outside)
@@ -184,7 +200,7 @@ def test_a_linked_file_is_replaced_not_followed(fork, remote):
     assert run_git(remote, "ls-tree", commit, "fla/ops/quasar/chunk.py").startswith("100644 blob")
 
 
-def test_row_29_submodules_are_not_fetched(fork, remote, tmp_path):
+def test_row_29_submodules_are_not_fetched(fork: Fork, remote: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     clone = clone_elsewhere(remote, "main")
     (clone / ".gitmodules").write_text(
@@ -210,19 +226,23 @@ def test_row_29_submodules_are_not_fetched(fork, remote, tmp_path):
         "https://github.com/me/fork?x=1",
     ],
 )
-def test_row_29_addresses_that_run_programs_or_leak_are_refused(make_fork, url):
+def test_row_29_addresses_that_run_programs_or_leak_are_refused(
+    make_fork: MakeFork, url: str
+) -> None:
     with pytest.raises(ConfigError, match="FORK_REMOTE") as error:
         make_fork(url)
     assert "secret-word" not in str(error.value)
 
 
 @pytest.mark.parametrize("branch", ["-f", "a..b", "", "a b", "x/", "+main", "a:b"])
-def test_names_that_are_no_branch_are_refused(make_fork, branch):
+def test_names_that_are_no_branch_are_refused(make_fork: MakeFork, branch: str) -> None:
     with pytest.raises(ConfigError, match="FORK_BRANCH"):
         make_fork(branch=branch)
 
 
-def test_the_caller_s_git_environment_does_not_matter(fork, tmp_path, monkeypatch):
+def test_the_caller_s_git_environment_does_not_matter(
+    fork: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trap = tmp_path / "trap"
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.gitconfig").write_text(
@@ -237,7 +257,7 @@ def test_the_caller_s_git_environment_does_not_matter(fork, tmp_path, monkeypatc
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_state_folder_that_cannot_be_used_is_held(fork, tmp_path):
+def test_a_state_folder_that_cannot_be_used_is_held(fork: Fork, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a folder has to be")
     with pytest.raises(Held, match="cannot be used"):
         fork.prepare()
@@ -253,7 +273,9 @@ def test_a_state_folder_that_cannot_be_used_is_held(fork, tmp_path):
         *((name, keep) for name in ("index", "pack") for keep in (0, 10)),
     ],
 )
-def test_a_clone_that_a_power_cut_damaged_is_cloned_again(fork, make_fork, name, keep):
+def test_a_clone_that_a_power_cut_damaged_is_cloned_again(
+    fork: Fork, make_fork: MakeFork, name: str, keep: int
+) -> None:
     """A file of the repository is emptied or cut off; every step still succeeds."""
     commit = publish(fork)
     git = fork.worktree / ".git"
@@ -278,7 +300,7 @@ def test_a_clone_that_a_power_cut_damaged_is_cloned_again(fork, make_fork, name,
         run_git(again.worktree, "fsck", "--full", "--no-dangling")
 
 
-def test_a_checkout_of_the_owner_is_never_replaced(fork, tmp_path):
+def test_a_checkout_of_the_owner_is_never_replaced(fork: Fork, tmp_path: Path) -> None:
     publish(fork)
     shutil.move(fork.worktree, tmp_path / "mine")
     run_git(tmp_path / "mine", "checkout", "-q", "quasar")

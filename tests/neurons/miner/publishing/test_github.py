@@ -32,27 +32,27 @@ def asked(host: GitHub) -> list[str]:
     return [line for line, _ in host.seen]
 
 
-def test_a_fork_that_exists_is_found_and_nothing_is_made(host):
+def test_a_fork_that_exists_is_found_and_nothing_is_made(host: GitHub) -> None:
     host.fork(f"miner/{FORK}")
     assert ensure(host) == f"{host.url}/miner/{FORK}.git"
     assert not [line for line in asked(host) if line.startswith("POST")]
 
 
-def test_row_34_a_fork_is_made_once_and_waited_for(host):
+def test_row_34_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
     host.polls_until_made = 4
     assert ensure(host) == f"{host.url}/miner/{FORK}.git"
     assert asked(host).count(f"POST /repos/{UPSTREAM}/forks") == 1
     assert asked(host).count(f"GET /repos/miner/{FORK}") == 1 + 4 + 1
 
 
-def test_row_34_the_pauses_between_looks_double(host):
+def test_row_34_the_pauses_between_looks_double(host: GitHub) -> None:
     host.polls_until_made = 4
     begin = time.monotonic()
     ensure(host, first_wait=0.02)
     assert time.monotonic() - begin >= 0.02 * (1 + 2 + 4 + 8 + 16)
 
 
-def test_a_fork_without_a_default_branch_is_still_in_the_making(host):
+def test_a_fork_without_a_default_branch_is_still_in_the_making(host: GitHub) -> None:
     host.fork(f"miner/{FORK}", default_branch=None)
     with pytest.raises(Retry, match="still making"):
         ensure(host, patience=0.05)
@@ -60,7 +60,7 @@ def test_a_fork_without_a_default_branch_is_still_in_the_making(host):
     assert ensure(host)
 
 
-def test_a_stop_ends_the_wait(host):
+def test_a_stop_ends_the_wait(host: GitHub) -> None:
     host.polls_until_made = 1000
     stop = threading.Event()
     timer = threading.Timer(0.2, stop.set)
@@ -70,7 +70,7 @@ def test_a_stop_ends_the_wait(host):
     timer.join()
 
 
-def test_an_unrelated_repository_of_that_name_is_not_touched(host):
+def test_an_unrelated_repository_of_that_name_is_not_touched(host: GitHub) -> None:
     host.add(f"miner/{FORK}")
     assert "GITHUB_FORK_NAME" in expect_held(host, "no fork of").remedy
     other = {"full_name": "stranger/other"}
@@ -78,42 +78,44 @@ def test_an_unrelated_repository_of_that_name_is_not_touched(host):
     expect_held(host, "no fork of")
 
 
-def test_a_fork_of_the_same_network_is_accepted(host):
+def test_a_fork_of_the_same_network_is_accepted(host: GitHub) -> None:
     root = {"full_name": "fla-org/flash-linear-attention"}
     host.repositories[UPSTREAM].update(fork=True, parent=root, source=root)
     host.fork(f"miner/{FORK}", parent=root, source=root)
     assert ensure(host)
 
 
-def test_a_fork_under_another_name_is_named(host):
+def test_a_fork_under_another_name_is_named(host: GitHub) -> None:
     made = {"full_name": "miner/fla-old", "default_branch": "main"}
     host.script[f"POST /repos/{UPSTREAM}/forks"] = [Answer(202, made)]
     assert "GITHUB_FORK_NAME=fla-old" in expect_held(host).remedy
 
 
 @pytest.mark.parametrize("facts", [{"archived": True}, {"permissions": {"push": False}}])
-def test_a_fork_that_cannot_be_pushed_to_is_held(host, facts):
+def test_a_fork_that_cannot_be_pushed_to_is_held(host: GitHub, facts: dict[str, object]) -> None:
     host.fork(f"miner/{FORK}", **facts)
     expect_held(host)
 
 
-def test_a_missing_upstream_names_its_setting(host):
+def test_a_missing_upstream_names_its_setting(host: GitHub) -> None:
     host.repositories.clear()
     assert "GITHUB_UPSTREAM" in expect_held(host).remedy
 
 
-def test_a_clone_address_at_another_host_is_refused(host):
+def test_a_clone_address_at_another_host_is_refused(host: GitHub) -> None:
     host.fork(f"miner/{FORK}", clone_url="https://evil.example/miner/fork.git")
     expect_held(host, "another host")
 
 
-def test_a_token_of_another_account_is_held(host):
+def test_a_token_of_another_account_is_held(host: GitHub) -> None:
     host.login = "somebody"
     assert "GITHUB_USERNAME" in expect_held(host, "belongs to somebody").remedy
 
 
 @pytest.mark.parametrize("scopes", ["", "gist, read:org"])
-def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(host, scopes):
+def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(
+    host: GitHub, scopes: str
+) -> None:
     host.scopes = scopes
     held = expect_held(host)
     assert "public_repo" in held.remedy
@@ -121,7 +123,7 @@ def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(host, 
     assert asked(host) == ["GET /user"]
 
 
-def test_scopes_are_told(host):
+def test_scopes_are_told(host: GitHub) -> None:
     host.scopes = "repo, workflow"
     assert check_token(host.url, CANARY, "miner") == frozenset(("repo", "workflow"))
     host.scopes = None
@@ -129,7 +131,7 @@ def test_scopes_are_told(host):
     assert ensure(host)
 
 
-def test_a_wrong_token_is_held_and_not_shown(host):
+def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
     wrong = "expired-" + CANARY
     with pytest.raises(Held, match="does not accept") as held:
         check_token(host.url, wrong, "miner")
@@ -149,7 +151,9 @@ def test_a_wrong_token_is_held_and_not_shown(host):
         (Answer(503, {}, {"Retry-After": "5"}), 5),
     ],
 )
-def test_row_28_limits_and_outages_say_when_to_come_back(host, answer, after):
+def test_row_28_limits_and_outages_say_when_to_come_back(
+    host: GitHub, answer: Answer, after: float | None
+) -> None:
     host.script["GET /user"] = [answer]
     with pytest.raises(Retry) as retry:
         ensure(host)
@@ -165,28 +169,28 @@ def test_row_28_limits_and_outages_say_when_to_come_back(host, answer, after):
         (Answer(301, {}, {"Location": "https://evil.example/"}), "GITHUB_UPSTREAM"),
     ],
 )
-def test_refusals_carry_a_remedy(host, answer, word):
+def test_refusals_carry_a_remedy(host: GitHub, answer: Answer, word: str) -> None:
     host.script[f"POST /repos/{UPSTREAM}/forks"] = [answer]
     assert word in expect_held(host).remedy
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff\xfe", b""])
-def test_an_answer_that_is_no_object_is_a_passing_fault(host, body):
+def test_an_answer_that_is_no_object_is_a_passing_fault(host: GitHub, body: bytes) -> None:
     host.script["GET /user"] = [Answer(200, body)]
     with pytest.raises(Retry, match="no JSON object"):
         ensure(host)
 
 
-def test_nobody_there_is_a_passing_fault():
+def test_nobody_there_is_a_passing_fault() -> None:
     with pytest.raises(Retry, match="out of reach"):
         check_token("http://127.0.0.1:9", CANARY, "miner")
 
 
-def test_the_token_does_not_travel_in_the_clear():
+def test_the_token_does_not_travel_in_the_clear() -> None:
     with pytest.raises(ConfigError, match="GITHUB_API_URL"):
         check_token("http://github.example", CANARY, "miner")
 
 
-def test_the_web_address_of_an_api():
+def test_the_web_address_of_an_api() -> None:
     assert web_address("https://api.github.com") == "https://github.com"
     assert web_address("https://git.example/api/v3") == "https://git.example"

@@ -25,6 +25,9 @@ from tests.neurons.fake_validator_api import (
 )
 from tests.neurons.miner.parts import (
     SETTLED,
+    FakeBench,
+    FakeFork,
+    Miner,
     Waits,
     states,
 )
@@ -50,7 +53,9 @@ def ends(context: Context) -> list[tuple[str, State]]:
     return [(row.mode, row.state) for row in reversed(context.journal.latest(100))]
 
 
-def test_auto_submits_the_same_claim_directly_in_the_same_round(context, fake_api, bench):
+def test_auto_submits_the_same_claim_directly_in_the_same_round(
+    context: Context, fake_api: FakeValidatorApi, bench: FakeBench
+) -> None:
     with capture_logs() as logs:
         done = run_cycle(context)
     assert ends(context) == [("commit_reveal", State.PREMATURE), ("direct", State.RANKED)]
@@ -68,7 +73,9 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(context, fake_ap
     assert status.as_json()["judges_early_at"] > 0
 
 
-def test_from_then_on_this_api_gets_direct_submissions(miner, fake_api):
+def test_from_then_on_this_api_gets_direct_submissions(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
     run_cycle(miner())
     fake_api.round_id = 2
     assert run_cycle(miner()).mode == "direct"
@@ -76,7 +83,9 @@ def test_from_then_on_this_api_gets_direct_submissions(miner, fake_api):
     assert fake_api.count(SUBMIT) == 2
 
 
-def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(miner, fake_api):
+def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
     context = miner(submission_mode="commit_reveal")
     done = run_cycle(context)
     assert (done.state, done.rank, done.score) == (State.PREMATURE, 1, None)
@@ -89,7 +98,9 @@ def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(min
 
 
 @pytest.mark.parametrize("mode", ["commit_reveal", "auto"])
-def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, mode):
+def test_the_same_content_is_not_submitted_again_in_the_round(
+    miner: Miner, fake_api: FakeValidatorApi, mode: str
+) -> None:
     intervals = iter(range(4))
 
     def then(seconds: float) -> None:
@@ -102,8 +113,8 @@ def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, m
 
 
 def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_same(
-    context, fake_api, waits
-):
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     """The server still lists it among the open commitments, whatever round it counts now."""
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     run_cycle(context)
@@ -111,15 +122,17 @@ def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_sam
     assert fake_api.count(REVEAL) == 0
 
 
-def test_before_reveal_is_pushed_before_its_direct_submission(miner, kernels):
+def test_before_reveal_is_pushed_before_its_direct_submission(
+    miner: Miner, kernels: FakeFork
+) -> None:
     done = run_cycle(miner(publish_at="before_reveal"))
     assert (done.mode, done.state) == ("direct", State.RANKED)
     assert kernels.pushed == [done.commit_hash]
 
 
 def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal(
-    context, fake_api, waits, url
-):
+    context: Context, fake_api: FakeValidatorApi, waits: Waits, url: str
+) -> None:
     waits.then = lambda _: [row.update(validated=True) for row in fake_api.rows]
     fake_api.faults[STATS].extend([Fault(500, "down")] * 3)
     done = run_cycle(context)
@@ -129,7 +142,9 @@ def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal
 
 
 @pytest.mark.parametrize("lists_unrevealed", [True, False])
-def test_a_verdict_after_the_reveal_is_no_early_one(context, patient, url, lists_unrevealed):
+def test_a_verdict_after_the_reveal_is_no_early_one(
+    context: Context, patient: FakeValidatorApi, url: str, lists_unrevealed: bool
+) -> None:
     patient.lists_unrevealed = lists_unrevealed
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
@@ -138,7 +153,9 @@ def test_a_verdict_after_the_reveal_is_no_early_one(context, patient, url, lists
     assert "whether it was measured is unknown" in str(done.reason)
 
 
-def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(context, fake_api, waits):
+def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     """Judged before the first look, and the reply to its reveal lost: nobody knows when."""
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: [r.update(validated=True, judged_early=True) for r in fake_api.rows]
@@ -148,7 +165,9 @@ def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(context, fak
     assert "never seen in the queue after its reveal" in str(done.reason)
 
 
-def test_a_database_that_was_emptied_is_no_early_judge(context, patient, waits, url):
+def test_a_database_that_was_emptied_is_no_early_judge(
+    context: Context, patient: FakeValidatorApi, waits: Waits, url: str
+) -> None:
     waits.then = lambda _: patient.wipe_once() if patient.rows else None
     done = run_cycle(context)
     assert done.state is State.ABANDONED
@@ -157,7 +176,9 @@ def test_a_database_that_was_emptied_is_no_early_judge(context, patient, waits, 
     assert run_cycle(context).state is State.RANKED
 
 
-def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(context, patient):
+def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(
+    context: Context, patient: FakeValidatorApi
+) -> None:
     patient.blocks_until_reveal, patient.block = 0, 7
     patient.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
     patient.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 1 blocks (~0 minutes)"))
@@ -165,7 +186,9 @@ def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(context, 
     assert patient.count(REVEAL) == 2
 
 
-def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(context, patient, bench):
+def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
+    context: Context, patient: FakeValidatorApi, bench: FakeBench
+) -> None:
     """The weights name hotkeys: two of one hotkey's submissions may be in the ranking."""
     first = run_cycle(context)
     others = [{"uid": 1, "hotkey": hotkey, "weight": 0.1} for hotkey in ("5Able", "5Other")]
@@ -181,8 +204,8 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(context, 
 
 
 def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
-    context, patient, bench
-):
+    context: Context, patient: FakeValidatorApi, bench: FakeBench
+) -> None:
     """Rounds count from 1 again: a faster submission of the old round 1 is not in this one."""
     assert run_cycle(context).rank == 1
     patient.wipe()
@@ -193,8 +216,12 @@ def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
 
 @pytest.mark.parametrize("emptied", [True, False])
 def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
-    context, fake_api, url, emptied, monkeypatch
-):
+    context: Context,
+    fake_api: FakeValidatorApi,
+    url: str,
+    emptied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has left the queue: by a validator, or with the whole database."""
     fake_api.judges_early = not emptied
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
@@ -212,7 +239,9 @@ def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
     assert (fake_api.count(REVEAL) == 0) is not emptied  # what a validator has judged stays secret
 
 
-def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(miner, fake_api, url):
+def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(
+    miner: Miner, fake_api: FakeValidatorApi, url: str
+) -> None:
     """One mark by anybody must not make the public API's miners submit directly forever."""
     clock = [time.time()]
     context = miner(now=lambda: clock[0])
@@ -235,8 +264,13 @@ def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(miner, fake_
     ],
 )
 def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
-    context, patient, shows_scores, verdict, state, sign
-):
+    context: Context,
+    patient: FakeValidatorApi,
+    shows_scores: bool,
+    verdict: float,
+    state: State,
+    sign: bool,
+) -> None:
     """The public validator fetches five rows and measures them one by one."""
     patient.shows_scores, patient.verdict = shows_scores, verdict
     first = run_cycle(context)

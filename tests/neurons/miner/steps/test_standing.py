@@ -47,7 +47,9 @@ def direct(miner: Miner) -> Context:
 
 
 @pytest.mark.parametrize("newer", [50, 900, 9_000])
-def test_newer_rows_hide_neither_queue_nor_verdict(context, fake_api, revealed, newer):
+def test_newer_rows_hide_neither_queue_nor_verdict(
+    context: Context, fake_api: FakeValidatorApi, revealed: Submission, newer: int
+) -> None:
     fake_api.add_foreign(newer)
     assert look(revealed, context.client).queued is True
     fake_api.rows[0]["validated"] = True
@@ -55,7 +57,9 @@ def test_newer_rows_hide_neither_queue_nor_verdict(context, fake_api, revealed, 
 
 
 @pytest.mark.usefixtures("revealed")
-def test_a_list_that_ends_before_ours_proves_nothing(context, fake_api, monkeypatch):
+def test_a_list_that_ends_before_ours_proves_nothing(
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neurons.miner.standing.LIMITS", (100,))
     fake_api.add_foreign(900)
     context.waiter = Waits(stop_after(1))
@@ -63,8 +67,11 @@ def test_a_list_that_ends_before_ours_proves_nothing(context, fake_api, monkeypa
 
 
 def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
-    context, fake_api, revealed, monkeypatch
-):
+    context: Context,
+    fake_api: FakeValidatorApi,
+    revealed: Submission,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
     fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
     assert look(revealed, context.client).queued is None  # the newest three are not ours
@@ -74,7 +81,9 @@ def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
 
 @pytest.mark.usefixtures("revealed")
 @pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
-def test_statistics_that_fail_for_a_moment_hide_no_score(context, fake_api, score, state):
+def test_statistics_that_fail_for_a_moment_hide_no_score(
+    context: Context, fake_api: FakeValidatorApi, score: float, state: State
+) -> None:
     """The weights name a rank meanwhile, by the claim alone."""
     fake_api.judge(fake_api.rows[0], score)
     fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
@@ -84,7 +93,9 @@ def test_statistics_that_fail_for_a_moment_hide_no_score(context, fake_api, scor
 
 
 @pytest.mark.usefixtures("revealed")
-def test_statistics_that_one_row_has_broken_delay_no_end(context, fake_api):
+def test_statistics_that_one_row_has_broken_delay_no_end(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     """A row with NaN makes /get_submission_stats a 500 for everybody."""
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     context.waiter = Waits(stop_after(3))
@@ -96,7 +107,9 @@ def test_statistics_that_one_row_has_broken_delay_no_end(context, fake_api):
 
 
 @pytest.mark.usefixtures("revealed")
-def test_with_broken_statistics_the_rounds_end_is_seen(context, fake_api):
+def test_with_broken_statistics_the_rounds_end_is_seen(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     fake_api.round_id = 2
     fake_api.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
@@ -108,7 +121,7 @@ def test_with_broken_statistics_the_rounds_end_is_seen(context, fake_api):
 
 
 @pytest.mark.usefixtures("revealed")
-def test_an_empty_database_is_no_verdict(context, fake_api):
+def test_an_empty_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
     """The API comes back with round 1 again, and nothing of ours in its queue."""
     fake_api.wipe()
     lost = run_cycle(context)
@@ -119,7 +132,9 @@ def test_an_empty_database_is_no_verdict(context, fake_api):
     assert len(fake_api.rows) == 1
 
 
-def test_an_empty_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
+def test_an_empty_database_is_no_verdict_on_a_direct_submission(
+    direct: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
     assert run_cycle(direct).state is State.REVEALED
     fake_api.wipe()
@@ -129,8 +144,12 @@ def test_an_empty_database_is_no_verdict_on_a_direct_submission(direct, fake_api
 
 @pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
 def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
-    direct, fake_api, monkeypatch, status, tries
-):
+    direct: Context,
+    fake_api: FakeValidatorApi,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    tries: int,
+) -> None:
     carry_out = fake_api._carry_out
 
     def spoil(request: Request) -> Any:
@@ -145,8 +164,8 @@ def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
 
 
 def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
-    context, fake_api, waits, monkeypatch
-):
+    context: Context, fake_api: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
@@ -155,14 +174,18 @@ def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(context, fake_api):
+def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     fake_api.faults[COMMIT].append(LOST)
     fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
 
 
-def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(direct, fake_api, waits):
+def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     """Stored, its reply lost, and judged before anybody could look: no list shows it."""
     waits.then = lambda _: fake_api.rows[0].update(validated=True)
     fake_api.verdict = None
@@ -175,8 +198,8 @@ def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(direct, fake_api,
 
 
 def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed(
-    direct, fake_api, waits
-):
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     def judged(_: float) -> None:
         if not fake_api.performers:
             fake_api.judge(fake_api.rows[0], 1.0)
@@ -195,7 +218,9 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
     assert LATE_SECONDS not in waits.seconds  # it was found at once
 
 
-def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_api, waits):
+def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
 
     def arrives(seconds: float) -> None:
@@ -211,8 +236,8 @@ def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_ap
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
-    direct, fake_api, when, monkeypatch
-):
+    direct: Context, fake_api: FakeValidatorApi, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_api.registered.add(HOTKEY)
     carry_out = fake_api._carry_out
 
@@ -235,8 +260,8 @@ def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
 
 
 def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
-    context, fake_api, monkeypatch
-):
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its round is of the old database, and the new one holds it all the same."""
     fake_api.shows_scores = False
     carry_out = fake_api._carry_out
@@ -255,13 +280,17 @@ def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
 
 
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
-def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, fault):
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(
+    direct: Context, fake_api: FakeValidatorApi, fault: Fault
+) -> None:
     fake_api.faults[SUBMIT].append(fault)
     assert run_cycle(direct).state is State.VALIDATED
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
 
 
-def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(direct, fake_api):
+def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(
+    direct: Context, fake_api: FakeValidatorApi
+) -> None:
     """A second machine's: of the same target, as new, and in the queue."""
     add = fake_api.add_foreign
     add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash="0" * 40)
@@ -271,15 +300,17 @@ def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(di
 
 
 def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
-    direct, fake_api, waits
-):
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     fake_api.faults[SUBMIT].append(Fault(429, "slow down"))
     waits.then = lambda _: fake_api.add_foreign()
     assert run_cycle(direct).state is State.VALIDATED
     assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
 
 
-def test_an_emptied_database_gets_the_direct_submission_once_more(direct, fake_api, waits):
+def test_an_emptied_database_gets_the_direct_submission_once_more(
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
     waits.then = lambda _: fake_api.wipe_once()
     fake_api.faults[SUBMIT].append(LOST)
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
@@ -288,7 +319,9 @@ def test_an_emptied_database_gets_the_direct_submission_once_more(direct, fake_a
 
 
 @pytest.mark.parametrize("told", ["2020-01-01T00:00:00", "some days ago"])
-def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(direct, fake_api, told):
+def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
+    direct: Context, fake_api: FakeValidatorApi, told: str
+) -> None:
     fake_api.verdict = None
     direct.waiter = Waits(stop_after(1))
     first = run_cycle(direct)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.measuring.runner import MeasurementError
 from harness.measuring.sampler import Policy
+from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
@@ -20,12 +21,15 @@ from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
 from neurons.wire.protocol import Performer, RevealRequest, Weight
-from tests.neurons.fake_validator_api import REVEAL, Fault
+from tests.neurons.fake_validator_api import REVEAL, FakeValidatorApi, Fault
 from tests.neurons.live_api import ALICE
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
     HOTKEY,
     SETTLED,
+    FakeBench,
+    FakeFork,
+    Miner,
     Waits,
     draft,
     stop_after,
@@ -42,7 +46,9 @@ FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
         max_size=12,
     ),
 )
-def test_the_signature_is_over_the_very_figures_that_travel(speed, benchmarks):
+def test_the_signature_is_over_the_very_figures_that_travel(
+    speed: float, benchmarks: dict[str, dict[str, float]]
+) -> None:
     submission = draft(
         hotkey=ALICE.hotkey,
         fork_url="https://github.com/alice/fork",
@@ -62,7 +68,9 @@ def test_the_signature_is_over_the_very_figures_that_travel(speed, benchmarks):
     assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
 
 
-def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(context, bench, waits):
+def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(
+    context: Context, bench: FakeBench, waits: Waits
+) -> None:
     bench.disturbed = 2
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -71,14 +79,14 @@ def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(context, be
     assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
 
 
-def test_row_24_a_disturbance_that_persists_is_held(context, bench):
+def test_row_24_a_disturbance_that_persists_is_held(context: Context, bench: FakeBench) -> None:
     bench.disturbed = 100
     held = run_cycle(context)
     assert held.state is State.HELD
     assert "30000 MiB" in str(held.reason)
 
 
-def test_a_machine_that_cannot_measure_is_held(miner):
+def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     def probe(*_: Any) -> Any:
         raise MeasurementError("no NVIDIA driver", "crash")
 
@@ -88,7 +96,7 @@ def test_a_machine_that_cannot_measure_is_held(miner):
     assert "DEVICE" in str(held.remedy)
 
 
-def test_a_stop_ends_the_first_look_at_the_machine(miner):
+def test_a_stop_ends_the_first_look_at_the_machine(miner: Miner) -> None:
     def probe(options: Any) -> Any:
         context.stop.set()
         assert options.stop.is_set()
@@ -98,7 +106,7 @@ def test_a_stop_ends_the_first_look_at_the_machine(miner):
     assert run_cycle(context).state is State.PUBLISHED
 
 
-def test_a_stop_ends_the_soak(context):
+def test_a_stop_ends_the_soak(context: Context) -> None:
     stop = threading.Event()
     stop.set()
     on_gpu = ENVIRONMENT.model_copy(update={"device": "cuda"})
@@ -112,7 +120,9 @@ def test_a_stop_ends_the_soak(context):
 
 
 @pytest.mark.parametrize("change", ["machine", "code"])
-def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, kernels, change):
+def test_measurements_of_another_machine_or_code_are_not_reused(
+    context: Context, bench: FakeBench, kernels: FakeFork, change: str
+) -> None:
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     assert run_cycle(context).state is State.PUBLISHED
     if change == "machine":
@@ -126,7 +136,9 @@ def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, 
     assert done.content_digest == kernels.digest()
 
 
-def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(miner, kernels, fake_api):
+def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
+    miner: Miner, kernels: FakeFork, fake_api: FakeValidatorApi
+) -> None:
     committed = run_cycle(miner(waiter=Waits(stop_after(1))))
     assert committed.state is State.COMMITTED
     was, kernels.url = kernels.url, "https://github.com/zoe/fork"
@@ -138,8 +150,12 @@ def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(miner, ker
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
-    miner, kernels, fake_api, stored, monkeypatch
-):
+    miner: Miner,
+    kernels: FakeFork,
+    fake_api: FakeValidatorApi,
+    stored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
@@ -152,7 +168,7 @@ def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
     assert fake_api.count(REVEAL) == 1 + stored
 
 
-def test_old_reports_are_removed(context, monkeypatch):
+def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
@@ -190,7 +206,14 @@ PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
         (None, None, False, State.UNRANKED, None, None),
     ],
 )
-def test_the_verdict_says_no_more_than_the_api_shows(row, place, early, state, rank, weight):
+def test_the_verdict_says_no_more_than_the_api_shows(
+    row: Performer | None,
+    place: tuple[int, Weight] | None,
+    early: bool,
+    state: State,
+    rank: int | None,
+    weight: float | None,
+) -> None:
     judged_early_at = 1.0 if early else None
     submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
     found = conclude(submission, row, place)
@@ -207,7 +230,9 @@ def test_the_verdict_says_no_more_than_the_api_shows(row, place, early, state, r
         ({}, State.RANKED),  # sent directly, so that nothing came before it
     ],
 )
-def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(facts, state):
+def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(
+    facts: dict[str, Any], state: State
+) -> None:
     found = conclude(draft(**facts), performer(), PLACE)
     assert (found.state, found.score) == (state, None)
     assert found.rank == (2 if state is State.RANKED else None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
+from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from tests.neurons.fake_validator_api import LOST, SUBMIT, FakeValidatorApi
-from tests.neurons.miner.parts import HOTKEY, Waits, make_context, stop_after
+from tests.neurons.miner.parts import HOTKEY, Miner, Waits, make_context, stop_after
 
 WARNING = "the API holds submissions of this hotkey that this state folder did not send"
 
@@ -26,8 +29,8 @@ def warnings(logs: list) -> list[list[int]]:
 
 
 def test_another_state_folder_with_the_hotkey_is_reported_and_its_rank_not_taken(
-    context, fake_api, url, tmp_path
-):
+    context: Context, fake_api: FakeValidatorApi, url: str, tmp_path: Path
+) -> None:
     other = make_context(tmp_path / "other", url, waiter=Waits(stop_after(1)))
     assert run_cycle(other).state is State.COMMITTED
     with capture_logs() as logs:
@@ -38,7 +41,7 @@ def test_another_state_folder_with_the_hotkey_is_reported_and_its_rank_not_taken
     assert fake_api.weights == [{"uid": 0, "hotkey": HOTKEY, "weight": 0.6}]
 
 
-def test_a_lost_state_folder_is_noticed(miner, fake_api):
+def test_a_lost_state_folder_is_noticed(miner: Miner, fake_api: FakeValidatorApi) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(context).state is State.COMMITTED
     context.journal.close()
@@ -49,7 +52,7 @@ def test_a_lost_state_folder_is_noticed(miner, fake_api):
     assert warnings(logs) == [[1]]
 
 
-def test_own_submissions_are_no_strangers(miner, fake_api):
+def test_own_submissions_are_no_strangers(miner: Miner, fake_api: FakeValidatorApi) -> None:
     """Earlier ones, those of other targets, and one whose reply was lost."""
     with capture_logs() as logs:
         run_cycle(miner())
@@ -60,7 +63,9 @@ def test_own_submissions_are_no_strangers(miner, fake_api):
     assert done.rank == 1
 
 
-def test_rows_of_earlier_rounds_say_nothing_of_this_one(context, fake_api):
+def test_rows_of_earlier_rounds_say_nothing_of_this_one(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     """The public list of the fastest holds all rounds: an earlier installation's rows too."""
     row = {"id": 99, "miner_hotkey": HOTKEY, "tokens_per_sec": 9e9}
     row |= {"target_sequence_length": 2048, "created_at": "2025-12-31T00:00:00"}

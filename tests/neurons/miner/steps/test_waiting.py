@@ -25,7 +25,7 @@ from tests.neurons.fake_validator_api import (
     Fault,
     serve,
 )
-from tests.neurons.miner.parts import Waits, stop_after
+from tests.neurons.miner.parts import Miner, Waits, stop_after
 
 SINCE_BOOT = 50_000.0
 """What a monotonic clock may show at first."""
@@ -51,8 +51,8 @@ def revealed(context: Context, fake_api: FakeValidatorApi) -> None:
 
 @pytest.mark.usefixtures("revealed")
 def test_a_long_wait_is_logged_every_ten_minutes_and_the_round_read_every_five(
-    context, fake_api, clock
-):
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
+) -> None:
     asked, stop, looks = fake_api.count(ROUND), stop_after(21), []
 
     def a_minute_passes(seconds: float) -> None:
@@ -70,8 +70,8 @@ def test_a_long_wait_is_logged_every_ten_minutes_and_the_round_read_every_five(
 
 @pytest.mark.usefixtures("revealed")
 def test_the_round_is_read_after_forty_looks_without_result_and_then_every_five_minutes(
-    context, fake_api, clock
-):
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
+) -> None:
     asked: list[int] = []
 
     def a_quarter_of_a_minute_passes(_: float) -> None:
@@ -90,8 +90,8 @@ def test_the_round_is_read_after_forty_looks_without_result_and_then_every_five_
 
 
 def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
-    context, fake_api, monkeypatch
-):
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of 12 s, two a look; a server elsewhere is asked every 15 s at most."""
     fake_api.blocks_until_reveal = 60
 
@@ -113,8 +113,8 @@ def test_the_wait_for_the_block_is_most_of_what_is_left_and_a_minute_at_most(
 
 
 def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
-    context, fake_api, monkeypatch
-):
+    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second apart; then the reveal counts, and what comes of it is followed."""
     fake_api.add_foreign(tokens_per_sec=float("nan"))  # breaks the statistics for everybody
 
@@ -131,8 +131,8 @@ def test_a_queue_that_cannot_be_read_behind_the_reveal_is_looked_at_four_times(
 
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
 def test_a_row_of_some_seconds_before_the_submission_may_be_it(
-    miner, fake_api, url, earlier, state
-):
+    miner: Miner, fake_api: FakeValidatorApi, url: str, earlier: float, state: State
+) -> None:
     """The server's clock is known to a few seconds; who is older than that is another one."""
     context = miner(submission_mode="direct")
     context.now = lambda: time.time() + 7200  # this machine's clock is two hours ahead
@@ -144,8 +144,8 @@ def test_a_row_of_some_seconds_before_the_submission_may_be_it(
 
 
 def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_minutes(
-    context, fake_api, clock
-):
+    context: Context, fake_api: FakeValidatorApi, clock: list[float]
+) -> None:
     looks, pauses = [], iter([119.5, 0.5])
     fake_api.faults[COMMIT].append(Fault(409, "Commitment hash already exists."))
 
@@ -161,7 +161,9 @@ def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_
     assert fake_api.count(PENDING) == 3
 
 
-def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(context, fake_api):
+def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
     clock = [float(int(time.time()))]
     fake_api.block, fake_api.blocks_until_reveal = block_at(clock[0]), 6
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)

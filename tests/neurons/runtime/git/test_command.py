@@ -69,7 +69,13 @@ def everything_under(folder: Path) -> str:
     )
 
 
-def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monkeypatch, caplog):
+def test_row_28_from_a_token_to_a_published_fork(
+    host: GitHub,
+    settings: Settings,
+    recorded: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The fork is made, cloned, pushed and verified; the token is in no place that others see."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # as an operator may have it exported
@@ -102,7 +108,7 @@ def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monke
         assert secret not in repr(vars(fork)) + fork.url + repr(settings)
 
 
-def test_the_upstream_gets_no_token(host, tmp_path):
+def test_the_upstream_gets_no_token(host: GitHub, tmp_path: Path) -> None:
     host.add(NAME)
     run_git(host.folder, "init", "-q", "--bare", f"{NAME}.git")
     fork = Fork(
@@ -114,7 +120,7 @@ def test_the_upstream_gets_no_token(host, tmp_path):
     assert not [headers for headers in upstream if "Authorization" in headers]
 
 
-def test_another_host_gets_no_token(host, tmp_path):
+def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     fork_of(host, tmp_path, token_host="github.com").prepare()
     run_git(tmp_path, "clone", "-q", f"{host.url}/{NAME}.git", "mine")
@@ -125,7 +131,9 @@ def test_another_host_gets_no_token(host, tmp_path):
 
 
 @pytest.mark.parametrize("token", [None, "expired-" + CANARY])
-def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(host, tmp_path, token):
+def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(
+    host: GitHub, tmp_path: Path, token: str | None
+) -> None:
     host.fork(NAME)
     fork = fork_of(host, tmp_path, token)
     commit = lay_out(fork)
@@ -150,7 +158,9 @@ def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(host, tmp_pa
         (Answer(503, b""), Retry),
     ],
 )
-def test_the_server_s_answers(host, tmp_path, answer, kind):
+def test_the_server_s_answers(
+    host: GitHub, tmp_path: Path, answer: Answer, kind: type[Exception]
+) -> None:
     host.fork(NAME)
     host.script[INFO] = [answer] * 2
     with pytest.raises(kind):
@@ -159,7 +169,7 @@ def test_the_server_s_answers(host, tmp_path, answer, kind):
     fork_of(host, tmp_path).prepare()
 
 
-def test_row_28_an_echoed_token_is_not_repeated(host, tmp_path):
+def test_row_28_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     header = f"Basic {Token(CANARY).basic}"
     body = f"you sent {CANARY} in {header}".encode()
@@ -170,7 +180,7 @@ def test_row_28_an_echoed_token_is_not_repeated(host, tmp_path):
     assert Token(CANARY).basic not in str(held.value)
 
 
-def test_a_redirect_does_not_take_the_token_along(host, tmp_path):
+def test_a_redirect_does_not_take_the_token_along(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     (tmp_path / "other").mkdir()
     with serve(tmp_path / "other", host.folder / f"{UPSTREAM}.git") as other:
@@ -181,14 +191,14 @@ def test_a_redirect_does_not_take_the_token_along(host, tmp_path):
         assert other.seen == []
 
 
-def test_nobody_there_is_a_passing_fault(tmp_path):
+def test_nobody_there_is_a_passing_fault(tmp_path: Path) -> None:
     fork = Fork("http://127.0.0.1:9/me/fork", None, tmp_path / "clone", token=CANARY)
     with pytest.raises(Retry):
         fork.prepare()
     assert not (tmp_path / "clone").exists()
 
 
-def test_a_server_that_hangs_is_left_at_the_deadline(host, tmp_path):
+def test_a_server_that_hangs_is_left_at_the_deadline(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     host.hang.clear()
     with pytest.raises(Retry, match="took longer than"):
@@ -196,7 +206,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(host, tmp_path):
     assert no_child_left()
 
 
-def test_a_stop_ends_a_running_command(host, tmp_path):
+def test_a_stop_ends_a_running_command(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     host.hang.clear()
     stop = threading.Event()
@@ -215,13 +225,17 @@ def no_child_left() -> bool:
     return not [name for name in names if name.exists() and "git" in name.read_text()]
 
 
-def test_without_git_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_git_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="git is not installed"):
         HardenedGit(tmp_path).status()
 
 
-def test_a_git_that_ignores_its_environment_is_refused(tmp_path, monkeypatch):
+def test_a_git_that_ignores_its_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -229,6 +243,6 @@ def test_a_git_that_ignores_its_environment_is_refused(tmp_path, monkeypatch):
         HardenedGit(tmp_path).status()
 
 
-def test_github_needs_a_name_and_a_token(tmp_path):
+def test_github_needs_a_name_and_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GITHUB_USERNAME"):
         open_fork(Settings(state_dir=tmp_path))

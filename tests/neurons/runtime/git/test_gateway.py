@@ -25,7 +25,7 @@ from tests.processes import HANG
         *(("2002:8c52:7903::", True), ("ff02::1", False)),
     ],
 )
-def test_is_public(address, expected):
+def test_is_public(address: str, expected: bool) -> None:
     assert is_public(address) is expected
 
 
@@ -57,7 +57,7 @@ def ask(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
     return client.recv(100).split(b"\r\n")[0], client
 
 
-def test_carries_both_ways_until_it_is_too_much(echo):
+def test_carries_both_ways_until_it_is_too_much(echo: int) -> None:
     with Gateway({"localhost"}, 20, public=lambda _: True) as gateway:
         status, client = ask(gateway, f"localhost:{echo}")
         assert b" 200 " in status
@@ -69,7 +69,7 @@ def test_carries_both_ways_until_it_is_too_much(echo):
         assert "more than" in gateway.refusal
 
 
-def test_what_is_inside_or_not_named_is_refused(echo):
+def test_what_is_inside_or_not_named_is_refused(echo: int) -> None:
     cases = {
         f"localhost:{echo}": "no public address",
         f"[::1]:{echo}": "no public address",
@@ -85,7 +85,9 @@ def test_what_is_inside_or_not_named_is_refused(echo):
         assert b" 403 " in ask(gateway, f"localhost:{echo}")[0]
 
 
-def test_one_address_inside_among_public_ones_is_enough(echo, monkeypatch):
+def test_one_address_inside_among_public_ones_is_enough(
+    echo: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [(2, 1, 6, "", (address, echo)) for address in ("140.82.121.3", "10.0.0.7")]
     real = socket.getaddrinfo
 
@@ -99,13 +101,13 @@ def test_one_address_inside_among_public_ones_is_enough(echo, monkeypatch):
         assert "10.0.0.7" in gateway.refusal
 
 
-def test_a_name_that_is_not_there_is_no_fault_of_the_fork(echo):
+def test_a_name_that_is_not_there_is_no_fault_of_the_fork(echo: int) -> None:
     with Gateway(AnyHost(), 100) as gateway:
         assert b" 502 " in ask(gateway, f"nowhere.invalid:{echo}")[0]
         assert (gateway.refusal, "nowhere.invalid" in gateway.unreachable) == ("", True)
 
 
-def test_nothing_but_connect_is_served():
+def test_nothing_but_connect_is_served() -> None:
     with Gateway(AnyHost(), 100) as gateway:
         client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
         client.sendall(b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n")
